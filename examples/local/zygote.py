@@ -1,0 +1,102 @@
+"""Import vLLM once, then fork a real API server at every request: two seconds, not thirty.
+
+A script of its own, run by ``engine.EngineFarm``; it imports nothing of lora-fs. Speaks
+JSON lines over the socket whose number is its one argument: says ``{"ready": true}``, then
+answers each ``{"args": […], "env": {…}, "log": "…"}`` with ``{"pid": n}``. When the other
+end closes it exits, and every server and engine core dies with it.
+
+The servers run vLLM's own ``main`` and its own code throughout. One thing is changed:
+vLLM's CPU platform asks for its engine core to be spawned, which imports everything again;
+here it is forked (target: ``CpuPlatform.check_and_update_config``, vLLM 0.32; delete when
+vLLM lets ``VLLM_WORKER_MULTIPROC_METHOD`` stand).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from importlib import import_module
+from typing import Any
+
+PRELOADED = (
+    "transformers.models.llama",
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.lora.worker_manager",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+)
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def preload() -> None:
+    """Import what a CPU server of a Llama with adapters needs, and make its engine core fork."""
+    gc.disable()
+    for module in PRELOADED:
+        import_module(module)
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def check_then_fork(cls: type[Any], config: Any) -> None:
+        check(cls, config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = classmethod(check_then_fork)
+    gc.freeze()  # the collector never touches the imported pages, so forks keep sharing them
+    gc.enable()
+
+
+def serve(args: list[str], env: dict[str, str], log: str) -> None:
+    """Become an API server: its own group, its own log, its own environment."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(env)
+    sys.argv = ["vllm", *args]
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+    main()
+
+
+def follow_parent() -> None:
+    """In every forked process: die when the process that forked it does."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def answer(control: socket.socket) -> None:
+    """Fork one server for every line until the other end closes."""
+    lines = control.makefile("rw")
+    lines.write(json.dumps({"ready": True}) + "\n")
+    lines.flush()
+    for line in lines:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.close(control.fileno())
+                serve(request["args"], request["env"], request["log"])
+                status = 0
+            finally:
+                os._exit(status)
+        lines.write(json.dumps({"pid": pid}) + "\n")
+        lines.flush()
+
+
+if __name__ == "__main__":
+    os.register_at_fork(after_in_child=follow_parent)
+    preload()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended servers leave no zombies
+    answer(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,119 @@
+"""Every error lora-fs raises on purpose, in one tree; the branch says what the caller can do.
+
+    LoraFsError
+    ├── InputError                fix the input and call again
+    │   ├── InvalidName           a name breaks the grammar or would leave its folder
+    │   ├── InvalidAdapter        the adapter's files cannot be served; carries the findings
+    │   ├── NotFound              no such adapter, revision or registry
+    │   └── Conflict              it exists already, or changed under the caller
+    ├── TemporaryError            call again later; nothing was lost
+    │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
+    │   ├── UnknownOutcome        a write may or may not have landed; retry by request id
+    │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
+    │   └── WaitTimeout           a bounded wait ran out
+    └── OperatorError             a person has to act
+        ├── FormatTooNew          the volume was written by a newer lora-fs
+        ├── RegistryLost          the marker is gone or another registry is mounted
+        └── EngineRejected        the engine answered and refused; carries its reason
+
+CorruptRecord is raised by the codec alone and means "not yet visible": readers keep the
+last good state. HTTP status and exit code are decided at their boundary, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.model import Finding
+
+
+class LoraFsError(Exception):
+    """Root of the tree. ``str()`` is a sentence an operator can act on."""
+
+
+class InputError(LoraFsError):
+    """The input is at fault; the same call will fail again."""
+
+
+class InvalidName(InputError):
+    """A segment breaks the grammar.
+
+    Args:
+        what: which segment ("name", "namespace", "model", "revision").
+        value: the offending value; shown shortened.
+        why: the rule it broke.
+    """
+
+    def __init__(self, what: str, value: str, why: str) -> None:
+        shown = ascii(value if len(value) <= 80 else value[:77] + "...")
+        super().__init__(f"invalid {what} {shown}: {why}")
+        self.what, self.value, self.why = what, value, why
+
+
+class InvalidAdapter(InputError):
+    """The adapter was read and must not be served; ``findings`` say why, file and field."""
+
+    def __init__(self, where: str, findings: Sequence[Finding]) -> None:
+        lines = "\n".join(f"  - {finding.render()}" for finding in findings)
+        super().__init__(f"{where} cannot be served:\n{lines}")
+        self.where, self.findings = where, tuple(findings)
+
+
+class NotFound(InputError):
+    """There is no such thing, and the volume was read to know it."""
+
+
+class Conflict(InputError):
+    """The state on the volume is not the one the caller expected."""
+
+
+class TemporaryError(LoraFsError):
+    """The same call may succeed later; ``retry_after_s`` is a hint in seconds."""
+
+    retry_after_s: float = 1.0
+
+
+class VolumeUnavailable(TemporaryError):
+    """The volume did not take the read or write; what was known stays in force."""
+
+
+class UnknownOutcome(TemporaryError):
+    """The write may have landed. Only a retry with the same ``request_id`` is safe."""
+
+    def __init__(self, message: str, request_id: str) -> None:
+        super().__init__(f"{message} (request id {request_id})")
+        self.request_id = request_id
+
+
+class EngineUnavailable(TemporaryError):
+    """The engine did not answer in time: what it has loaded is unknown."""
+
+
+class WaitTimeout(TemporaryError):
+    """A bounded wait ran out before what it waited for came true."""
+
+
+class OperatorError(LoraFsError):
+    """Retrying will not help and the input is not at fault: a person has to act."""
+
+
+class FormatTooNew(OperatorError):
+    """The registry's format is newer than this lora-fs may touch."""
+
+
+class RegistryLost(OperatorError):
+    """The registry that was being read is not there any more."""
+
+
+class EngineRejected(OperatorError):
+    """The engine answered and refused; ``reason`` is its own message, ``status`` its HTTP code."""
+
+    def __init__(self, message: str, *, reason: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.reason, self.status = reason, status
+
+
+class CorruptRecord(LoraFsError):
+    """A sealed file's bytes do not match their checksum, or are not a sealed file at all."""

@@ -1,0 +1,68 @@
+"""Sealed JSON: how a thing becomes bytes on the volume, and back. Pure: no I/O.
+
+A seal is the SHA-256 over the canonical JSON (sorted keys, no spaces, UTF-8) of the object
+without its ``sum``. A file whose seal does not hold is *not yet visible*, never a value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.model import API_VERSION, JsonObject
+
+MAX_SEALED_BYTES = 4 << 20
+
+Stored = TypeVar("Stored", bound=BaseModel)
+
+
+def _checksum(body: JsonObject) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def seal(value: BaseModel | JsonObject) -> bytes:
+    """Serialize with a fresh ``sum``, indented so that ``cat`` is enough to read it."""
+    body = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    body = {name: item for name, item in body.items() if name != "sum"}
+    body["sum"] = _checksum(body)
+    return json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def unseal(data: bytes) -> JsonObject:
+    """Check the seal and return the object, ``sum`` included.
+
+    Raises:
+        CorruptRecord: not JSON, not an object, no seal, or a seal that does not hold.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptRecord(f"not JSON: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("sum"), str):
+        raise CorruptRecord("not a sealed object: no 'sum'")
+    try:
+        expected = _checksum({name: item for name, item in value.items() if name != "sum"})
+    except (ValueError, RecursionError) as error:
+        raise CorruptRecord(f"cannot be checked: {error}") from error
+    if value["sum"] != expected:
+        raise CorruptRecord(f"checksum is {value['sum'][:12]}…, the content gives {expected[:12]}…")
+    return value
+
+
+def decode(kind: type[Stored], data: bytes) -> Stored:
+    """Unseal and parse; a newer ``apiVersion`` or a wrong shape is CorruptRecord with the reason."""
+    value = unseal(data)
+    version = value.get("apiVersion", API_VERSION)
+    if version != API_VERSION:
+        raise CorruptRecord(f"apiVersion {version!r} is not {API_VERSION!r}: needs another lora-fs")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise CorruptRecord(f"{field}: {first['msg']}") from error

@@ -1,0 +1,117 @@
+"""What the HTTP routes need from the replica behind them; no route knows more than this.
+
+The sidecar's ``reconcile.replica.Replica`` implements it; so can a vLLM plugin. Nothing
+here touches a disk: look-ups are answered from memory, calls that wait are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One public name of this replica and the record it stands for."""
+
+    name: str  # what clients send as "model": "name", "namespace/name" or "name@revision"
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything this replica serves, at one moment. ``version`` rises with every change.
+
+    ``served`` holds the plain names only, sorted; ``name@revision`` is found by ``lookup``.
+    """
+
+    version: int
+    served: Mapping[str, Served]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """vLLM's ``POST /v1/load_lora_adapter``."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether this replica can serve, and why not."""
+
+    ready: bool
+    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
+
+
+class ReplicaPort(Protocol):
+    """A replica as the routes see it."""
+
+    @property
+    def replica_id(self) -> str: ...
+
+    @property
+    def model(self) -> str:
+        """The scope's model slug."""
+
+    def catalog(self) -> Catalog:
+        """The served names, from memory."""
+
+    def lookup(self, name: str) -> Served | None:
+        """Resolve ``name``, ``namespace/name`` or ``name@revision`` from memory; None if unknown."""
+
+    def base_cards(self) -> tuple[JsonObject, ...]:
+        """The engine's own model cards as last read (base models and adapters that are not ours)."""
+
+    def passes_through(self, name: str) -> bool:
+        """Whether the engine itself lists ``name`` (its base model, a static adapter)."""
+
+    def hold(self, name: str, timeout_s: float) -> AbstractAsyncContextManager[str]:
+        """Load ``name`` if it is not, and keep it loaded while the context is open.
+
+        Yields the name to send to the engine. One load serves any number of callers.
+
+        Raises:
+            NotFound: the name is unknown (also when it was withdrawn meanwhile).
+            InvalidAdapter: its files cannot be served.
+            EngineRejected: the engine refused it, with the engine's reason.
+            TemporaryError: the engine or the volume did not answer in time; retry_after_s.
+        """
+
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+        """Register what the request names, then load it here; bounded.
+
+        Raises:
+            InputError: bad name, path not allowed, invalid adapter, Conflict if it exists.
+            EngineRejected: this engine refused it; the registration was taken back.
+            TemporaryError: registered or not (the message says), not loaded here in time.
+        """
+
+    async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
+        """Withdraw a name (every revision) or ``name@revision`` everywhere, then here; bounded.
+
+        Raises:
+            NotFound: no such name.
+            TemporaryError: withdrawn, but this replica is still draining it.
+        """
+
+    def statuses(self) -> Mapping[str, AdapterStatus]:
+        """Status by served name, for every name in the catalog."""
+
+    def residency(self) -> Mapping[str, JsonObject]:
+        """For names the engine holds: ``{"in_flight": int, "idle_s": float, "path": str}``."""
+
+    def capacity(self) -> int | None:
+        """How many adapters may be loaded here, or None if unbounded or unknown."""
+
+    def readiness(self) -> Readiness:
+        """For /readyz and /metadata."""
+
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic counters by metric name without prefix, e.g. ``loads_total``."""

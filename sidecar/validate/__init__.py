@@ -1,0 +1,22 @@
+"""Say whether an adapter's folder can be served, and if not: which file, which field, why.
+
+``validate`` answers bad input with findings and never blocks, unpickles or follows a link.
+``CODES`` is the table of every finding there is.
+"""
+
+from __future__ import annotations
+
+from lora_fs.sidecar.validate.base_config import load_base_config
+from lora_fs.sidecar.validate.codes import CODES, Code
+from lora_fs.sidecar.validate.folder import looks_preallocated, validate
+from lora_fs.sidecar.validate.report import Expectation, Report
+
+__all__ = [
+    "CODES",
+    "Code",
+    "Expectation",
+    "Report",
+    "load_base_config",
+    "looks_preallocated",
+    "validate",
+]

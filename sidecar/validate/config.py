@@ -1,0 +1,254 @@
+"""Rules for ``adapter_config.json``: pure on its bytes, no file is opened here.
+
+The rules are vLLM 0.32's (``lora/peft_helper.py``), stricter where vLLM would misread in
+silence: a rank must be an integer, a scale must be finite, the JSON must be unambiguous.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_fs.sidecar.validate.features import CLASSIFICATION_HEADS, check_features
+from lora_fs.sidecar.validate.patterns import (
+    MAX_CHOICES_IN_KEY,
+    MAX_CHOICES_IN_TARGET,
+    Budget,
+    ModulePatterns,
+    TargetModules,
+    objection,
+)
+from lora_fs.sidecar.validate.report import Findings, shown
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What the config says, once every field vLLM reads has been checked.
+
+    Attributes:
+        covers: which modules the config targets; None when it says so in a way that is not
+            compared with the tensors.
+        ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
+        heads: the classification heads in ``modules_to_save``.
+    """
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    target_modules: tuple[str, ...] | str
+    covers: TargetModules | None
+    ranks: ModulePatterns
+    largest_rank: int
+    heads: frozenset[str]
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank PEFT gave a module. Raises TooCostly."""
+        rank = self.ranks.find(module)
+        return self.rank if rank is None else int(rank)
+
+
+def parse_config(raw: bytes, found: Findings) -> Mapping[str, object] | None:
+    """Read one unambiguous JSON object, or note why it is none and return None."""
+    try:
+        value = json.loads(
+            raw.decode("utf-8-sig"),
+            object_pairs_hook=unique_object,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        found.add("config-json", CONFIG_FILE, "", "is nested too deeply to be read")
+        return None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
+        found.add("config-json", CONFIG_FILE, "", f"is not JSON: {shown(str(error))}")
+        return None
+    if not isinstance(value, dict):
+        found.add("config-json", CONFIG_FILE, "", "is not a JSON object")
+        return None
+    return value
+
+
+def check_config(
+    config: Mapping[str, object], max_rank: int | None, budget: Budget, found: Findings
+) -> AdapterConfig | None:
+    """Apply every rule; returns None when a field the tensors depend on is unusable."""
+    check_features(config, CONFIG_FILE, found)
+    rank = _positive(config, "r", found)
+    alpha = _alpha(config, found)
+    target = _targets(config, found)
+    rslora = config.get("use_rslora", False)
+    if not isinstance(rslora, bool | None):
+        found.add("config-field", CONFIG_FILE, "use_rslora", "must be true or false")
+    rank_pattern = _pattern(config, "rank_pattern", found)
+    alpha_pattern = _pattern(config, "alpha_pattern", found)
+    if (
+        rank is None
+        or alpha is None
+        or target is None
+        or rank_pattern is None
+        or alpha_pattern is None
+    ):
+        return None
+    largest = max([rank, *(int(value) for value in rank_pattern.values())])
+    if max_rank is not None and largest > max_rank:
+        found.add(
+            "rank-too-high",
+            CONFIG_FILE,
+            "r" if largest == rank else "rank_pattern",
+            f"is {largest}, above the engine's --max-lora-rank {max_rank}",
+            hint=f"start the engine with --max-lora-rank of at least {largest}",
+        )
+    saved = config.get("modules_to_save")
+    heads = [head for head in CLASSIFICATION_HEADS if isinstance(saved, list) and head in saved]
+    return AdapterConfig(
+        rank=rank,
+        alpha=alpha,
+        use_rslora=rslora is True,
+        target_modules=target,
+        covers=_coverage(config, target, budget, found),
+        ranks=ModulePatterns(rank_pattern, budget),
+        largest_rank=largest,
+        heads=frozenset(heads),
+    )
+
+
+def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build a JSON object; ValueError when a key is given twice (readers would disagree)."""
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {shown(key)!r} is given twice")
+            seen.add(key)
+    return built
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _missing(config: Mapping[str, object], field: str, found: Findings) -> bool:
+    if field in config:
+        return False
+    found.add("config-field", CONFIG_FILE, field, "is missing; vLLM cannot serve without it")
+    return True
+
+
+def _positive(config: Mapping[str, object], field: str, found: Findings) -> int | None:
+    if _missing(config, field, found):
+        return None
+    value = config[field]
+    if _is_rank(value):
+        assert isinstance(value, int)
+        return value
+    found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not a positive integer")
+    return None
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _alpha(config: Mapping[str, object], found: Findings) -> float | None:
+    if _missing(config, "lora_alpha", found):
+        return None
+    value = config["lora_alpha"]
+    number = _finite(value)
+    if number is None:
+        found.add(
+            "config-field", CONFIG_FILE, "lora_alpha", f"is {shown(value)}, not a finite number"
+        )
+    elif number == 0:
+        found.add(
+            "zero-weights", CONFIG_FILE, "lora_alpha", "is 0: the adapter does nothing at all"
+        )
+    return number
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _targets(config: Mapping[str, object], found: Findings) -> tuple[str, ...] | str | None:
+    if _missing(config, "target_modules", found):
+        return None
+    value = config["target_modules"]
+    if _is_text(value):
+        return str(value)
+    if isinstance(value, list) and all(_is_text(item) for item in value):
+        if value or config.get("target_parameters"):
+            return tuple(value)
+    elif value is None and config.get("target_parameters"):
+        return ()
+    found.add(
+        "config-field",
+        CONFIG_FILE,
+        "target_modules",
+        f"is {shown(value)}, not a list of module names or a regular expression",
+    )
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
+def _coverage(
+    config: Mapping[str, object],
+    target: tuple[str, ...] | str,
+    budget: Budget,
+    found: Findings,
+) -> TargetModules | None:
+    """Prepare the comparison with the tensors, where the config allows one."""
+    if config.get("target_parameters"):
+        return None  # names parameters, which the file spells in another way
+    if isinstance(target, str) and target != "all-linear":
+        reason = objection(target, MAX_CHOICES_IN_TARGET)
+        if reason is not None:
+            found.add(
+                "target-without-tensors",
+                CONFIG_FILE,
+                "target_modules",
+                f"{reason}; it is not compared with the tensors, which vLLM goes by",
+            )
+            return None
+    return TargetModules(target, budget)
+
+
+def _pattern(
+    config: Mapping[str, object], field: str, found: Findings
+) -> Mapping[str, float] | None:
+    """Read ``rank_pattern`` or ``alpha_pattern``; None when it cannot be used."""
+    value = config.get(field)
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not an object")
+        return None
+    usable: dict[str, float] = {}
+    for key, entry in value.items():
+        where = f"{field}.{shown(key)}"
+        reason = objection(key, MAX_CHOICES_IN_KEY)
+        number = _finite(entry)
+        if reason is not None:
+            found.add("pattern", CONFIG_FILE, where, f"{reason}; vLLM runs it in the engine")
+        elif field == "rank_pattern" and not _is_rank(entry):
+            found.add(
+                "config-field", CONFIG_FILE, where, f"is {shown(entry)}, not a positive integer"
+            )
+        elif number is None:
+            found.add("config-field", CONFIG_FILE, where, f"is {shown(entry)}, not finite")
+        else:
+            usable[key] = number
+    return usable if len(usable) == len(value) else None

@@ -1,0 +1,165 @@
+"""Open an adapter's files without ever blocking, following a link or mapping memory.
+
+A FIFO, a socket, a device and a symlink are refused by what ``fstat`` says of the opened file.
+A file that is not there, or may not be read, is ``Refused`` with a finding's code; every other
+failure of the volume is VolumeUnavailable: it is never read as "missing".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_ESTALE_TRIES = 3  # NFS: the handle was replaced under us; the name resolves anew
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+class Refused(Exception):
+    """A file cannot be used; becomes a finding and never leaves ``validate``."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+class Absent(Refused):
+    """Nothing has that name, and the volume was asked to know it."""
+
+    def __init__(self) -> None:
+        super().__init__("missing-folder", "is not there or is not a folder")
+
+
+class RegularFile:
+    """An opened regular file: its name, its size in bytes when it was opened, reads by offset."""
+
+    def __init__(self, fd: int, name: str, size_bytes: int) -> None:
+        self._fd, self.name, self.size_bytes = fd, name, size_bytes
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset``; Refused("truncated") when the file has shrunk."""
+        done = 0
+        while done < len(buffer):
+            with _volume(self.name):
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if count == 0:
+                raise Refused("truncated", "became shorter while it was read", "copy it again")
+            done += count
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Read exactly ``size_bytes`` from ``offset``."""
+        buffer = bytearray(size_bytes)
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def head(self) -> bytes:
+        """Read the first bytes, at most 8; refuse a Git LFS pointer, which is never content."""
+        start = self.read(0, min(self.size_bytes, len(_LFS_POINTER)))
+        if start == _LFS_POINTER:
+            raise Refused(
+                "lfs-pointer",
+                "is a Git LFS pointer, not the file",
+                "run `git lfs pull` where it was cloned and copy it again",
+            )
+        return start[:8]
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """Open a folder for ``open_file`` and ``names``; the folder itself may be a symlink.
+
+    Raises:
+        Refused: it is not there, is not a folder, or may not be read.
+        VolumeUnavailable: the volume did not answer.
+    """
+    fd = _open(str(folder), _FLAGS | os.O_DIRECTORY, None)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def open_file(folder_fd: int, name: str) -> Iterator[RegularFile | None]:
+    """Open a regular file of a folder; yields None when the folder has no such name.
+
+    Raises:
+        Refused: it is a symlink, not a regular file, or may not be read.
+        VolumeUnavailable: the volume did not answer.
+    """
+    try:
+        fd = _open(name, _FLAGS | os.O_NOFOLLOW, folder_fd)
+    except Absent:
+        yield None
+        return
+    try:
+        with _volume(name):
+            status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused("not-regular-file", f"is {_kind(status.st_mode)}, not a regular file")
+        yield RegularFile(fd, name, status.st_size)
+    finally:
+        os.close(fd)
+
+
+def names(folder_fd: int, folder: Path) -> frozenset[str]:
+    """List a folder's names. Raises Refused or VolumeUnavailable."""
+    try:
+        with _volume(str(folder)):
+            return frozenset(os.listdir(folder_fd))
+    except VolumeUnavailable as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise Refused("permission", f"{folder} may not be listed by this process") from error
+        raise
+
+
+def _open(name: str, flags: int, dir_fd: int | None) -> int:
+    for attempt in range(_ESTALE_TRIES):
+        try:
+            return os.open(name, flags, dir_fd=dir_fd)
+        except ValueError as error:  # a NUL in the name
+            raise Absent from error
+        except OSError as error:
+            if error.errno == errno.ESTALE and attempt + 1 < _ESTALE_TRIES:
+                continue
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                raise Absent from error
+            if error.errno == errno.ELOOP:
+                hint = "copy the adapter with `cp -rL`, which copies what links point at"
+                raise Refused("symlink", "is a symlink, which is not followed", hint) from error
+            if error.errno == errno.ENXIO:  # what open() says of a socket
+                raise Refused(
+                    "not-regular-file", "is a socket or a device, not a regular file"
+                ) from error
+            if error.errno in (errno.EACCES, errno.EPERM):
+                hint = f"make it readable for uid {os.geteuid()}"
+                raise Refused("permission", "may not be read by this process", hint) from error
+            raise VolumeUnavailable(f"cannot open {name}: {error.strerror}") from error
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _volume(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise VolumeUnavailable(f"cannot read {name}: {error.strerror}") from error
+
+
+def _kind(mode: int) -> str:
+    for is_kind, label in (
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if is_kind(mode):
+            return label
+    return "something else"

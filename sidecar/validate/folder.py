@@ -1,0 +1,261 @@
+"""Validate one adapter's folder: reads its two served files and applies every rule to them.
+
+Bad input is answered with findings, never with an exception; only a volume that does not
+answer raises. Nothing is written, no pickle is loaded, no link is followed, and no open blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_fs.sidecar.model import LoraShape, Severity
+from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
+from lora_fs.sidecar.validate.config import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    AdapterConfig,
+    check_config,
+    parse_config,
+)
+from lora_fs.sidecar.validate.contents import is_preallocated, scan_contents
+from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
+from lora_fs.sidecar.validate.header import TensorEntry, header_length, parse_header
+from lora_fs.sidecar.validate.identity import check_base_model
+from lora_fs.sidecar.validate.patterns import Budget
+from lora_fs.sidecar.validate.report import Expectation, Findings, Report, shown
+from lora_fs.sidecar.validate.tensors import FLOATS, LoraModule, check_tensors
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLES = ("adapter_model.bin", "adapter_model.pt")  # in the order vLLM looks for them
+
+_ADDED_EMBEDDINGS = ("new_embeddings.safetensors", "new_embeddings.bin")
+_LONGEST_MODEL_NAME = 1_024
+_NOTHING_KNOWN = Expectation()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What was learned of the weights file; nothing but its name where it is a pickle."""
+
+    name: str
+    entries: tuple[TensorEntry, ...] = ()
+    modules: tuple[LoraModule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One validation under way."""
+
+    folder: Path
+    folder_fd: int
+    expectation: Expectation
+    found: Findings
+    contents: bool
+    progress: Callable[[int], None] | None
+
+
+def validate(
+    folder: Path,
+    expectation: Expectation = _NOTHING_KNOWN,
+    *,
+    contents: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Say whether an engine can serve the adapter in ``folder`` and would serve what is meant.
+
+    Args:
+        contents: also read the weights' bytes, for NaN, Inf and zeros.
+        progress: called with each number of bytes read of the weights.
+    Raises:
+        VolumeUnavailable: the volume did not answer; nothing is known of the adapter.
+    """
+    found = Findings(expectation.allow)
+    try:
+        with open_folder(folder) as fd:
+            return _validate(_Reading(folder, fd, expectation, found, contents, progress))
+    except Refused as refused:
+        found.add(refused.code, str(folder), "", refused.message, hint=refused.hint)
+    return Report(found.freeze(), shape=None, base_model=None, served_files=())
+
+
+def looks_preallocated(folder: Path) -> bool:
+    """Whether the weights have their full size while some of their bytes have not arrived.
+
+    Reads the header and a few hundred bytes of the tensors. False where there are no weights,
+    or where ``validate`` refuses them for another reason.
+
+    Raises:
+        VolumeUnavailable: the volume did not answer.
+    """
+    found = Findings()
+    try:
+        with open_folder(folder) as fd, open_file(fd, WEIGHTS_FILE) as file:
+            if file is None:
+                return False
+            entries = _read_header(file, file.head(), found)
+            if entries is None:
+                return any(finding.code == "unfinished-copy" for finding in found.freeze())
+            return is_preallocated(file, entries)
+    except Refused:
+        return False
+
+
+def _validate(reading: _Reading) -> Report:
+    raw = _read_config(reading)
+    base_model, config = None, None
+    if raw is not None:
+        base_model = _base_model(raw, reading.found)
+        check_base_model(base_model, reading.expectation.model_ids, reading.found)
+        config = check_config(raw, reading.expectation.max_rank, Budget(), reading.found)
+    weights = _read_weights(reading, config)
+    return Report(
+        findings=reading.found.freeze(),
+        shape=None if config is None or weights is None else _shape(config, weights),
+        base_model=base_model,
+        served_files=() if raw is None or weights is None else (CONFIG_FILE, weights.name),
+    )
+
+
+def _read_config(reading: _Reading) -> Mapping[str, object] | None:
+    found = reading.found
+    try:
+        with open_file(reading.folder_fd, CONFIG_FILE) as file:
+            if file is None:
+                found.add(
+                    "missing-config", CONFIG_FILE, "", "is not there", hint=_not_here(reading)
+                )
+                return None
+            if file.size_bytes > MAX_CONFIG_BYTES:
+                found.add(
+                    "config-too-large",
+                    CONFIG_FILE,
+                    "",
+                    f"is {file.size_bytes} bytes; {MAX_CONFIG_BYTES} are the most that is read",
+                )
+                return None
+            file.head()
+            return parse_config(file.read(0, file.size_bytes), found)
+    except Refused as refused:
+        found.add(refused.code, CONFIG_FILE, "", refused.message, hint=refused.hint)
+        return None
+
+
+def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
+    field = "base_model_name_or_path"
+    value = config.get(field)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > _LONGEST_MODEL_NAME or not value.isprintable():
+        found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not a model's name")
+        return None
+    return value
+
+
+def _read_weights(reading: _Reading, config: AdapterConfig | None) -> _Weights | None:
+    found = reading.found
+    try:
+        present = names(reading.folder_fd, reading.folder)
+        with open_file(reading.folder_fd, WEIGHTS_FILE) as file:
+            if file is not None:
+                _tell_unserved(present, found)
+                return _check_weights(reading, file, config)
+        for name in PICKLES:
+            with open_file(reading.folder_fd, name) as file:
+                if file is not None:
+                    return _check_pickle(file, found)
+        _tell_missing(present, reading)
+    except Refused as refused:
+        found.add(refused.code, WEIGHTS_FILE, "", refused.message, hint=refused.hint)
+    return None
+
+
+def _check_weights(
+    reading: _Reading, file: RegularFile, config: AdapterConfig | None
+) -> _Weights | None:
+    found, base = reading.found, reading.expectation.base_config
+    entries = _read_header(file, file.head(), found)
+    if entries is None:
+        return None
+    modules: tuple[LoraModule, ...] = ()
+    if config is not None:
+        modules = check_tensors(entries, config, file.name, found)
+        if base is not None:
+            check_modules(modules, base, file.name, found)
+            check_vocabulary(entries, base, file.name, found)
+    if reading.contents:
+        if is_preallocated(file, entries):
+            found.add(
+                "unfinished-copy",
+                file.name,
+                "",
+                "some tensors begin or end in zero bytes, as in a copy that is under way",
+                severity=Severity.WARNING,
+            )
+        scan_contents(file, entries, modules, found, reading.progress)
+    return _Weights(file.name, entries, modules)
+
+
+def _read_header(file: RegularFile, head: bytes, found: Findings) -> tuple[TensorEntry, ...] | None:
+    length = header_length(head, file.size_bytes, file.name, found)
+    if length is None:
+        return None
+    return parse_header(file.read(len(head), length), file.size_bytes, file.name, found)
+
+
+def _check_pickle(file: RegularFile, found: Findings) -> _Weights | None:
+    file.head()
+    refused = "pickle" not in found.allow
+    found.add(
+        "pickle",
+        file.name,
+        "",
+        "is a pickle: loading it can run code, and its tensors are not checked",
+        hint="save it as safetensors (PEFT: save_pretrained(safe_serialization=True))",
+    )
+    return None if refused else _Weights(file.name)
+
+
+def _tell_unserved(present: frozenset[str], found: Findings) -> None:
+    for name in sorted(present - {WEIGHTS_FILE}):
+        if name in _ADDED_EMBEDDINGS:
+            found.add(
+                "added-tokens", name, "", "holds embeddings of added tokens, which vLLM ignores"
+            )
+        elif name.endswith(".safetensors") or name in (*PICKLES, "non_lora_trainables.bin"):
+            found.add("unserved-weights", name, "", f"is not read; {WEIGHTS_FILE} is served")
+
+
+def _tell_missing(present: frozenset[str], reading: _Reading) -> None:
+    shards = sorted(n for n in present if n.startswith("adapter_model") and "safetensors" in n)
+    if shards:
+        reading.found.add(
+            "sharded-weights",
+            shards[0],
+            "",
+            f"is a part of the weights; vLLM reads {WEIGHTS_FILE} alone",
+            hint="save the adapter in one file",
+        )
+        return
+    others = sorted(n for n in present if n.endswith((".safetensors", ".bin", ".pt", ".gguf")))
+    hint = f"the folder holds {shown(', '.join(others))}" if others else _not_here(reading)
+    reading.found.add("missing-weights", WEIGHTS_FILE, "", "is not there", hint=hint)
+
+
+def _not_here(reading: _Reading) -> str:
+    return f"looked in {shown(str(reading.folder))}; is the copy complete?"
+
+
+def _shape(config: AdapterConfig, weights: _Weights) -> LoraShape:
+    """Say what the config and the tensors agree on."""
+    modules = tuple(sorted({module.name.rsplit(".", 1)[-1] for module in weights.modules}))
+    said = config.target_modules
+    return LoraShape(
+        rank=max((module.rank for module in weights.modules), default=config.largest_rank),
+        alpha=config.alpha,
+        target_modules=modules or ((said,) if isinstance(said, str) else said),
+        dtype="+".join(sorted({FLOATS.get(e.dtype, e.dtype) for e in weights.entries}))
+        or "unknown",
+        use_rslora=config.use_rslora,
+    )

@@ -1,0 +1,152 @@
+"""What a caller expects of an adapter, what validation answers, and the list findings grow in.
+
+Types and bookkeeping only; no rule is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.model import Finding, LoraShape, Severity
+from lora_fs.sidecar.validate.codes import CODES
+
+# A broken adapter repeats its fault in every layer; the first ones tell the story.
+MAX_FINDINGS_PER_CODE = 8
+SHOWN_CHARACTERS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the caller knows; everything is optional and what is unknown is not checked.
+
+    Attributes:
+        model_ids: the names the base model goes by: hub id, served name, path.
+        base_config: the base model's ``config.json``, parsed.
+        max_rank: the engine's ``--max-lora-rank``.
+        allow: codes the caller overrides; their errors become warnings.
+    Raises:
+        InputError: ``allow`` names a code that does not exist or cannot be overridden.
+    """
+
+    model_ids: tuple[str, ...] = ()
+    base_config: Mapping[str, object] | None = None
+    max_rank: int | None = None
+    allow: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for code in sorted(self.allow):
+            if code not in CODES:
+                raise InputError(f"cannot allow {shown(code)!r}: there is no such finding code")
+            if not CODES[code].overridable and CODES[code].severity is Severity.ERROR:
+                raise InputError(f"cannot allow {code!r}: an adapter like this cannot be served")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What validation found.
+
+    Attributes:
+        findings: in the order they were made: files, config, header, tensors, contents.
+        shape: None when the config or the header could not be read. ``rank`` is the largest
+            rank of any module, ``target_modules`` what the tensors are for (what the config
+            says, if they were not read); ``dtype`` is "unknown" for a pickle that was allowed.
+        base_model: the config's ``base_model_name_or_path``.
+        served_files: the files an engine reads, by name; empty unless both were opened.
+    """
+
+    findings: tuple[Finding, ...]
+    shape: LoraShape | None
+    base_model: str | None
+    served_files: tuple[str, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity is Severity.WARNING)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the adapter may be served: no finding is an error."""
+        return not self.errors
+
+
+class Findings:
+    """Collects findings: applies the table's severities, the caller's overrides and a bound."""
+
+    def __init__(self, allow: frozenset[str] = frozenset()) -> None:
+        self.allow = allow
+        self._kept: list[Finding] = []
+        self._seen: Counter[tuple[str, Severity, str]] = Counter()
+
+    def add(
+        self,
+        code: str,
+        file: str,
+        field: str,
+        message: str,
+        *,
+        hint: str = "",
+        severity: Severity | None = None,
+    ) -> None:
+        """Note one finding.
+
+        Args:
+            code: a key of ``CODES``.
+            field: the config's field or the tensor's name; may come from the adapter.
+            severity: replaces the table's, where a rule is sure only in some cases.
+        """
+        entry = CODES[code]
+        severity = entry.severity if severity is None else severity
+        if severity is Severity.ERROR and entry.overridable:
+            if code in self.allow:
+                severity = Severity.WARNING
+            else:
+                hint = "; ".join(part for part in (hint, f"allow with --allow {code}") if part)
+        self._seen[code, severity, file] += 1
+        if self._seen[code, severity, file] <= MAX_FINDINGS_PER_CODE:
+            self._kept.append(
+                Finding(
+                    code=code,
+                    severity=severity,
+                    file=shown(file),
+                    field=shown(field),
+                    message=printable(message),
+                    hint=printable(hint),
+                )
+            )
+
+    def freeze(self) -> tuple[Finding, ...]:
+        """Return what was noted; repeats beyond the bound become one line with their number."""
+        more = [
+            Finding(
+                code=code,
+                severity=severity,
+                file=shown(file),
+                message=f"and {count - MAX_FINDINGS_PER_CODE} more like these",
+            )
+            for (code, severity, file), count in self._seen.items()
+            if count > MAX_FINDINGS_PER_CODE
+        ]
+        return (*self._kept, *more)
+
+
+def shown(value: object) -> str:
+    """Render a value of unknown origin: shortened, and without what a terminal would act on."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except RecursionError:  # JSON may be nested as deep as the parser's stack, which is deeper
+        text = f"a deeply nested {type(value).__name__}"
+    if len(text) > SHOWN_CHARACTERS:
+        text = text[: SHOWN_CHARACTERS - 1] + "…"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Escape control characters and lone surrogates; text without them is left as it is."""
+    return text if text.isprintable() else ascii(text)[1:-1]

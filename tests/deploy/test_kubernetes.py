@@ -1,0 +1,199 @@
+"""The Kubernetes example against the API's own schemas, the settings and itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from lora_fs.sidecar.settings import Settings
+
+FOLDER = Path(__file__).parents[2] / "examples/kubernetes"
+MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+# Native sidecars are on by default since 1.29; the newest is what the validator ships.
+VERSIONS = ("1.29", "1.33")
+ENGINE_PORT = 8000
+SIDECAR_PORT = 8001
+Object = dict[str, Any]
+
+
+def read(name: str) -> Object:
+    """One file, one object."""
+    (document,) = yaml.safe_load_all((FOLDER / name).read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+DEPLOYMENT = read("deployment.yaml")
+SERVICE = read("service.yaml")
+KUSTOMIZATION = read("kustomization.yaml")
+POD: Object = DEPLOYMENT["spec"]["template"]["spec"]
+(SIDECAR,) = POD["initContainers"]
+(ENGINE,) = POD["containers"]
+
+
+def environment(container: Object) -> dict[str, Object]:
+    """The container's variables, by name."""
+    return {entry["name"]: entry for entry in container.get("env", [])}
+
+
+def mounts(container: Object) -> dict[str, Object]:
+    """The container's mounts, by volume."""
+    return {mount["name"]: mount for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifest_fits_the_api(name: str, version: str) -> None:
+    """Every field is one that this Kubernetes knows: a typo is an error, not a silence."""
+    kubernetes_validate.validate(read(name), version, strict=True)
+
+
+def test_the_validator_sees_a_typo() -> None:
+    """The check above has teeth: a misspelt field of a probe is refused."""
+    broken = read("deployment.yaml")
+    probe = broken["spec"]["template"]["spec"]["initContainers"][0]["livenessProbe"]
+    probe["periodSecond"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
+
+
+def test_kustomization_lists_every_file() -> None:
+    """A manifest that is not listed is not applied; a listed one that is missing fails."""
+    assert sorted(KUSTOMIZATION["resources"]) == MANIFESTS
+
+
+def test_no_namespace_is_named() -> None:
+    """The user's `-n` decides."""
+    assert "namespace" not in KUSTOMIZATION
+    assert all("namespace" not in read(name)["metadata"] for name in MANIFESTS)
+
+
+def test_image_is_the_one_that_kustomize_renames() -> None:
+    """Changing `newName` reaches the sidecar."""
+    (image,) = KUSTOMIZATION["images"]
+    assert SIDECAR["image"] == f"{image['name']}:{image['newTag']}"
+
+
+def test_sidecar_is_native() -> None:
+    """`restartPolicy: Always` makes an init container a sidecar; else the pod never starts."""
+    assert SIDECAR["restartPolicy"] == "Always"
+    assert SIDECAR["args"] == ["sidecar"]
+
+
+def test_engine_start_does_not_wait_for_itself() -> None:
+    """The engine starts after the sidecar's startup probe, which must not need the engine."""
+    assert SIDECAR["startupProbe"]["httpGet"]["path"] == "/health"
+    assert SIDECAR["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert SIDECAR["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_sidecar_is_locked_down() -> None:
+    """Not root, no new privileges, no capabilities, a root that cannot be written."""
+    context = SIDECAR["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] == 10001
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_container_asks_for_resources() -> None:
+    """Memory is limited for both, so that one cannot starve the other."""
+    for container in (SIDECAR, ENGINE):
+        assert container["resources"]["requests"]["memory"]
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_both_containers_share_the_same_paths() -> None:
+    """A path that the sidecar names means the same file to the engine."""
+    shared = {"adapters", "stage"}
+    ours, theirs = mounts(SIDECAR), mounts(ENGINE)
+    assert shared == set(ours) & set(theirs)
+    for volume in shared:
+        assert ours[volume]["mountPath"] == theirs[volume]["mountPath"]
+        assert not ours[volume].get("readOnly", False)
+        assert theirs[volume]["readOnly"] is True
+
+
+def test_every_mount_has_its_volume() -> None:
+    """No mount without a volume, no volume without a mount; the claim is the one we ship."""
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
+    assert set(volumes) == set(mounts(SIDECAR)) | set(mounts(ENGINE))
+    claim = volumes["adapters"]["persistentVolumeClaim"]["claimName"]
+    assert claim == read("pvc.yaml")["metadata"]["name"]
+    assert "ReadWriteMany" in read("pvc.yaml")["spec"]["accessModes"]
+
+
+def test_settings_name_the_mounts() -> None:
+    """The registry and the stage are where the volumes are mounted."""
+    variables = environment(SIDECAR)
+    assert variables["LORA_FS_ROOT"]["value"] == mounts(SIDECAR)["adapters"]["mountPath"]
+    assert variables["LORA_FS_STAGE_DIR"]["value"] == mounts(SIDECAR)["stage"]["mountPath"]
+
+
+def named_settings() -> list[str]:
+    """Every LORA_FS_ variable in the manifests, the commented ones included."""
+    text = "".join(path.read_text() for path in FOLDER.iterdir())
+    return sorted(set(re.findall(r"\bLORA_FS_[A-Z_]+", text)))
+
+
+@pytest.mark.parametrize("variable", named_settings())
+def test_variable_is_a_setting(variable: str) -> None:
+    """A variable that no setting reads would be ignored in silence."""
+    assert variable.removeprefix("LORA_FS_").lower() in Settings.model_fields
+
+
+def test_settings_accept_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sidecar's settings are valid as the pod would read them."""
+    for name, entry in environment(SIDECAR).items():
+        monkeypatch.setenv(name, entry.get("value", "vllm-0"))
+    settings = Settings()
+    assert settings.port == SIDECAR_PORT
+
+
+def test_replica_id_is_the_pods_name() -> None:
+    """Two replicas never share a status file."""
+    source = environment(SIDECAR)["LORA_FS_REPLICA_ID"]["valueFrom"]
+    assert source["fieldRef"]["fieldPath"] == "metadata.name"
+    assert DEPLOYMENT["spec"]["replicas"] == 2
+
+
+def test_engine_serves_adapters_at_runtime() -> None:
+    """Without the flag or the variable, a stock vLLM refuses to load."""
+    assert "--enable-lora" in ENGINE["args"]
+    assert environment(ENGINE)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]["value"] == "True"
+
+
+def test_sidecar_and_engine_mean_the_same_model_and_port() -> None:
+    """The base model and the engine's address are written twice and agree."""
+    variables = environment(SIDECAR)
+    assert f"--model={variables['LORA_FS_MODEL']['value']}" in ENGINE["args"]
+    assert variables["LORA_FS_ENGINE_URL"]["value"] == f"http://127.0.0.1:{ENGINE_PORT}"
+    assert {"--host=127.0.0.1", f"--port={ENGINE_PORT}"} <= set(ENGINE["args"])
+
+
+def test_service_reaches_the_proxy_and_only_it() -> None:
+    """Clients get the sidecar's port: the engine would answer 404 for what is not resident."""
+    (port,) = SERVICE["spec"]["ports"]
+    (exposed,) = SIDECAR["ports"]
+    assert port["targetPort"] == exposed["name"]
+    assert exposed["containerPort"] == SIDECAR_PORT
+    assert "ports" not in ENGINE
+
+
+def test_service_selects_the_pods() -> None:
+    """Selector, pod labels and the deployment's own selector agree."""
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert SERVICE["spec"]["selector"].items() <= labels.items()
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_readme_names_every_file() -> None:
+    """The table of the README is the folder."""
+    readme = (FOLDER / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in [*MANIFESTS, "kustomization.yaml"])

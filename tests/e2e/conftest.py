@@ -1,0 +1,104 @@
+"""What the end-to-end tests stand on: real vLLM engines, real sidecars, the real command.
+
+Owns the processes and folders; a module gets two fresh replicas on a volume of its own.
+Everything is forked from one pre-imported vLLM and dies with the test run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import Process, module_command
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.volume import Volume
+
+HERE = Path(__file__).parent
+ADAPTERS = 48
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder needs an engine: ``-m 'not engine'`` leaves them out."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the session: the model, the adapters, the engines' logs."""
+    return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="session")
+def farm(work_dir: Path) -> Iterator[EngineFarm]:
+    """Forks engines."""
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here")
+    with EngineFarm(work_dir / "engines") as farm:
+        yield farm
+
+
+@pytest.fixture(scope="session")
+def model_dir(work_dir: Path, farm: EngineFarm) -> Path:
+    """The tiny base model, served as ``tiny``; made while the farm is importing."""
+    command = module_command("lora_fs.demo.tiny_llama", str(work_dir), "--adapters", str(ADAPTERS))
+    subprocess.run(command, check=True, capture_output=True)
+    farm.wait_imported()
+    return work_dir / MODEL_NAME
+
+
+@pytest.fixture(scope="session")
+def adapters(model_dir: Path) -> Callable[[int], Path]:
+    """``adapters(seed)``: a PEFT adapter's folder; no two seeds answer alike."""
+    return lambda seed: model_dir.parent / "adapters" / f"a{seed}"
+
+
+@pytest.fixture(scope="module")
+def engine(farm: EngineFarm, model_dir: Path) -> Iterator[Process]:
+    """An engine with no sidecar."""
+    engine = farm.start("alone", model_dir)
+    engine.wait_ready()
+    yield engine
+    engine.kill()
+
+
+@pytest.fixture(scope="module")
+def engine_args() -> tuple[str, ...]:
+    """More vLLM arguments for the replicas; a module overrides it."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def pair(
+    farm: EngineFarm,
+    model_dir: Path,
+    engine_args: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    """Two ready replicas on an empty volume."""
+    volume = Volume(tmp_path_factory.mktemp("volume"), MODEL_NAME, cwd=model_dir.parent)
+    run_dir = tmp_path_factory.mktemp("replicas")
+    settle = ("--settle", "0.5")
+    with closing(
+        Pair(farm, model_dir, volume, run_dir, engine_args=engine_args, sidecar_args=settle)
+    ) as pair:
+        pair.wait_ready()
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def register(pair: Pair) -> Callable[..., None]:
+    """``register(name, folder, *options)``: by the command, until both replicas have seen it."""
+
+    def run(name: str, folder: Path, *options: str) -> None:
+        pair.volume.run("register", name, str(folder), "--wait", "20", *options)
+
+    return run

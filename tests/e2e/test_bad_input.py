@@ -1,0 +1,114 @@
+"""Bad adapters and bad requests get an error of their own and disturb nobody else's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import PROMPT
+
+Adapters = Callable[[int], Path]
+Register = Callable[..., None]
+
+INVALID_ADAPTER = 5
+WEIGHTS = "adapter_model.safetensors"
+
+
+def truncate(weights: Path) -> None:
+    """Cut the last tensor short."""
+    os.truncate(weights, weights.stat().st_size - 100)
+
+
+def test_truncated_weights_registered(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+    """The command refuses them, names the file, and nothing is listed."""
+    folder = shutil.copytree(adapters(26), tmp_path / "cut")
+    truncate(folder / WEIGHTS)
+    ran = pair.volume.try_run("register", "cut", str(folder))
+    assert ran.exit_code == INVALID_ADAPTER
+    assert WEIGHTS in ran.stderr
+    assert "cut" not in pair.a.names()
+
+
+def test_truncated_weights_loaded_over_http(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+    """The load call answers with the reason, and registers nothing anywhere."""
+    folder = shutil.copytree(adapters(26), tmp_path / "cut-http")
+    truncate(folder / WEIGHTS)
+    body = {"lora_name": "cut-http", "lora_path": str(folder)}
+    response = pair.a.http.post("/v1/load_lora_adapter", json=body)
+    assert 400 <= response.status_code < 500
+    assert WEIGHTS in response.text
+    assert "cut-http" not in pair.a.names() | pair.b.names()
+
+
+def test_broken_folder_dropped_beside_a_stream(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """While it is dropped and asked for, another adapter's stream says what it always says."""
+    register("steady", adapters(27))
+
+    def chunks() -> list[str]:
+        return [chunk.choices[0].text for chunk in stream()]
+
+    def stream() -> openai.Stream[openai.types.Completion]:
+        return pair.a.openai.completions.create(
+            model="steady", prompt=PROMPT, max_tokens=200, temperature=0, stream=True
+        )
+
+    undisturbed = chunks()
+    steady = stream()
+    pieces = [next(steady).choices[0].text]
+    broken = shutil.copytree(adapters(28), pair.volume.scope_dir / "v1" / "broken")
+    truncate(broken / WEIGHTS)
+    for _ in range(10):
+        with pytest.raises(openai.APIStatusError):
+            pair.a.answer("broken")
+        pieces.extend(chunk.choices[0].text for chunk in itertools.islice(steady, 5))
+    pieces.extend(chunk.choices[0].text for chunk in steady)
+    assert "".join(pieces) == "".join(undisturbed)
+
+
+def test_adapter_named_like_the_base_model(pair: Pair, adapters: Adapters) -> None:
+    """However it is brought, the base model's name keeps meaning the base model."""
+    base_answer = pair.answer("tiny")
+    shutil.copytree(adapters(29), pair.volume.scope_dir / "v1" / "tiny")
+    body = {"lora_name": "tiny", "lora_path": str(adapters(29))}
+    response = pair.a.http.post("/v1/load_lora_adapter", json=body)
+    assert 400 <= response.status_code < 500
+    pair.volume.try_run("register", "tiny", str(adapters(29)), "--wait", "3")
+    assert pair.answer("tiny") == base_answer
+    for replica in pair.both:
+        assert [card.id for card in replica.openai.models.list()].count("tiny") == 1
+
+
+def test_a_thousand_unknown_names(pair: Pair) -> None:
+    """Each is a 404, and the sidecar keeps nothing of them."""
+
+    def statuses(first: int, last: int) -> set[int]:
+        bodies = ({"model": f"unknown-{n}", "prompt": PROMPT} for n in range(first, last))
+        return {pair.a.http.post("/v1/completions", json=body).status_code for body in bodies}
+
+    statuses(0, 200)
+    before = pair.a.sidecar.rss_bytes()
+    assert statuses(200, 1200) == {404}
+    assert pair.a.sidecar.rss_bytes() - before < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "a/../b", "%2e%2e%2f", "a\0b", "x" * 5000, "ünïcode", "", "."]
+)
+def test_names_that_are_no_names(pair: Pair, adapters: Adapters, name: str) -> None:
+    """No request, load or unload gets past the grammar, and none is a server's fault."""
+    for path, body in (
+        ("/v1/completions", {"model": name, "prompt": PROMPT}),
+        ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(adapters(30))}),
+        ("/v1/unload_lora_adapter", {"lora_name": name}),
+    ):
+        response = pair.a.http.post(path, json=body)
+        assert 400 <= response.status_code < 500, (path, response.text)

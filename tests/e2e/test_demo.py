@@ -1,0 +1,25 @@
+"""The demo is true: every step of it holds on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from lora_fs.demo.process import child_environment
+from lora_fs.demo.volume import LORA_FS
+
+
+def test_the_demo_ends_with_success(model_dir: Path) -> None:
+    """``lora-fs demo`` exits 0, says so, and leaves only what its next run can use."""
+    work_dir = model_dir.parent
+    ran = subprocess.run(
+        [LORA_FS, "demo", "--dir", str(work_dir)],
+        capture_output=True,
+        text=True,
+        env=child_environment({}),
+        timeout=180,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "All 12 steps held" in ran.stdout
+    assert not list(work_dir.glob("run-*"))

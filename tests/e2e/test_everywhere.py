@@ -1,0 +1,123 @@
+"""An adapter put on the volume in any way is listed and answered by both replicas."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import Replica
+
+Adapters = Callable[[int], Path]
+Register = Callable[..., None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def base_answer(pair: Pair) -> str:
+    """What no adapter may answer."""
+    return pair.answer("tiny")
+
+
+def test_registered_by_command(
+    pair: Pair, register: Register, adapters: Adapters, base_answer: str
+) -> None:
+    """``register --wait`` returns once both list it; both answer alike, unlike the base."""
+    register("by-command", adapters(10))
+    assert all("by-command" in replica.names() for replica in pair.both)
+    assert pair.answer("by-command") != base_answer
+
+
+def test_registered_again_with_the_same_bytes(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """The second call changes nothing and succeeds."""
+    register("twice", adapters(11))
+    register("twice", adapters(11))
+    assert not (pair.volume.scope_dir / "v2" / "twice").exists()
+    assert pair.answer("twice")
+
+
+def test_loaded_over_http_on_one_replica(pair: Pair, adapters: Adapters, base_answer: str) -> None:
+    """vLLM's own load call at b makes a serve it too."""
+    body = {"lora_name": "by-http", "lora_path": str(adapters(12))}
+    response = pair.b.http.post("/v1/load_lora_adapter", json=body)
+    assert response.status_code == 200, response.text
+    assert "by-http" in pair.b.names()
+    pair.wait_listed("by-http")
+    assert pair.answer("by-http") != base_answer
+
+
+def test_loaded_over_http_again(pair: Pair, adapters: Adapters) -> None:
+    """A name that is taken is refused as vLLM refuses it, on the other replica too."""
+    body = {"lora_name": "taken", "lora_path": str(adapters(13))}
+    assert pair.a.http.post("/v1/load_lora_adapter", json=body).status_code == 200
+    pair.wait_listed("taken")
+    response = pair.b.http.post("/v1/load_lora_adapter", json=body)
+    assert response.status_code == 400
+    assert "taken" in response.text
+
+
+def test_dropped_as_a_folder(pair: Pair, adapters: Adapters, base_answer: str) -> None:
+    """A copy into the tree is adopted without any command."""
+    shutil.copytree(adapters(14), pair.volume.scope_dir / "v1" / "by-drop")
+    pair.wait_listed("by-drop")
+    assert pair.answer("by-drop") != base_answer
+
+
+def test_promoted_and_rolled_back(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """The plain name follows the pointer, and the answer comes from the right weights."""
+    register("moving", adapters(15))
+    first = pair.answer("moving")
+    register("moving", adapters(16), "--no-activate")
+    assert pair.answer("moving") == first
+    second = pair.answer("moving@v2")
+    assert second != first
+    pair.volume.run("promote", "moving", "v2", "--wait", "20")
+    assert pair.answer("moving") == second
+    pair.volume.run("rollback", "moving", "--wait", "20")
+    assert pair.answer("moving") == first
+
+
+def test_unregistered(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """Gone from both lists and out of both engines; every later request is a 404."""
+    register("leaving", adapters(17))
+    assert pair.answer("leaving")
+    pair.volume.run("unregister", "leaving", "--all-revisions", "--wait", "20")
+    for replica in pair.both:
+        assert "leaving" not in replica.names()
+        assert not any("leaving" in name for name in replica.engine_names())
+        with pytest.raises(openai.NotFoundError):
+            replica.answer("leaving")
+
+
+def test_unloaded_over_http_on_one_replica(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """vLLM's own unload call at a takes it from b too."""
+    register("unloaded", adapters(18))
+    assert pair.answer("unloaded")
+    response = pair.a.http.post("/v1/unload_lora_adapter", json={"lora_name": "unloaded"})
+    assert response.status_code == 200, response.text
+    pair.wait_delisted("unloaded")
+    with pytest.raises(openai.NotFoundError):
+        pair.b.answer("unloaded")
+
+
+def test_one_name_loaded_on_both_replicas_at_once(pair: Pair, adapters: Adapters) -> None:
+    """One caller wins and the other is told; both replicas serve the winner's bytes."""
+
+    def load(replica: Replica, folder: Path) -> int:
+        body = {"lora_name": "contended", "lora_path": str(folder)}
+        return replica.http.post("/v1/load_lora_adapter", json=body).status_code
+
+    with ThreadPoolExecutor(2) as pool:
+        statuses = list(pool.map(load, pair.both, (adapters(19), adapters(20))))
+    assert statuses.count(200) == 1, statuses
+    assert all(status == 200 or 400 <= status < 500 for status in statuses), statuses
+    pair.wait_listed("contended")
+    assert pair.answer("contended")

@@ -1,0 +1,123 @@
+"""Requests through the sidecar are streamed, share a load, and end the engine's work with them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import PROMPT, Replica
+from lora_fs.demo.waiting import wait_until
+
+Adapters = Callable[[int], Path]
+Register = Callable[..., None]
+
+LONG = 200
+LOAD_CALL = '"POST /v1/load_lora_adapter'
+
+
+def streamed(replica: Replica, model: str) -> Iterator[str]:
+    """The pieces of a long answer, as they arrive."""
+    stream = replica.openai.completions.create(
+        model=model, prompt=PROMPT, max_tokens=LONG, temperature=0, stream=True
+    )
+    for chunk in stream:
+        yield chunk.choices[0].text
+
+
+def metric(replica: Replica, name: str) -> float:
+    """A metric of the engine, summed over its labels."""
+    lines = httpx.get(f"{replica.engine_url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_a_stream_arrives_piece_by_piece(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """Events are passed on when the engine sends them, framing and ``[DONE]`` included."""
+    register("piecewise", adapters(21))
+    short = pair.a.answer("piecewise")
+    body = {"model": "piecewise", "prompt": PROMPT, "max_tokens": LONG, "temperature": 0}
+    began = time.monotonic()
+    arrivals_s: list[float] = []
+    events: list[str] = []
+    with pair.a.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in filter(None, response.iter_lines()):
+            arrivals_s.append(time.monotonic() - began)
+            events.append(line.removeprefix("data: "))
+    assert events.pop() == "[DONE]"
+    assert len(events) > LONG / 2
+    assert arrivals_s[0] < arrivals_s[-1] / 3
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert text.strip().startswith(short)
+
+
+def test_a_chat_is_passed_on(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """Whatever path under /v1 names an adapter is served by it."""
+    register("chatty", adapters(22))
+
+    def reply(model: str) -> str | None:
+        chat = pair.a.openai.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": PROMPT}],
+            max_tokens=8,
+            temperature=0,
+        )
+        return chat.choices[0].message.content
+
+    assert reply("chatty")
+    assert reply("chatty") != reply("tiny")
+
+
+def test_a_client_that_leaves_frees_the_engine(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """A closed connection ends the engine's work long before its last token."""
+    register("abandoned", adapters(23))
+    pair.a.answer("abandoned")
+    before = metric(pair.a, "vllm:generation_tokens_total")
+    body = {"model": "abandoned", "prompt": PROMPT, "max_tokens": LONG, "stream": True}
+    with pair.a.http.stream("POST", "/v1/completions", json=body) as response:
+        list(itertools.islice(response.iter_lines(), 5))
+    wait_until(
+        "the engine is idle",
+        lambda: metric(pair.a, "vllm:num_requests_running") == 0,
+        timeout_s=5,
+    )
+    assert metric(pair.a, "vllm:generation_tokens_total") - before < LONG / 2
+
+
+def test_many_first_requests_make_one_load(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """Requests that meet an adapter not yet loaded share its one load."""
+    before = pair.a.engine.log_text().count(LOAD_CALL)
+    register("stampede", adapters(24), "--policy", "lazy")
+    with ThreadPoolExecutor(12) as pool:
+        answers = set(pool.map(pair.a.answer, ["stampede"] * 12))
+    assert len(answers) == 1
+    assert pair.a.engine.log_text().count(LOAD_CALL) - before == 1
+
+
+def test_a_request_in_flight_keeps_its_adapter(
+    pair: Pair, register: Register, adapters: Adapters
+) -> None:
+    """Unregistering lets an open stream end as it would have, and turns later ones away."""
+    register("draining", adapters(25))
+    whole = list(streamed(pair.a, "draining"))
+    stream = streamed(pair.a, "draining")
+    pieces = [next(stream)]
+    pair.volume.run("unregister", "draining", "--all-revisions")
+    assert "".join([*pieces, *stream]) == "".join(whole)
+    pair.wait_delisted("draining")
+    with pytest.raises(openai.NotFoundError):
+        pair.a.answer("draining")

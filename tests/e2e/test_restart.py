@@ -1,0 +1,112 @@
+"""Engines and sidecars die and come back; what the volume says is served again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import Replica
+from lora_fs.demo.waiting import wait_until
+
+Served = dict[str, str]
+
+POLICIES = ("lazy", "sticky", "eager")
+BACK_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def served(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> Served:
+    """The base model and an adapter of each policy: what each answers on both."""
+    for seed, policy in enumerate(POLICIES, start=35):
+        register(policy, adapters(seed), "--policy", policy)
+    return {name: pair.answer(name) for name in ("tiny", *POLICIES)}
+
+
+def answers(replica: Replica, served: Served) -> Served:
+    """What ``replica`` answers to the same names."""
+    return {name: replica.answer(name) for name in served}
+
+
+def wait_answered(replica: Replica, served: Served) -> None:
+    """Wait until all are answered as before; a wrong answer on the way is a failure."""
+
+    def answered() -> bool:
+        try:
+            assert answers(replica, served) == served
+        except (openai.APIStatusError, openai.APIConnectionError):
+            return False
+        return True
+
+    wait_until(f"{replica.name} answers as before", answered, timeout_s=BACK_S)
+
+
+def test_an_engine_that_died_alone(pair: Pair, served: Served) -> None:
+    """Its sidecar lists on, answers 5xx while it is down, then loads all of it again."""
+    a, b = pair.both
+    a.engine.kill()
+    assert set(served) <= a.names()
+    with pytest.raises(openai.InternalServerError):
+        a.answer("lazy")
+    wait_until("/readyz tells", lambda: a.http.get("/readyz").status_code == 503, timeout_s=BACK_S)
+    assert answers(b, served) == served
+    a.start_engine()
+    a.engine.wait_ready()
+    wait_answered(a, served)
+    a.sidecar.wait_ready("/readyz")
+
+
+def test_an_eager_adapter_returns_without_a_request(pair: Pair, served: Served) -> None:
+    """An engine that forgot everything is given what must be in it, unasked."""
+    assert "eager" in served
+    pair.b.engine.kill()
+    pair.b.start_engine()
+    pair.b.engine.wait_ready()
+    wait_until(
+        "eager is in the engine",
+        lambda: any("eager" in name for name in pair.b.engine_names()),
+        timeout_s=BACK_S,
+    )
+
+
+def test_a_sidecar_that_died_alone(pair: Pair, served: Served) -> None:
+    """Its successor meets an engine with adapters in it, and serves on."""
+    pair.a.sidecar.kill()
+    pair.a.start_sidecar()
+    pair.a.wait_ready()
+    assert answers(pair.a, served) == served
+
+
+def test_a_replica_that_died_whole(pair: Pair, served: Served) -> None:
+    """A pod that comes back lists and answers as before from its first moment of readiness."""
+    pair.b.kill()
+    pair.b.start_engine()
+    pair.b.start_sidecar()
+    pair.b.wait_ready()
+    assert set(served) <= pair.b.names()
+    assert answers(pair.b, served) == served
+
+
+def test_registered_while_a_replica_was_away(
+    pair: Pair, served: Served, adapters: Callable[[int], Path]
+) -> None:
+    """A replica that was down finds it when it comes back."""
+    assert "meanwhile" not in served
+    pair.b.kill()
+    pair.volume.run("register", "meanwhile", str(adapters(38)))
+    pair.b.start_engine()
+    pair.b.start_sidecar()
+    pair.b.wait_ready()
+    assert pair.answer("meanwhile")
+
+
+def test_a_sidecar_told_to_stop(pair: Pair) -> None:
+    """SIGTERM ends it by itself, without a traceback, well within a pod's grace period."""
+    pair.a.sidecar.terminate()
+    assert pair.a.sidecar.wait_ended(timeout_s=5)
+    assert "Traceback" not in pair.a.sidecar.log_text()
+    pair.a.start_sidecar()
+    pair.a.wait_ready()

@@ -1,0 +1,173 @@
+"""No adapter passes here whose features vLLM refuses, and vLLM takes what passes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.validate import Expectation, validate
+from tests.validate.conftest import Draft, good_config, good_tensors
+
+pytest.importorskip("vllm", reason="compares with a real vLLM")
+
+REFUSED: list[dict[str, Any]] = [
+    {"use_dora": True},
+    {"use_dora": "false"},
+    {"lora_bias": True},
+    {"bias": "all"},
+    {"bias": "lora_only"},
+    {"bias": None},
+    {"modules_to_save": ["lm_head"]},
+    {"modules_to_save": ["score", "embed_tokens"]},
+    {"modules_to_save": "score"},
+    {"alora_invocation_tokens": [5]},
+    {"layer_replication": [[0, 1]]},
+    {"use_bdlora": {"nblocks": 2}},
+    {"use_qalora": True},
+    {"r": 0},
+    {"r": -4},
+    {"r": "4"},
+    {"r": None},
+    {"r": 64},
+    {"rank_pattern": {"up_proj": 64}},
+    {"rank_pattern": {"q_proj": 0}},
+    {"rank_pattern": {"q_proj": 4.0}},
+    {"lora_alpha": None},
+    *(
+        {"init_lora_weights": init}
+        for init in ("pissa", "pissa_niter_4", "olora", "corda", "LoftQ")
+    ),
+]
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"use_rslora": True},
+    {"modules_to_save": None},
+    {"modules_to_save": []},
+    {"modules_to_save": ["score"]},
+    {"layer_replication": []},
+    {"init_lora_weights": False},
+    *({"init_lora_weights": init} for init in ("gaussian", "Eva", "orthogonal", "mica", "lora_ga")),
+    {"rank_pattern": {}, "alpha_pattern": {"q_proj": 3}},
+    {"rank_pattern": None, "alpha_pattern": None},
+    {"lora_alpha": 2.5},
+    {"trainable_token_indices": None},
+]
+
+
+def vllm_objects(config: dict[str, Any]) -> bool:
+    """Ask vLLM's own rules, as its worker does before it loads an adapter."""
+    from vllm.lora.peft_helper import PEFTHelper
+
+    try:
+        helper = PEFTHelper.from_dict(copy.deepcopy(config))
+        helper.validate_legal(SimpleNamespace(max_lora_rank=16))
+    except (ValueError, TypeError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=json.dumps)
+def test_refused_by_both(draft: Draft, change: dict[str, Any]) -> None:
+    """What vLLM refuses is refused before an engine is asked."""
+    draft.config |= change
+    assert vllm_objects(draft.config)
+    assert not validate(draft.write(), Expectation(max_rank=16)).ok
+
+
+@pytest.mark.parametrize("change", ACCEPTED, ids=json.dumps)
+def test_accepted_by_both(draft: Draft, change: dict[str, Any]) -> None:
+    """What vLLM serves as it was trained is not refused."""
+    draft.config |= change
+    assert not vllm_objects(draft.config)
+    assert validate(draft.write(), Expectation(max_rank=16)).ok
+
+
+@pytest.mark.parametrize("field", ["r", "lora_alpha", "target_modules"])
+def test_required_by_both(draft: Draft, field: str) -> None:
+    """A field vLLM requires is required."""
+    del draft.config[field]
+    assert vllm_objects(draft.config)
+    assert not validate(draft.write()).ok
+
+
+def test_every_field_vllm_refuses_is_covered() -> None:
+    """A field that a newer vLLM reads and we do not know of shows up here."""
+    from dataclasses import fields
+
+    from vllm.lora.peft_helper import PEFTHelper
+
+    known = {
+        *good_config(),
+        *(field for change in (*REFUSED, *ACCEPTED) for field in change),
+        "vllm_lora_scaling_factor",  # computed, whatever the file says
+        "vllm_max_position_embeddings",  # given by the engine
+    }
+    assert {field.name for field in fields(PEFTHelper)} <= known
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's import is not ours to mend
+@pytest.mark.parametrize(
+    "name",
+    [
+        *good_tensors(),
+        "x.lora_A.weight",
+        "base_model.model.base_model.model.x.lora_B.weight",
+        "base_model.model.lm_head.lora_embedding_B",
+        "base_model.model.score.weight",
+        "base_model.model.x.classifier.bias",
+        "base_model.model.x.lora_A.default.weight",
+        "base_model.model.x.lora_B.bias",
+        "base_model.model.x.lora_magnitude_vector",
+        "base_model.model.model.embed_tokens.weight",
+        "base_model.model.x.modules_to_save.weight",
+        "weight",
+        "x",
+        "",
+    ],
+)
+def test_names_are_parsed_alike(name: str) -> None:
+    """A tensor's name means the module and the half that vLLM takes it for."""
+    from vllm.lora.utils import parse_fine_tuned_lora_name
+
+    from lora_fs.sidecar.validate.tensors import parse_name
+
+    try:
+        theirs = parse_fine_tuned_lora_name(name)
+    except ValueError:
+        assert parse_name(name) is None
+        return
+    ours = parse_name(name)
+    assert ours is not None
+    assert (ours[0], ours[1].is_a) == theirs
+
+
+@pytest.mark.parametrize("module", ["model.layers.1.self_attn.q_proj", "a.experts", "q_proj", "x"])
+def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
+    """rank_pattern gives a module the rank that vLLM scales it by."""
+    from vllm.lora.peft_helper import PEFTHelper
+
+    from lora_fs.sidecar.validate.patterns import Budget, ModulePatterns
+    from lora_fs.sidecar.validate.tensors import peft_name
+
+    pattern = {r"layers\.[1-3]\..*q_proj": 2, "q_proj": 3, "experts.down_proj": 5}
+    helper = PEFTHelper.from_dict({**good_config(), "rank_pattern": pattern})
+    ours = ModulePatterns(pattern, Budget()).find(peft_name(module))
+    assert (good_config()["r"] if ours is None else ours) == helper.get_rank_and_scaling(module)[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_folder_is_read_by_vllm(adapter: Path) -> None:
+    """The adapter the other tests break is one that vLLM reads."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    helper = PEFTHelper.from_local_dir(str(adapter), None)
+    model = LoRAModel.from_local_checkpoint(
+        str(adapter), {"q_proj", "v_proj"}, helper, lora_model_id=1, device="cpu"
+    )
+    assert len(model.loras) == 4

@@ -1,0 +1,106 @@
+"""Modules and sizes against the base model's config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lora_fs.sidecar.model import Severity
+from lora_fs.sidecar.validate import Expectation, load_base_config, validate
+from tests.validate.conftest import BASE_CONFIG, HIDDEN, RANK, Draft
+
+VOCAB = 64
+
+
+def findings(draft: Draft, base: Mapping[str, object]) -> list[tuple[str, Severity]]:
+    report = validate(draft.write(), Expectation(base_config=base))
+    return sorted({(finding.code, finding.severity) for finding in report.findings})
+
+
+def add(draft: Draft, module: str, a: tuple[int, int], b: tuple[int, int]) -> Draft:
+    """Add a pair, named as PEFT names a look-up table's where the module is one."""
+    embedding = module.endswith("embed_tokens")
+    for part, shape in (("A", a), ("B", b)):
+        name = f"lora_embedding_{part}" if embedding else f"lora_{part}.weight"
+        draft.tensors[f"base_model.model.{module}.{name}"] = np.ones(shape, np.float32)
+    draft.config["target_modules"].append(module.rsplit(".", 1)[-1])
+    return draft
+
+
+def test_embeddings_of_a_llama(draft: Draft) -> None:
+    """A Llama serves LoRA on embed_tokens and lm_head, of the vocabulary's size."""
+    add(draft, "model.embed_tokens", (RANK, VOCAB), (HIDDEN, RANK))
+    add(draft, "lm_head", (RANK, HIDDEN), (VOCAB, RANK))
+    assert findings(draft, BASE_CONFIG) == []
+    assert findings(draft, {**BASE_CONFIG, "vocab_size": 65}) == [("wrong-shape", Severity.ERROR)]
+
+
+def test_embeddings_of_a_qwen2(draft: Draft) -> None:
+    """vLLM serves none on a Qwen2, and refuses the whole adapter for it."""
+    add(draft, "lm_head", (RANK, HIDDEN), (VOCAB, RANK))
+    base = {**BASE_CONFIG, "model_type": "qwen2"}
+    assert findings(draft, base) == [("no-such-module", Severity.ERROR)]
+
+
+def test_fused_projections_of_a_phi3(draft: Draft) -> None:
+    """Phi-3 has one matrix for q, k and v and one for gate and up."""
+    draft.tensors.clear()
+    draft.config["target_modules"] = []
+    add(draft, "model.layers.0.self_attn.qkv_proj", (RANK, HIDDEN), (64, RANK))
+    add(draft, "model.layers.0.mlp.gate_up_proj", (RANK, HIDDEN), (96, RANK))
+    assert findings(draft, {**BASE_CONFIG, "model_type": "phi3"}) == []
+    assert findings(draft, BASE_CONFIG) == [("no-such-module", Severity.ERROR)]
+
+
+def test_sizes_the_config_does_not_give(draft: Draft) -> None:
+    """A size that is not known is not checked: unknown is not wrong."""
+    assert findings(draft, {"model_type": "llama"}) == []
+    assert findings(draft, {"model_type": "qwen3", "hidden_size": HIDDEN}) == []
+    assert findings(draft, dict.fromkeys(BASE_CONFIG, "garbage")) == []
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        {"model_type": "novel", "num_hidden_layers": 1},
+        {"model_type": "novel_vl", "text_config": {"num_hidden_layers": 1}},
+        {"num_hidden_layers": 1},
+    ],
+)
+def test_unknown_family(draft: Draft, base: Mapping[str, object]) -> None:
+    """Of a model type that is not in the table only the layers are counted: a warning."""
+    assert findings(draft, base) == [("layer-out-of-range", Severity.WARNING)]
+
+
+def test_load_base_config_from_a_folder(tmp_path: Path) -> None:
+    """A local model's config is read through symlinks; garbage and absence are None."""
+    (tmp_path / "blob").write_text(json.dumps(BASE_CONFIG))
+    model = tmp_path / "model"
+    model.mkdir()
+    assert load_base_config(str(model)) is None
+    (model / "config.json").symlink_to("../blob")
+    assert load_base_config(str(model)) == BASE_CONFIG
+    (tmp_path / "blob").write_text("{")
+    assert load_base_config(str(model)) is None
+
+
+def test_load_base_config_from_the_hub_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub id is looked up in the local cache and nowhere else."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--acme--tiny-llama" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(BASE_CONFIG))
+    refs = tmp_path / "models--acme--tiny-llama" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("a" * 40)
+    assert load_base_config("acme/tiny-llama") == BASE_CONFIG
+    assert load_base_config("acme/other") is None
+    assert load_base_config("not a/hub/id") is None

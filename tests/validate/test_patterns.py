@@ -1,0 +1,82 @@
+"""Regular expressions out of an adapter are run within a bound, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from lora_fs.sidecar.validate.patterns import (
+    MAX_CHOICES_IN_KEY,
+    Budget,
+    ModulePatterns,
+    TargetModules,
+    TooCostly,
+    objection,
+)
+
+NAME = "model.layers.3.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "q_proj",
+        "model.layers.3.self_attn.q_proj",
+        r"layers\.[0-3]\..*q_proj",
+        r".*\.(q_proj|v_proj)",
+        r"layers\.\d+\.(?:self_attn|mlp)",
+    ],
+)
+def test_what_people_write(expression: str) -> None:
+    """Names and plain expressions pass."""
+    assert objection(expression, MAX_CHOICES_IN_KEY) is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(a+)+$",
+        "(a|a)*$",
+        r"(a+|\\)+$",
+        "(?x)(a+) +$",
+        "a?" * 30 + "a" * 30,
+        "(a|aa)" * 30,
+        r"(a)\1",
+        "(?=a)",
+        ".*a" * 20,
+        "(" * 500,
+        "a{99999999999}",
+        "x" * 3000,
+        "[",
+    ],
+)
+def test_what_could_run_for_ever(expression: str) -> None:
+    """Expressions whose backtracking explodes, or that do not compile, are never run."""
+    assert objection(expression, MAX_CHOICES_IN_KEY) is not None
+
+
+def test_first_key_that_matches_wins() -> None:
+    """A key matches a suffix that begins at a dot, in the order of the config."""
+    patterns = ModulePatterns({"k_proj": 2, "self_attn.q_proj": 4, "q_proj": 8}, Budget())
+    assert patterns.find(NAME) == 4
+    assert patterns.find("model.my_q_proj") is None
+    assert patterns.find("q_proj") == 8
+
+
+def test_targets_match_as_in_peft() -> None:
+    """A list holds suffixes at a dot, text is one expression for the whole name."""
+    assert TargetModules(("q_proj",), Budget()).covers(NAME)
+    assert not TargetModules(("proj",), Budget()).covers(NAME)
+    assert TargetModules(r".*\.q_proj", Budget()).covers(NAME)
+    assert not TargetModules(r"\.q_proj", Budget()).covers(NAME)
+    assert TargetModules("all-linear", Budget()).covers(NAME)
+
+
+def test_budget() -> None:
+    """Once the time is spent matching stops, and a name of any length is not tried."""
+    now = iter((0.0, 1.0, 99.0))
+    patterns = ModulePatterns({"q_proj": 4}, Budget(limit_s=5, clock=lambda: next(now)))
+    assert patterns.find(NAME) == 4
+    with pytest.raises(TooCostly):
+        patterns.find(NAME)
+    with pytest.raises(TooCostly):
+        TargetModules(".*", Budget()).covers("x" * 1000)
