@@ -1,0 +1,285 @@
+"""What people do to the registry: register, unregister, promote, roll back.
+
+Each is a few appends in an order that is safe to stop anywhere: bytes before the record,
+the record before the pointer, HEAD last. A half-done register is an artifact or an inactive
+revision that nobody asked for, never a name without bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, NotFound
+from lora_fs.sidecar.model import (
+    AdapterKey,
+    AdapterSpec,
+    Origin,
+    Pointer,
+    Policy,
+    Record,
+    Scope,
+    Source,
+    State,
+    check_segment,
+)
+from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry.artifacts import Progress
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.validate import Expectation, Report, validate
+
+ADOPTED_IN_PLACE = "folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What to register. ``source`` is a local folder; ``revision`` None takes the next ``vN``."""
+
+    name: str
+    source: Path
+    uri: str
+    revision: str | None = None
+    base_model: str | None = None
+    policy: Policy | None = None
+    labels: Mapping[str, str] | None = None
+    link: bool = False
+    activate: bool = True
+    origin: Origin = "register"
+    must_be_new: bool = False  # refuse a name that is served already
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The record in force afterwards; ``changed`` is False if these bytes were there already."""
+
+    record: Record
+    changed: bool
+    report: Report
+
+
+def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
+    """The engine's id: 63 bits over registry, identity and bytes, the same whoever computes it."""
+    data = f"{registry_uuid}|{key}|{digest}".encode()
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1 or 1
+
+
+def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, Record]:
+    """The revisions of a name that are registered, read afresh."""
+    found = {}
+    for revision, listing in registry.scan(scope).revisions.items():
+        if name in listing.records:
+            _, record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))
+            if record is not None and record.present:
+                found[revision] = record
+    return found
+
+
+def _next_revision(registry: Registry, scope: Scope, name: str) -> str:
+    taken = [
+        int(match[1])
+        for revision, listing in registry.scan(scope).revisions.items()
+        if (match := re.fullmatch(r"v([0-9]{1,9})", revision))
+        and (name in listing.records or name in listing.folders)
+    ]
+    return f"v{max(taken, default=0) + 1}"
+
+
+def register(
+    registry: Registry,
+    scope: Scope,
+    wanted: Registration,
+    expectation: Expectation,
+    *,
+    writer: str,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Registered:
+    """Validate, copy, record, activate.
+
+    Raises:
+        InvalidName, InvalidAdapter: nothing was written.
+        Conflict: the revision exists with other bytes, or the name is served already.
+        TemporaryError: see ``Registry.append``.
+    """
+    name = check_segment("name", wanted.name)
+    if name == scope.model:
+        raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
+    report = validate(wanted.source, expectation, progress=progress)
+    if not report.ok or report.shape is None:
+        raise InvalidAdapter(str(wanted.source), report.errors)
+    existing = present_revisions(registry, scope, name)
+    if wanted.must_be_new and existing:
+        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+    files = artifacts.hash_files(wanted.source, report.served_files, progress)
+    digest = artifacts.digest_of(files)
+    for record in existing.values():
+        if record.spec.digest == digest and wanted.revision in (None, record.revision):
+            if wanted.activate and not dry_run:
+                promote(registry, scope, name, record.revision, writer=writer)
+            return Registered(record, False, report)
+    revision = wanted.revision or _next_revision(registry, scope, name)
+    key = AdapterKey.checked(*scope, revision, name)
+    path = str(wanted.source.resolve()) if wanted.link else f"{scope}/{revision}/{name}"
+    spec = AdapterSpec(
+        source=Source(uri=wanted.uri),
+        path=path,
+        base_model=wanted.base_model or report.base_model or scope.model,
+        digest=digest,
+        size_bytes=sum(entry.size_bytes for entry in files),
+        files=files,
+        lora=report.shape,
+        int_id=int_id(registry.marker.registry_uuid, key, digest),
+        policy=wanted.policy,
+        labels=dict(wanted.labels or {}),
+        fingerprint=wanted.fingerprint,
+    )
+
+    def build(newest: Record | None) -> dict[str, Any]:
+        in_place = wanted.origin == ADOPTED_IN_PLACE
+        if newest is not None and newest.spec.digest != digest and not in_place:
+            raise Conflict(
+                f"revision {revision} of {name} exists with other bytes "
+                f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
+            )
+        return {
+            "revision": revision,
+            "uid": newest.uid if newest is not None else secrets.token_hex(16),
+            "state": State.PRESENT,
+            "origin": wanted.origin,
+            "keep_files": wanted.link,
+            "spec": spec.model_dump(mode="json"),
+        }
+
+    if dry_run:
+        _, newest = registry.latest(registry.records(key))
+        draft = {
+            **build(newest),
+            **{"namespace": scope.namespace, "model": scope.model, "name": name},
+            **{"generation": 1, "request_id": "", "token": "", "writer": writer, "updated_at": ""},
+        }
+        return Registered(Record.model_validate(draft), True, report)
+    target = registry.layout.artifact(key)
+    if not wanted.link and wanted.source.resolve() != target.resolve():
+        _place_copy(registry, key, wanted, report, digest, progress)
+    record = registry.append(
+        registry.records(key), scope, build, writer=writer, announce=not wanted.activate
+    )
+    if wanted.activate:
+        promote(registry, scope, name, revision, writer=writer)
+    return Registered(record, True, report)
+
+
+def _place_copy(
+    registry: Registry,
+    key: AdapterKey,
+    wanted: Registration,
+    report: Report,
+    digest: str,
+    progress: Progress | None,
+) -> None:
+    incoming = artifacts.temporary_in(registry.layout.incoming(key.scope))
+    target = registry.layout.artifact(key)
+    try:
+        copied = artifacts.copy_files(wanted.source, incoming, report.served_files, progress)
+        if artifacts.digest_of(copied) != digest:
+            raise Conflict(f"{wanted.source} changed while it was copied: try again")
+        if not artifacts.place(incoming, target):
+            there = artifacts.hash_files(target, report.served_files)
+            if artifacts.digest_of(there) != digest:
+                raise Conflict(
+                    f"{target} holds other bytes: revisions never change; register a new one"
+                )
+    finally:
+        artifacts.discard(incoming)
+
+
+def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
+    """The pointer of a name, read afresh."""
+    return registry.latest(registry.pointers(scope, name))[1]
+
+
+def promote(
+    registry: Registry, scope: Scope, name: str, revision: str, *, writer: str
+) -> Pointer:
+    """Let the plain name serve ``revision``.
+
+    Raises:
+        NotFound: the revision is not registered.
+    """
+    known = present_revisions(registry, scope, name)
+    if revision not in known:
+        have = ", ".join(sorted(known)) or "none"
+        raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+
+    def build(newest: Pointer | None) -> dict[str, Any] | None:
+        if newest is not None and newest.revision == revision:
+            return None
+        before = newest.revision if newest is not None else None
+        return {"revision": revision, "previous_revision": before, "canary": None}
+
+    pointer = registry.append(registry.pointers(scope, name), scope, build, writer=writer)
+    registry.announce()
+    return pointer
+
+
+def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:
+    """Let the plain name serve the revision it served before.
+
+    Raises:
+        NotFound: the name is not active; InputError: nothing to go back to.
+    """
+    pointer = active(registry, scope, name)
+    if pointer is None or pointer.revision is None:
+        raise NotFound(f"{name} is not registered in {scope}")
+    if pointer.previous_revision is None:
+        raise InputError(f"{name} serves {pointer.revision} and served nothing before it")
+    return promote(registry, scope, name, pointer.previous_revision, writer=writer)
+
+
+def unregister(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    *,
+    writer: str,
+    revision: str | None = None,
+    all_revisions: bool = False,
+    keep_files: bool = False,
+) -> list[Record]:
+    """Withdraw a revision, or a name with all it has; returns the tombstones.
+
+    Raises:
+        NotFound: nothing of that name is registered.
+        InputError: several revisions, and none was chosen.
+    """
+    check_segment("name", name)
+    known = present_revisions(registry, scope, name)
+    if not known or (revision is not None and revision not in known):
+        what = f"revision {revision!r} of {name}" if revision else name
+        raise NotFound(f"{what} is not registered in {scope}")
+    if revision is None and not all_revisions and len(known) > 1:
+        have = ", ".join(sorted(known))
+        raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
+    chosen = [revision] if revision is not None else sorted(known)
+    pointer = active(registry, scope, name)
+    if pointer is not None and pointer.revision in chosen:
+        withdrawn = {"revision": None, "previous_revision": None, "canary": None}
+        registry.append(
+            registry.pointers(scope, name), scope, lambda _: withdrawn, writer=writer, announce=False
+        )
+    tombstones = []
+    for chosen_revision in chosen:
+        series = registry.records(AdapterKey(*scope, chosen_revision, name))
+        keep = keep_files or known[chosen_revision].keep_files
+        fields = {"state": State.DELETED, "keep_files": keep}
+        tombstones.append(
+            registry.append(series, scope, lambda _, f=fields: f, writer=writer, announce=False)  # type: ignore[misc]
+        )
+    registry.announce()
+    return tombstones
