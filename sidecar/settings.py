@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     engine_api_key: str | None = Field(
         None, repr=False, validation_alias=_env("engine_api_key", "VLLM_API_KEY")
     )
-    host: str = "0.0.0.0"  # noqa: S104  a pod's port is reached from outside the pod
+    host: str = "0.0.0.0"
     port: int = Field(8001, ge=1, le=65535)
     replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
     advertise_url: str | None = None

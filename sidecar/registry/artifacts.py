@@ -129,5 +129,7 @@ def fingerprint(folder: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
+        raise VolumeUnavailable(
+            f"cannot look into {folder}: {os.strerror(error.errno or 0)}"
+        ) from error
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:32]

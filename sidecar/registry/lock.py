@@ -32,7 +32,7 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     """
     lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
     try:
-        lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))  # noqa: S311
+        lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
     except (Timeout, OSError) as error:
         logger.debug("lease %s not had: %s", path.name, error)
         yield False

@@ -204,9 +204,7 @@ def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
     return registry.latest(registry.pointers(scope, name))[1]
 
 
-def promote(
-    registry: Registry, scope: Scope, name: str, revision: str, *, writer: str
-) -> Pointer:
+def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:
     """Let the plain name serve ``revision``.
 
     Raises:
@@ -265,13 +263,19 @@ def unregister(
         raise NotFound(f"{what} is not registered in {scope}")
     if revision is None and not all_revisions and len(known) > 1:
         have = ", ".join(sorted(known))
-        raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
+        raise InputError(
+            f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions"
+        )
     chosen = [revision] if revision is not None else sorted(known)
     pointer = active(registry, scope, name)
     if pointer is not None and pointer.revision in chosen:
         withdrawn = {"revision": None, "previous_revision": None, "canary": None}
         registry.append(
-            registry.pointers(scope, name), scope, lambda _: withdrawn, writer=writer, announce=False
+            registry.pointers(scope, name),
+            scope,
+            lambda _: withdrawn,
+            writer=writer,
+            announce=False,
         )
     tombstones = []
     for chosen_revision in chosen:

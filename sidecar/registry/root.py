@@ -113,7 +113,9 @@ def read_marker(root: Path) -> Marker:
     try:
         marker = decode(Marker, data)
     except CorruptRecord as error:
-        raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
+        raise RegistryLost(
+            f"{layout.marker} is damaged: {error}; restore it from a backup"
+        ) from error
     if marker.min_reader > FORMAT:
         raise FormatTooNew(
             f"{root} has format {marker.format}; this lora-fs reads up to {FORMAT}: upgrade it"

@@ -8,46 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Record
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.replica import LoadRequest, Readiness
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One public name of this replica and the record it stands for."""
-
-    name: str  # what clients send as "model": "name", "namespace/name" or "name@revision"
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """Everything this replica serves, at one moment. ``version`` rises with every change.
-
-    ``served`` holds the plain names only, sorted; ``name@revision`` is found by ``lookup``.
-    """
-
-    version: int
-    served: Mapping[str, Served]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """vLLM's ``POST /v1/load_lora_adapter``."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether this replica can serve, and why not."""
-
-    ready: bool
-    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
+__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served"]
 
 
 class ReplicaPort(Protocol):

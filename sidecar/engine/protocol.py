@@ -1,0 +1,35 @@
+"""What the reconciler needs from an engine. *Loaded* is what it says; silence is *unknown*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The engine's answer.
+
+    Attributes:
+        base_cards: its model cards that are not adapters.
+        adapters: lora_name → the path it was loaded from.
+        cards: the adapters' cards by name.
+    """
+
+    base_cards: tuple[Mapping[str, Any], ...]
+    adapters: Mapping[str, str]
+    cards: Mapping[str, Mapping[str, Any]]
+
+
+class Engine(Protocol):
+    """One engine. Every call is bounded in time."""
+
+    async def loaded(self) -> Loaded:
+        """Raises EngineUnavailable: what is loaded is unknown."""
+
+    async def load(self, name: str, path: str) -> None:
+        """Raises EngineRejected with the engine's reason, EngineUnavailable (it may have loaded)."""
+
+    async def unload(self, name: str) -> None:
+        """Unload; a name it does not have is fine. Raises as ``load``."""

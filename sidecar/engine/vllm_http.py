@@ -1,0 +1,94 @@
+"""A stock vLLM over HTTP: ``/v1/models``, ``/v1/load_lora_adapter``, ``/v1/unload_lora_adapter``.
+
+It wants ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`` and says so when they
+are missing. Source: vllm/entrypoints/serve/lora, 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+
+from lora_fs.sidecar.engine.protocol import Loaded
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+
+_NO_RUNTIME_UPDATING = (
+    "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
+    "it has no route to load adapters"
+)
+
+
+class VllmHttp:
+    """The client. ``session`` belongs to the caller and outlives this."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        timeout_s: float,
+        api_key: str | None = None,
+        list_timeout_s: float = 10.0,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._change = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
+        self._list = aiohttp.ClientTimeout(total=list_timeout_s, sock_connect=5)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def loaded(self) -> Loaded:
+        status, text = await self._call("GET", "/v1/models", None, self._list)
+        if status != 200:
+            raise EngineUnavailable(f"{self._url}/v1/models answered {status}: {text[:200]}")
+        try:
+            cards = [card for card in json.loads(text)["data"] if isinstance(card["id"], str)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineUnavailable(f"{self._url}/v1/models is not a model list: {error}") from error
+        adapters = {card["id"]: card for card in cards if card.get("parent")}
+        return Loaded(
+            base_cards=tuple(card for card in cards if not card.get("parent")),
+            adapters={name: str(card.get("root") or "") for name, card in adapters.items()},
+            cards=adapters,
+        )
+
+    async def load(self, name: str, path: str) -> None:
+        body = {"lora_name": name, "lora_path": path}
+        status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
+        if status == 200 or (status == 400 and "already been loaded" in text):
+            return
+        raise self._refused(f"load {name}", status, text)
+
+    async def unload(self, name: str) -> None:
+        body = {"lora_name": name}
+        status, text = await self._call("POST", "/v1/unload_lora_adapter", body, self._change)
+        if status == 200 or (status == 404 and "cannot be found" in text):
+            return
+        raise self._refused(f"unload {name}", status, text)
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: aiohttp.ClientTimeout
+    ) -> tuple[int, str]:
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, timeout=timeout, headers=self._headers
+            ) as answer:
+                return answer.status, await answer.text(errors="replace")
+        except TimeoutError as error:
+            raise EngineUnavailable(f"{self._url}{path} did not answer in {timeout.total} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnavailable(f"{self._url}{path}: {error}") from error
+
+    def _refused(self, what: str, status: int, text: str) -> EngineRejected | EngineUnavailable:
+        if status == 404 and '"detail"' in text:
+            return EngineRejected(f"cannot {what}: {_NO_RUNTIME_UPDATING}", reason=_NO_RUNTIME_UPDATING)
+        reason = text[:500]
+        try:
+            answer = json.loads(text)
+            reason = str(answer["error"]["message"])[:500]
+        except (ValueError, KeyError, TypeError):
+            pass  # not vLLM's error shape: its text is the reason
+        if status in (502, 503, 504):
+            return EngineUnavailable(f"engine cannot {what} now ({status}): {reason}")
+        return EngineRejected(f"the engine refused to {what}: {reason}", reason=reason, status=status)

@@ -1,0 +1,69 @@
+"""The names a replica serves, made from the desired state. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry.view import Desired
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One public name and the record it stands for."""
+
+    name: str  # what clients send as "model": "name", "namespace/name" or "name@revision"
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything a replica serves, at one moment; ``served`` holds the plain names, sorted.
+
+    ``conflicts`` are names not served because the engine's base model has them.
+    """
+
+    version: int = 0
+    served: Mapping[str, Served] = field(default_factory=dict)
+    conflicts: Mapping[str, Record] = field(default_factory=dict)
+
+
+def public_name(scope: Scope, name: str, namespaces: Collection[str]) -> str:
+    """``name`` where one namespace is served, ``namespace/name`` where several are."""
+    return name if len(namespaces) == 1 else f"{scope.namespace}/{name}"
+
+
+def build(
+    desired: Desired, namespaces: Collection[str], base_models: Collection[str], version: int
+) -> Catalog:
+    """Name every active record; a base model's own name always means the base model."""
+    named = {
+        public_name(scope, name, namespaces): record for scope, name, record in desired.active()
+    }
+    return Catalog(
+        version,
+        {name: Served(name, named[name]) for name in sorted(named) if name not in base_models},
+        {name: record for name, record in named.items() if name in base_models},
+    )
+
+
+def find(
+    catalog: Catalog, desired: Desired, model: str, namespaces: tuple[str, ...], name: str
+) -> Served | None:
+    """Resolve a plain name or ``name@revision``; a look-up in memory, whatever the name is."""
+    served = catalog.served.get(name)
+    if served is not None:
+        return served
+    plain, at, revision = name.rpartition("@")
+    if not at or plain in catalog.conflicts:
+        return None
+    namespace, slash, bare = plain.partition("/")
+    if bool(slash) != (len(namespaces) > 1):
+        return None
+    if not slash:
+        namespace, bare = namespaces[0], plain
+    if namespace not in namespaces:
+        return None
+    record = desired.records.get(AdapterKey(namespace, model, revision, bare))
+    return Served(name, record) if record is not None and record.present else None

@@ -1,0 +1,142 @@
+"""Staging: the engine is only ever given a verified, content-named, pod-local copy.
+
+What happens on the volume afterwards cannot hurt a running engine, and the path changes with
+the bytes, so that no KV block of other weights is reused. A copy is removed only when the
+engine does not list it and nobody holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.model import Finding, Record, Severity
+from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.validate import Expectation, validate
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 60.0
+_COPYING = ".copying-"
+
+
+class Stager:
+    """Owns ``folder``. ``locate`` gives a record's artifact folder on the volume."""
+
+    def __init__(
+        self,
+        folder: Path,
+        locate: Callable[[Record], Path],
+        expectation: Expectation,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._folder = folder
+        self._locate = locate
+        self._expectation = expectation
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._threads = anyio.CapacityLimiter(8)
+        self._unused_since: dict[str, float] = {}
+
+    def path(self, record: Record) -> str:
+        """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
+        return str(self._folder / record.spec.digest.removeprefix("sha256:") / record.name)
+
+    def owns(self, path: str) -> bool:
+        """Whether a path the engine names is one of these copies."""
+        return path.startswith(f"{self._folder}{os.sep}")
+
+    async def stage(self, record: Record) -> str:
+        """Copy and verify; bounded. A volume that hangs costs one thread of eight, not the loop.
+
+        Raises:
+            InvalidAdapter: the bytes are not the registered ones, or cannot be served.
+            VolumeUnavailable: they could not be read in time.
+        """
+        try:
+            with anyio.fail_after(self._timeout_s):
+                return await anyio.to_thread.run_sync(
+                    self._stage, record, abandon_on_cancel=True, limiter=self._threads
+                )
+        except TimeoutError as error:
+            raise VolumeUnavailable(
+                f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
+            ) from error
+
+    def _stage(self, record: Record) -> str:
+        target = Path(self.path(record))
+        if target.is_dir():
+            return str(target)
+        source = self._locate(record)
+        self._check_room(record)
+        copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
+        try:
+            if not source.is_dir():
+                raise InvalidAdapter(str(record.key), [_finding("missing", "its folder is gone from the volume")])
+            names = [entry.path for entry in record.spec.files]
+            try:
+                copied = artifacts.copy_files(source, copying, names)
+            except VolumeUnavailable as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    finding = _finding("missing", f"a registered file is gone: {error}")
+                    raise InvalidAdapter(str(record.key), [finding]) from error
+                raise
+            if artifacts.digest_of(copied) != record.spec.digest:
+                text = "the bytes on the volume are not the registered ones (truncated or overwritten)"
+                raise InvalidAdapter(str(record.key), [_finding("digest-mismatch", text)])
+            report = validate(copying, self._expectation)
+            if not report.ok:
+                raise InvalidAdapter(str(record.key), report.errors)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                copying.rename(target)
+            except OSError:
+                if not target.is_dir():
+                    raise
+        except OSError as error:
+            raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
+        finally:
+            shutil.rmtree(copying, ignore_errors=True)
+        return str(target)
+
+    def _check_room(self, record: Record) -> None:
+        used = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        if used + record.spec.size_bytes > self._max_bytes:
+            raise VolumeUnavailable(
+                f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
+                f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded"
+            )
+
+    def prepare(self) -> None:
+        """Make the folder and drop copies an earlier process left half-done."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f"{_COPYING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def sweep(self, in_use: Collection[str], now: float | None = None) -> None:
+        """Remove copies that have been out of use for GRACE_S. Blocking."""
+        now = time.monotonic() if now is None else now
+        used = {Path(path).parent.name for path in in_use}
+        present = {entry.name for entry in self._folder.iterdir() if not entry.name.startswith(".")}
+        for name in present - used:
+            if now - self._unused_since.setdefault(name, now) >= GRACE_S:
+                logger.info("removing the staged copy %s", name[:12])
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+        for name in list(self._unused_since):
+            if name in used or name not in present:
+                del self._unused_since[name]
+
+
+def _finding(code: str, message: str) -> Finding:
+    return Finding(code=code, severity=Severity.ERROR, file=".", message=message)

@@ -1,0 +1,47 @@
+"""What kind of filesystem a path lies on, and the waits that follow from it.
+
+Measured (docs/format.md): local filesystems notify and list at once; network and FUSE
+filesystems deliver no inotify events from other hosts and cache for seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs"})
+SLOW_LISTING = ("nfs", "fuse", "cifs", "smb", "9p", "ceph", "lustre")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds between HEAD reads, and for which a dropped folder must hold still."""
+
+    poll_s: float
+    settle_s: float
+
+
+def kind_of(path: Path) -> str:
+    """The type of the mount that holds ``path``, as /proc/self/mountinfo names it."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    real = os.path.realpath(path)
+    best = ("", "unknown")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            fields = line.split()
+            mount_point = fields[4].encode().decode("unicode_escape")
+            inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
+            if fields[2] == wanted and inside and len(mount_point) >= len(best[0]):
+                best = (mount_point, fields[fields.index("-") + 1])
+    return best[1]
+
+
+def timing_for(kind: str) -> Timing:
+    """Fast on a local filesystem, patient where listings lie."""
+    if kind in LOCAL:
+        return Timing(poll_s=0.1, settle_s=2.0)
+    if kind.startswith(SLOW_LISTING):
+        return Timing(poll_s=1.0, settle_s=30.0)
+    return Timing(poll_s=1.0, settle_s=10.0)
