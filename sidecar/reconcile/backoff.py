@@ -22,5 +22,5 @@ def after(previous: Failure | None, digest: str, error: Exception, now: float) -
     """Count a failure; 1 s doubling to 5 minutes, less up to a quarter of jitter."""
     attempts = previous.attempts + 1 if previous is not None and previous.digest == digest else 1
     delay = min(CEILING_S, FIRST_S * 2.0 ** min(attempts - 1, 16))
-    delay *= 1 - random.uniform(0, 0.25)  # noqa: S311  spreads replicas, hides nothing
+    delay *= 1 - random.uniform(0, 0.25)
     return Failure(digest, error, attempts, now + delay)

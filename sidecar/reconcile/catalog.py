@@ -38,9 +38,7 @@ def build(
     desired: Desired, namespaces: Collection[str], base_models: Collection[str], version: int
 ) -> Catalog:
     """Name every active record; a base model's own name always means the base model."""
-    named = {
-        public_name(scope, name, namespaces): record for scope, name, record in desired.active()
-    }
+    named = {public_name(scope, name, namespaces): record for scope, name, record in desired.active()}
     return Catalog(
         version,
         {name: Served(name, named[name]) for name in sorted(named) if name not in base_models},

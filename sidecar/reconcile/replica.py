@@ -23,7 +23,7 @@ from lora_fs.sidecar.errors import (
     TemporaryError,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Policy, Record
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import backoff, plan
 from lora_fs.sidecar.reconcile.backoff import Failure
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find
@@ -209,9 +209,9 @@ class Replica:
     async def _ensure(self, served: Served, timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s
         failure = self._failures.get(served.name)
-        if failure is not None and failure.digest == served.record.spec.digest:
-            if time.monotonic() < failure.retry_at:
-                raise failure.error
+        same = failure is not None and failure.digest == served.record.spec.digest
+        if failure is not None and same and time.monotonic() < failure.retry_at:
+            raise failure.error
         while True:
             task = self._load_task(served)
             try:
@@ -409,12 +409,10 @@ class Replica:
             if self._resident_name(entry) is not None:
                 continue
             if everything:
-                policy = policy.model_copy(update={"kind": plan.PolicyKind.EAGER})
+                policy = policy.model_copy(update={"kind": PolicyKind.EAGER})
             failure = self._failures.get(entry.name)
             waits = (
-                failure is not None
-                and failure.digest == entry.record.spec.digest
-                and now < failure.retry_at
+                failure is not None and failure.digest == entry.record.spec.digest and now < failure.retry_at
             )
             entries.append(plan.Absent(entry.name, entry.record, policy, not waits))
         return entries

@@ -83,7 +83,9 @@ class Stager:
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
         try:
             if not source.is_dir():
-                raise InvalidAdapter(str(record.key), [_finding("missing", "its folder is gone from the volume")])
+                raise InvalidAdapter(
+                    str(record.key), [_finding("missing", "its folder is gone from the volume")]
+                )
             names = [entry.path for entry in record.spec.files]
             try:
                 copied = artifacts.copy_files(source, copying, names)

@@ -115,9 +115,7 @@ class Adopter:
                 return False
             try:
                 if looks_preallocated(folder):
-                    candidate.refused = (
-                        "NotWhole: its tensors end in zeros, as an unfinished copy does"
-                    )
+                    candidate.refused = "NotWhole: its tensors end in zeros, as an unfinished copy does"
                     return False
                 operations.register(
                     self._registry,

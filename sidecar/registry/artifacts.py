@@ -58,9 +58,7 @@ def _copy_hashing(source: Path, target: Path | None, progress: Progress | None) 
     return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
 
 
-def hash_files(
-    folder: Path, files: Sequence[str], progress: Progress | None = None
-) -> tuple[FileEntry, ...]:
+def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
     """Hash the named files of a folder."""
     return tuple(_copy_hashing(folder / name, None, progress) for name in files)
 
@@ -129,7 +127,5 @@ def fingerprint(folder: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise VolumeUnavailable(
-            f"cannot look into {folder}: {os.strerror(error.errno or 0)}"
-        ) from error
+        raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:32]

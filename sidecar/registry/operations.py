@@ -167,9 +167,7 @@ def register(
     target = registry.layout.artifact(key)
     if not wanted.link and wanted.source.resolve() != target.resolve():
         _place_copy(registry, key, wanted, report, digest, progress)
-    record = registry.append(
-        registry.records(key), scope, build, writer=writer, announce=not wanted.activate
-    )
+    record = registry.append(registry.records(key), scope, build, writer=writer, announce=not wanted.activate)
     if wanted.activate:
         promote(registry, scope, name, revision, writer=writer)
     return Registered(record, True, report)
@@ -192,9 +190,7 @@ def _place_copy(
         if not artifacts.place(incoming, target):
             there = artifacts.hash_files(target, report.served_files)
             if artifacts.digest_of(there) != digest:
-                raise Conflict(
-                    f"{target} holds other bytes: revisions never change; register a new one"
-                )
+                raise Conflict(f"{target} holds other bytes: revisions never change; register a new one")
     finally:
         artifacts.discard(incoming)
 
@@ -263,9 +259,7 @@ def unregister(
         raise NotFound(f"{what} is not registered in {scope}")
     if revision is None and not all_revisions and len(known) > 1:
         have = ", ".join(sorted(known))
-        raise InputError(
-            f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions"
-        )
+        raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
     chosen = [revision] if revision is not None else sorted(known)
     pointer = active(registry, scope, name)
     if pointer is not None and pointer.revision in chosen:

@@ -113,9 +113,7 @@ def read_marker(root: Path) -> Marker:
     try:
         marker = decode(Marker, data)
     except CorruptRecord as error:
-        raise RegistryLost(
-            f"{layout.marker} is damaged: {error}; restore it from a backup"
-        ) from error
+        raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
     if marker.min_reader > FORMAT:
         raise FormatTooNew(
             f"{root} has format {marker.format}; this lora-fs reads up to {FORMAT}: upgrade it"
@@ -135,7 +133,5 @@ def advance_head(root: Path, epoch: int) -> None:
         head = decode(Head, data) if data else Head()
     except CorruptRecord:
         head = Head()
-    after = head.model_copy(
-        update={"epoch": epoch, "seq": head.seq + 1, "nonce": secrets.token_hex(8)}
-    )
+    after = head.model_copy(update={"epoch": epoch, "seq": head.seq + 1, "nonce": secrets.token_hex(8)})
     atomic.replace(Layout(root).head, seal(after))

@@ -208,9 +208,7 @@ class Registry:
                     "request_id": request_id,
                     "token": token,
                     "writer": writer,
-                    "updated_at": datetime.datetime.now(datetime.UTC).isoformat(
-                        timespec="milliseconds"
-                    ),
+                    "updated_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
                     **fields,
                 }
             )

@@ -1,1 +1,1 @@
-
+"""The sidecar's HTTP API and its streaming proxy. No route touches a disk."""

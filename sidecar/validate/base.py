@@ -140,9 +140,7 @@ def _check_sizes(module: LoraModule, expected: Layer, file: str, found: Findings
             )
 
 
-def _sizes(
-    base: Mapping[str, object], family: Family
-) -> tuple[Mapping[str, Layer], Mapping[str, Layer]]:
+def _sizes(base: Mapping[str, object], family: Family) -> tuple[Mapping[str, Layer], Mapping[str, Layer]]:
     """List the modules inside a decoder layer, and those around the layers, by name."""
     hidden = _size(base, "hidden_size")
     inner = _size(base, "intermediate_size")

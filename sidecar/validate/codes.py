@@ -47,9 +47,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "missing-config": _refused("adapter_config.json is not there"),
         "missing-weights": _refused("no weights file that vLLM reads is there"),
         "sharded-weights": _refused("the weights are split over files; vLLM reads one file only"),
-        "pickle": _overridable(
-            "the weights are a pickle: loading it runs code, nothing is checked"
-        ),
+        "pickle": _overridable("the weights are a pickle: loading it runs code, nothing is checked"),
         "unserved-weights": _told("a further weights file lies there and is never read"),
         "symlink": _refused("a symlink stands where a file is expected"),
         "not-regular-file": _refused("a FIFO, socket, device or folder stands in place of a file"),
@@ -88,9 +86,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "unknown-tensor": _refused("a tensor's name is none vLLM can parse"),
         "unpaired-tensor": _refused("a lora_A without its lora_B, or the reverse"),
         "tensor-shape": _refused("lora_A is not [r, in] or lora_B is not [out, r]"),
-        "rank-mismatch": _refused(
-            "the tensors' rank is not the config's: the scale would be wrong"
-        ),
+        "rank-mismatch": _refused("the tensors' rank is not the config's: the scale would be wrong"),
         "dtype": _overridable("a dtype other than float32, float16 or bfloat16"),
         "target-modules": _overridable("tensors of modules that target_modules leaves out"),
         "target-without-tensors": _told("target_modules names a module without tensors"),

@@ -85,13 +85,7 @@ def check_config(
         found.add("config-field", CONFIG_FILE, "use_rslora", "must be true or false")
     rank_pattern = _pattern(config, "rank_pattern", found)
     alpha_pattern = _pattern(config, "alpha_pattern", found)
-    if (
-        rank is None
-        or alpha is None
-        or target is None
-        or rank_pattern is None
-        or alpha_pattern is None
-    ):
+    if rank is None or alpha is None or target is None or rank_pattern is None or alpha_pattern is None:
         return None
     largest = max([rank, *(int(value) for value in rank_pattern.values())])
     if max_rank is not None and largest > max_rank:
@@ -160,13 +154,9 @@ def _alpha(config: Mapping[str, object], found: Findings) -> float | None:
     value = config["lora_alpha"]
     number = _finite(value)
     if number is None:
-        found.add(
-            "config-field", CONFIG_FILE, "lora_alpha", f"is {shown(value)}, not a finite number"
-        )
+        found.add("config-field", CONFIG_FILE, "lora_alpha", f"is {shown(value)}, not a finite number")
     elif number == 0:
-        found.add(
-            "zero-weights", CONFIG_FILE, "lora_alpha", "is 0: the adapter does nothing at all"
-        )
+        found.add("zero-weights", CONFIG_FILE, "lora_alpha", "is 0: the adapter does nothing at all")
     return number
 
 
@@ -226,9 +216,7 @@ def _coverage(
     return TargetModules(target, budget)
 
 
-def _pattern(
-    config: Mapping[str, object], field: str, found: Findings
-) -> Mapping[str, float] | None:
+def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mapping[str, float] | None:
     """Read ``rank_pattern`` or ``alpha_pattern``; None when it cannot be used."""
     value = config.get(field)
     if not value:
@@ -244,9 +232,7 @@ def _pattern(
         if reason is not None:
             found.add("pattern", CONFIG_FILE, where, f"{reason}; vLLM runs it in the engine")
         elif field == "rank_pattern" and not _is_rank(entry):
-            found.add(
-                "config-field", CONFIG_FILE, where, f"is {shown(entry)}, not a positive integer"
-            )
+            found.add("config-field", CONFIG_FILE, where, f"is {shown(entry)}, not a positive integer")
         elif number is None:
             found.add("config-field", CONFIG_FILE, where, f"is {shown(entry)}, not finite")
         else:

@@ -95,9 +95,7 @@ def is_preallocated(weights: RegularFile, entries: Sequence[TensorEntry]) -> boo
     if not b_entries or b_entries[-1] is not entries[-1]:
         return False
     last_ends_in_zeros = _zero_ends(weights, b_entries[-1])[1]
-    return last_ends_in_zeros and any(
-        _zero_ends(weights, entry) != (True, True) for entry in b_entries
-    )
+    return last_ends_in_zeros and any(_zero_ends(weights, entry) != (True, True) for entry in b_entries)
 
 
 def _part(entry: TensorEntry) -> Part | None:

@@ -134,9 +134,7 @@ def _open(name: str, flags: int, dir_fd: int | None) -> int:
                 hint = "copy the adapter with `cp -rL`, which copies what links point at"
                 raise Refused("symlink", "is a symlink, which is not followed", hint) from error
             if error.errno == errno.ENXIO:  # what open() says of a socket
-                raise Refused(
-                    "not-regular-file", "is a socket or a device, not a regular file"
-                ) from error
+                raise Refused("not-regular-file", "is a socket or a device, not a regular file") from error
             if error.errno in (errno.EACCES, errno.EPERM):
                 hint = f"make it readable for uid {os.geteuid()}"
                 raise Refused("permission", "may not be read by this process", hint) from error

@@ -123,9 +123,7 @@ def _read_config(reading: _Reading) -> Mapping[str, object] | None:
     try:
         with open_file(reading.folder_fd, CONFIG_FILE) as file:
             if file is None:
-                found.add(
-                    "missing-config", CONFIG_FILE, "", "is not there", hint=_not_here(reading)
-                )
+                found.add("missing-config", CONFIG_FILE, "", "is not there", hint=_not_here(reading))
                 return None
             if file.size_bytes > MAX_CONFIG_BYTES:
                 found.add(
@@ -171,9 +169,7 @@ def _read_weights(reading: _Reading, config: AdapterConfig | None) -> _Weights |
     return None
 
 
-def _check_weights(
-    reading: _Reading, file: RegularFile, config: AdapterConfig | None
-) -> _Weights | None:
+def _check_weights(reading: _Reading, file: RegularFile, config: AdapterConfig | None) -> _Weights | None:
     found, base = reading.found, reading.expectation.base_config
     entries = _read_header(file, file.head(), found)
     if entries is None:
@@ -220,9 +216,7 @@ def _check_pickle(file: RegularFile, found: Findings) -> _Weights | None:
 def _tell_unserved(present: frozenset[str], found: Findings) -> None:
     for name in sorted(present - {WEIGHTS_FILE}):
         if name in _ADDED_EMBEDDINGS:
-            found.add(
-                "added-tokens", name, "", "holds embeddings of added tokens, which vLLM ignores"
-            )
+            found.add("added-tokens", name, "", "holds embeddings of added tokens, which vLLM ignores")
         elif name.endswith(".safetensors") or name in (*PICKLES, "non_lora_trainables.bin"):
             found.add("unserved-weights", name, "", f"is not read; {WEIGHTS_FILE} is served")
 
@@ -255,7 +249,6 @@ def _shape(config: AdapterConfig, weights: _Weights) -> LoraShape:
         rank=max((module.rank for module in weights.modules), default=config.largest_rank),
         alpha=config.alpha,
         target_modules=modules or ((said,) if isinstance(said, str) else said),
-        dtype="+".join(sorted({FLOATS.get(e.dtype, e.dtype) for e in weights.entries}))
-        or "unknown",
+        dtype="+".join(sorted({FLOATS.get(e.dtype, e.dtype) for e in weights.entries})) or "unknown",
         use_rslora=config.use_rslora,
     )

@@ -160,9 +160,7 @@ def _sizes(value: object) -> bool:
     )
 
 
-def _covers(
-    entries: list[TensorEntry], begin: int, file_size_bytes: int, file: str, found: Findings
-) -> bool:
+def _covers(entries: list[TensorEntry], begin: int, file_size_bytes: int, file: str, found: Findings) -> bool:
     """Whether the tensors tile the file from ``begin`` to its end; notes the first that fails."""
     at = begin
     for entry in entries:

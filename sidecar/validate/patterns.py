@@ -32,9 +32,7 @@ class TooCostly(Exception):
 class Budget:
     """Seconds that all matches of one validation may take together."""
 
-    def __init__(
-        self, limit_s: float = BUDGET_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit_s: float = BUDGET_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._end = clock, clock() + limit_s
 
     def check(self) -> None:
@@ -100,9 +98,7 @@ class TargetModules:
     def __init__(self, target: tuple[str, ...] | str, budget: Budget) -> None:
         self._suffixes = frozenset(target) if isinstance(target, tuple) else frozenset()
         self._anything = target == "all-linear"
-        self._expression = (
-            re.compile(target) if isinstance(target, str) and not self._anything else None
-        )
+        self._expression = re.compile(target) if isinstance(target, str) and not self._anything else None
         self._budget = budget
 
     def covers(self, module: str) -> bool:

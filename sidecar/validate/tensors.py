@@ -131,23 +131,17 @@ def _halves(
             continue
         parsed = parse_name(entry.name)
         if parsed is None or not parsed[0]:
-            code, message = next(
-                (code, message) for mark, code, message in _FOREIGN if mark in entry.name
-            )
+            code, message = next((code, message) for mark, code, message in _FOREIGN if mark in entry.name)
             found.add(code, file, entry.name, message)
             continue
         module, part = parsed
         if part is Part.HEAD:
             if module not in config.heads:
-                found.add(
-                    "unknown-tensor", file, entry.name, "is a head modules_to_save does not list"
-                )
+                found.add("unknown-tensor", file, entry.name, "is a head modules_to_save does not list")
             continue
         pair = halves.setdefault(module, {})
         if part in pair:
-            found.add(
-                "duplicate-tensor", file, entry.name, f"names the same module as {pair[part].name}"
-            )
+            found.add("duplicate-tensor", file, entry.name, f"names the same module as {pair[part].name}")
         pair[part] = entry
     return halves
 
@@ -166,8 +160,7 @@ def _check_shapes(name: str, a: TensorEntry, b: TensorEntry, file: str, found: F
             "tensor-shape",
             file,
             name,
-            f"lora_A {list(a.shape)} has rank {a.shape[0]}, lora_B {list(b.shape)} "
-            f"has rank {b.shape[1]}",
+            f"lora_A {list(a.shape)} has rank {a.shape[0]}, lora_B {list(b.shape)} has rank {b.shape[1]}",
         )
         return False
     return True
@@ -193,9 +186,7 @@ def peft_name(module: str) -> str:
     return f"{module}.down_proj" if module.endswith(".experts") else module
 
 
-def _check_targets(
-    modules: list[LoraModule], config: AdapterConfig, file: str, found: Findings
-) -> None:
+def _check_targets(modules: list[LoraModule], config: AdapterConfig, file: str, found: Findings) -> None:
     if config.covers is None:
         return
     for module in modules:

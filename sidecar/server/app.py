@@ -1,0 +1,75 @@
+"""The application: which routes there are, and how errors leave it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import aiohttp
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from lora_fs.sidecar import __version__
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.server import lora, models, observe
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.errors_http import error_response, on_error
+from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.proxy import METHODS, PATHS, Proxy
+
+
+def create_app(
+    replica: ReplicaPort,
+    *,
+    engine_url: str,
+    admin: Admin,
+    hold_timeout_s: float = 120.0,
+    max_body_bytes: int = 64 << 20,
+    background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    """Assemble the API.
+
+    Args:
+        background: what runs while the app runs (the replica's loop).
+    """
+    proxy = Proxy(replica, engine_url, hold_timeout_s=hold_timeout_s, max_body_bytes=max_body_bytes)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False
+        ) as session:
+            proxy.session = session
+            if background is None:
+                yield
+                return
+            async with background():
+                yield
+
+    app = FastAPI(title="lora-fs sidecar", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.include_router(models.router(replica))
+    app.include_router(lora.router(replica, admin))
+    app.include_router(observe.router(replica))
+    for path in ("/v1/{path:path}", *PATHS):
+        app.router.routes.append(Route(path, proxy, methods=list(METHODS)))
+    app.add_exception_handler(LoraFsError, on_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    return app
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    return error_response(f"{field or 'body'}: {first['msg']}", 400, "Bad Request", field or None)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    kind = "AuthenticationError" if error.status_code == 401 else "Error"
+    return error_response(str(error.detail), error.status_code, kind, headers=dict(error.headers or {}))

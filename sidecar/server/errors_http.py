@@ -1,0 +1,54 @@
+"""One table: which HTTP status and which OpenAI error type each kind of error becomes."""
+
+from __future__ import annotations
+
+import math
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from lora_fs.sidecar.errors import (
+    Conflict,
+    EngineRejected,
+    InputError,
+    InvalidAdapter,
+    InvalidName,
+    LoraFsError,
+    NotFound,
+    TemporaryError,
+)
+
+# The first match from the top wins. vLLM answers duplicates and bad input with 400.
+TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
+    (NotFound, 404, "NotFoundError"),
+    (Conflict, 400, "InvalidUserInput"),
+    (InvalidAdapter, 422, "UnprocessableEntityError"),
+    (InvalidName, 400, "InvalidUserInput"),
+    (InputError, 400, "InvalidUserInput"),
+    (TemporaryError, 503, "ServiceUnavailableError"),
+    (EngineRejected, 400, "BadRequestError"),
+    (LoraFsError, 500, "InternalServerError"),
+)
+
+
+def error_response(
+    message: str, status: int, kind: str, param: str | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """vLLM's error shape."""
+    body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return JSONResponse(body, status, headers)
+
+
+def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
+    """Turn an error into its response; temporary ones say when to come back."""
+    status, kind = next((s, k) for t, s, k in TABLE if isinstance(error, t))
+    headers = None
+    if isinstance(error, TemporaryError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return error_response(str(error), status, kind, param, headers)
+
+
+async def on_error(request: Request, error: Exception) -> JSONResponse:
+    """FastAPI's handler for the whole tree."""
+    assert isinstance(error, LoraFsError)  # noqa: S101  registered for this tree alone
+    return respond(error)

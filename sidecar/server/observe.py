@@ -1,0 +1,108 @@
+"""Health, readiness, metrics, and the service-discovery document.
+
+``/health`` is liveness: it depends on neither the mount nor the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.model import JsonObject, Phase
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+
+class _Scrape(Collector):
+    """Reads the replica at each scrape, so that a series goes when its adapter goes."""
+
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        statuses, residency = self._replica.statuses(), self._replica.residency()
+        phases = GaugeMetricFamily("lora_fs_adapters", "Adapters by phase", labels=["phase"])
+        for phase in Phase:
+            count = sum(status.phase is phase for status in statuses.values())
+            phases.add_metric([phase.value], count)
+        yield phases
+        loaded = GaugeMetricFamily("lora_fs_adapter_loaded", "In the engine", labels=["adapter_name"])
+        flight = GaugeMetricFamily("lora_fs_adapter_in_flight", "Requests", labels=["adapter_name"])
+        syncer = GaugeMetricFamily(
+            "lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"]
+        )
+        for name in statuses:
+            loaded.add_metric([name], name in residency)
+            syncer.add_metric([name], name in residency)
+            flight.add_metric([name], residency.get(name, {}).get("in_flight", 0))
+        yield from (loaded, flight, syncer)
+        yield GaugeMetricFamily("lora_fs_ready", "Serves", value=self._replica.readiness().ready)
+        for name, value in self._replica.counters().items():
+            yield CounterMetricFamily(f"lora_fs_{name}", name.replace("_", " "), value=value)
+
+
+def router(replica: ReplicaPort) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["operations"])
+    registry = CollectorRegistry()
+    registry.register(_Scrape(replica))
+
+    @routes.get("/health")
+    async def health() -> JsonObject:
+        return {"status": "ok"}
+
+    @routes.get("/readyz")
+    async def readyz() -> JSONResponse:
+        readiness = replica.readiness()
+        body = {"ready": readiness.ready, "conditions": list(readiness.conditions)}
+        return JSONResponse(body, 200 if readiness.ready else 503)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/metadata", summary="What this replica has, for service discovery")
+    async def metadata() -> JsonObject:
+        residency, capacity = replica.residency(), replica.capacity()
+        catalog = replica.catalog().served
+        loaded = {
+            name: {
+                "status": "ready",
+                "base_model": catalog[name].record.spec.base_model,
+                "namespace": catalog[name].record.namespace,
+                "revision": catalog[name].record.revision,
+                "memory_usage": catalog[name].record.spec.size_bytes,
+                "in_flight": held["in_flight"],
+            }
+            for name, held in residency.items()
+            if name in catalog
+        }
+        free = None if capacity is None else max(0, capacity - len(residency))
+        return {
+            "model": {"name": replica.model},
+            "replica": replica.replica_id,
+            "ready": replica.readiness().ready,
+            "capabilities": {"lora_support": True, "dynamic_loading": True},
+            "lora": {
+                "loaded_loras": loaded,
+                "lora_capacity": {
+                    "max_loras": capacity,
+                    "loaded_count": len(loaded),
+                    "available_slots": free,
+                },
+                "lora_endpoints": {
+                    "load_lora": "/v1/load_lora_adapter",
+                    "unload_lora": "/v1/unload_lora_adapter",
+                    "list_loras": "/v1/list_lora_adapters",
+                },
+            },
+        }
+
+    return routes

@@ -1,0 +1,134 @@
+"""The streaming reverse proxy: load a lazy adapter, forward, pass bytes through as they come.
+
+An ASGI endpoint of its own, since a framework's response classes would buffer. A client that
+leaves cancels the engine's request at once and releases the adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
+from lora_fs.sidecar.server.errors_http import error_response, respond
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
+_HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
+    b"transfer-encoding upgrade".split()
+)
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
+
+
+class TooLarge(InputError):
+    """The body is over the bound."""
+
+
+class Proxy:
+    """Forwards one request. ``session`` is opened by the app's lifespan."""
+
+    def __init__(
+        self, replica: ReplicaPort, engine_url: str, *, hold_timeout_s: float, max_body_bytes: int
+    ) -> None:
+        self._replica, self._engine_url = replica, engine_url
+        self._hold_timeout_s, self._max_body_bytes = hold_timeout_s, max_body_bytes
+        self.session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._body(scope, receive)
+        except ClientDisconnect:
+            return
+        except TooLarge as error:
+            await error_response(str(error), 413, "InvalidUserInput")(scope, receive, send)
+            return
+        work = asyncio.create_task(self._answer(scope, body, receive, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        chunks, size = [], 0
+        async for chunk in Request(scope, receive).stream():
+            size += len(chunk)
+            if size > self._max_body_bytes:
+                raise TooLarge(f"the body is over {self._max_body_bytes} bytes")
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        payload = _json_object(body)
+        model = payload.get("model") if payload is not None else None
+        try:
+            if not isinstance(model, str) or not model:
+                await self._forward(scope, body, send, None)
+                return
+            served = self._replica.lookup(model)
+            if served is None:
+                if not self._replica.passes_through(model):
+                    if not self._replica.base_cards():
+                        raise EngineUnavailable("the engine has not answered yet: its models are unknown")
+                    raise NotFound(f"The model `{model[:200]}` does not exist.")
+                await self._forward(scope, body, send, None)
+                return
+            async with self._replica.hold(model, self._hold_timeout_s) as engine_name:
+                if engine_name != model and payload is not None:
+                    body = json.dumps({**payload, "model": engine_name}).encode()
+                await self._forward(scope, body, send, str(served.record.key))
+        except LoraFsError as error:
+            await respond(error, "model")(scope, receive, send)
+
+    async def _forward(self, scope: Scope, body: bytes, send: Send, adapter: str | None) -> None:
+        assert self.session is not None, "the app's lifespan opens it"  # noqa: S101
+        url = self._engine_url + scope["raw_path"].decode("latin-1")
+        if scope["query_string"]:
+            url += "?" + scope["query_string"].decode("latin-1")
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name not in _NOT_FORWARDED
+        ]
+        try:
+            answer = await self.session.request(
+                scope["method"], url, data=body or None, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailable(f"the engine did not take the request: {error}") from error
+        try:
+            raw = [(n, v) for n, v in answer.raw_headers if n.lower() not in _HOP_BY_HOP]
+            if adapter is not None:
+                raw.append((b"x-lora-fs-adapter", adapter.encode()))
+            await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+            async for chunk in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            answer.close() if not answer.content.at_eof() else answer.release()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json_object(body: bytes) -> dict[str, Any] | None:
+    if not body.lstrip()[:1] == b"{":
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # the engine says what is wrong with it
+    return value if isinstance(value, dict) else None
