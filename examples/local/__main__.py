@@ -29,9 +29,7 @@ _INTERRUPTED = 130
 def main() -> int:
     """Show lora-fs at work: two real vLLM replicas that agree through one shared folder."""
     parser = argparse.ArgumentParser(prog="lora-fs demo", description=main.__doc__)
-    parser.add_argument(
-        "--keep", action="store_true", help="leave the replicas running until Ctrl-C"
-    )
+    parser.add_argument("--keep", action="store_true", help="leave the replicas running until Ctrl-C")
     parser.add_argument(
         "--dir",
         type=Path,

@@ -102,9 +102,7 @@ class Replica:
 
     def answer(self, model: str, prompt: str = PROMPT) -> str:
         """Complete ``prompt`` greedily: equal weights give equal text."""
-        completion = self.openai.completions.create(
-            model=model, prompt=prompt, max_tokens=8, temperature=0
-        )
+        completion = self.openai.completions.create(model=model, prompt=prompt, max_tokens=8, temperature=0)
         return completion.choices[0].text.strip()
 
     def engine_names(self) -> set[str]:

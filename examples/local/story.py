@@ -122,9 +122,7 @@ class Story:
             a, b = self._pair.both
             self._out.command(f"kill -9 {b.engine.pid} {b.sidecar.pid}")
             b.kill()
-            self._out.check(
-                "meanwhile a serves on", a.answer("support") == self._answers["support"]
-            )
+            self._out.check("meanwhile a serves on", a.answer("support") == self._answers["support"])
             b.start_engine()
             b.start_sidecar()
             b.wait_ready()

@@ -93,9 +93,7 @@ def register(
     if policy or ttl or priority:
         kind = PolicyKind(policy or settings.default_policy)
         chosen = Policy(kind=kind, ttl_s=ttl or settings.default_ttl_s, priority=priority)
-    wanted = Registration(
-        name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate
-    )
+    wanted = Registration(name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, transient=True, disable=output == "json" or not context.out.is_terminal) as bar:
         size = sum(path.stat().st_size for path in folder.glob("adapter_model.*"))

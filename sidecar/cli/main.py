@@ -18,7 +18,9 @@ from lora_fs.sidecar.settings import load_settings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--root", type=click.Path(path_type=Path), help="Registry folder [LORA_FS_ROOT, DYNAMO_LORA_PATH]")
+@click.option(
+    "--root", type=click.Path(path_type=Path), help="Registry folder [LORA_FS_ROOT, DYNAMO_LORA_PATH]"
+)
 @click.option("--namespace", multiple=True, help="Tenant [LORA_FS_NAMESPACE; default: default]")
 @click.option("--model", help="Base model: hub id, path or served name [LORA_FS_MODEL]")
 @click.option("--base-config", type=click.Path(path_type=Path), help="The base model's config.json")

@@ -63,13 +63,13 @@ def create_app(
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)  # noqa: S101
+    assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
     return error_response(f"{field or 'body'}: {first['msg']}", 400, "Bad Request", field or None)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)  # noqa: S101
+    assert isinstance(error, HTTPException)
     kind = "AuthenticationError" if error.status_code == 401 else "Error"
     return error_response(str(error.detail), error.status_code, kind, headers=dict(error.headers or {}))

@@ -50,5 +50,5 @@ def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """FastAPI's handler for the whole tree."""
-    assert isinstance(error, LoraFsError)  # noqa: S101  registered for this tree alone
+    assert isinstance(error, LoraFsError)
     return respond(error)

@@ -35,9 +35,7 @@ class _Scrape(Collector):
         yield phases
         loaded = GaugeMetricFamily("lora_fs_adapter_loaded", "In the engine", labels=["adapter_name"])
         flight = GaugeMetricFamily("lora_fs_adapter_in_flight", "Requests", labels=["adapter_name"])
-        syncer = GaugeMetricFamily(
-            "lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"]
-        )
+        syncer = GaugeMetricFamily("lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"])
         for name in statuses:
             loaded.add_metric([name], name in residency)
             syncer.add_metric([name], name in residency)

@@ -92,7 +92,7 @@ class Proxy:
             await respond(error, "model")(scope, receive, send)
 
     async def _forward(self, scope: Scope, body: bytes, send: Send, adapter: str | None) -> None:
-        assert self.session is not None, "the app's lifespan opens it"  # noqa: S101
+        assert self.session is not None, "the app's lifespan opens it"
         url = self._engine_url + scope["raw_path"].decode("latin-1")
         if scope["query_string"]:
             url += "?" + scope["query_string"].decode("latin-1")

@@ -65,17 +65,13 @@ def test_copied_sources_exist(source: str) -> None:
 
 def test_every_package_is_copied() -> None:
     """Each folder that the wheel is built from is in the build stage."""
-    assert set(PYPROJECT["tool"]["setuptools"]["package-dir"].values()) <= set(
-        copied_from_the_checkout()
-    )
+    assert set(PYPROJECT["tool"]["setuptools"]["package-dir"].values()) <= set(copied_from_the_checkout())
 
 
 @pytest.mark.parametrize("source", copied_from_the_checkout())
 def test_dockerignore_lets_the_sources_through(source: str) -> None:
     """The context is an allow list; a source that it hides could not be copied."""
-    allowed = [
-        line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")
-    ]
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")]
     assert any(fnmatch(source, pattern) for pattern in allowed)
 
 

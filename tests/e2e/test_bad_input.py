@@ -47,9 +47,7 @@ def test_truncated_weights_loaded_over_http(pair: Pair, adapters: Adapters, tmp_
     assert "cut-http" not in pair.a.names() | pair.b.names()
 
 
-def test_broken_folder_dropped_beside_a_stream(
-    pair: Pair, register: Register, adapters: Adapters
-) -> None:
+def test_broken_folder_dropped_beside_a_stream(pair: Pair, register: Register, adapters: Adapters) -> None:
     """While it is dropped and asked for, another adapter's stream says what it always says."""
     register("steady", adapters(27))
 

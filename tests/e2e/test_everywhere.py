@@ -23,18 +23,14 @@ def base_answer(pair: Pair) -> str:
     return pair.answer("tiny")
 
 
-def test_registered_by_command(
-    pair: Pair, register: Register, adapters: Adapters, base_answer: str
-) -> None:
+def test_registered_by_command(pair: Pair, register: Register, adapters: Adapters, base_answer: str) -> None:
     """``register --wait`` returns once both list it; both answer alike, unlike the base."""
     register("by-command", adapters(10))
     assert all("by-command" in replica.names() for replica in pair.both)
     assert pair.answer("by-command") != base_answer
 
 
-def test_registered_again_with_the_same_bytes(
-    pair: Pair, register: Register, adapters: Adapters
-) -> None:
+def test_registered_again_with_the_same_bytes(pair: Pair, register: Register, adapters: Adapters) -> None:
     """The second call changes nothing and succeeds."""
     register("twice", adapters(11))
     register("twice", adapters(11))
@@ -95,9 +91,7 @@ def test_unregistered(pair: Pair, register: Register, adapters: Adapters) -> Non
             replica.answer("leaving")
 
 
-def test_unloaded_over_http_on_one_replica(
-    pair: Pair, register: Register, adapters: Adapters
-) -> None:
+def test_unloaded_over_http_on_one_replica(pair: Pair, register: Register, adapters: Adapters) -> None:
     """vLLM's own unload call at a takes it from b too."""
     register("unloaded", adapters(18))
     assert pair.answer("unloaded")

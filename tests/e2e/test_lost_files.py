@@ -26,9 +26,7 @@ def engine_args() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def answers(
-    pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]
-) -> dict[str, str]:
+def answers(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> dict[str, str]:
     """Four adapters and what they answer on a; the last two evict the first two."""
     for seed, name in enumerate(NAMES, start=31):
         register(name, adapters(seed))

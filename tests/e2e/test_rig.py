@@ -23,9 +23,7 @@ def complete(engine: Process, model: str) -> str:
     return text
 
 
-def test_adapters_of_every_rank_answer_differently(
-    engine: Process, adapters: Callable[[int], Path]
-) -> None:
+def test_adapters_of_every_rank_answer_differently(engine: Process, adapters: Callable[[int], Path]) -> None:
     """vLLM itself loads the adapters, and no two of them answer alike."""
     answers = {complete(engine, "tiny")}
     for seed in range(3):
@@ -35,9 +33,7 @@ def test_adapters_of_every_rank_answer_differently(
     assert len(answers) == 4
 
 
-def test_an_adapter_is_the_same_bytes_every_time(
-    adapters: Callable[[int], Path], model_dir: Path
-) -> None:
+def test_an_adapter_is_the_same_bytes_every_time(adapters: Callable[[int], Path], model_dir: Path) -> None:
     """Another process, with another hash seed, writes the same weights."""
     before = {path: path.read_bytes() for path in adapters(0).glob("adapter_*")}
     for path in before:

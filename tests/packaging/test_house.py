@@ -66,9 +66,7 @@ def test_checkers_see_every_folder() -> None:
     links = {link.name: link.resolve() for link in (ROOT / ".ci/typing/lora_fs").iterdir()}
     links.pop("__pycache__", None)
     folders = SETUPTOOLS["package-dir"].items()
-    assert links == {
-        name.removeprefix("lora_fs."): (ROOT / folder).resolve() for name, folder in folders
-    }
+    assert links == {name.removeprefix("lora_fs."): (ROOT / folder).resolve() for name, folder in folders}
 
 
 def test_version_is_said_once() -> None:
@@ -78,9 +76,7 @@ def test_version_is_said_once() -> None:
 
 def test_base_install_is_light() -> None:
     """No package of the base install is a machine-learning framework."""
-    base = {
-        canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]
-    }
+    base = {canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]}
     assert not base & HEAVY
 
 
@@ -99,9 +95,7 @@ def test_every_requirement_is_pinned(extra: str) -> None:
     for requirement in map(Requirement, lines):
         version = pins.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is in neither list"
-        assert requirement.specifier.contains(version), (
-            f"{requirement} excludes the pinned {version}"
-        )
+        assert requirement.specifier.contains(version), f"{requirement} excludes the pinned {version}"
 
 
 def test_kernels_folder_is_no_package_of_its_own() -> None:
@@ -164,9 +158,7 @@ def test_kernels_import_torch_and_triton_alone() -> None:
 
 def test_the_check_of_imports_sees_them() -> None:
     """Every form of an absolute import is seen."""
-    source = (
-        "import torch.nn, numpy as np\nfrom lora_fs.sidecar import model\nfrom lora_fs import x"
-    )
+    source = "import torch.nn, numpy as np\nfrom lora_fs.sidecar import model\nfrom lora_fs import x"
     assert imported_roots(source) == {"torch", "numpy", "lora_fs.sidecar", "lora_fs.x"}
 
 
@@ -189,8 +181,7 @@ def test_makefile_refuses_an_old_python(tmp_path: Path) -> None:
     """A Python below 3.11 is refused in words, before anything is installed."""
     old = tmp_path / "old-python"
     old.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in --version) echo "Python 3.9.2" ;; -c) exit 1 ;; *) exit 99 ;; esac\n'
+        '#!/bin/sh\ncase "$1" in --version) echo "Python 3.9.2" ;; -c) exit 1 ;; *) exit 99 ;; esac\n'
     )
     old.chmod(0o755)
     answer = subprocess.run(

@@ -36,9 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TOP_FILES:
         shutil.copy(ROOT / name, source / name)
     for folder in SETUPTOOLS["package-dir"].values():
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     out = tmp_path_factory.mktemp("dist")
     # Through an sdist, as `make build` does: it must be complete too.
     execute(

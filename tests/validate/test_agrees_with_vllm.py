@@ -38,10 +38,7 @@ REFUSED: list[dict[str, Any]] = [
     {"rank_pattern": {"q_proj": 0}},
     {"rank_pattern": {"q_proj": 4.0}},
     {"lora_alpha": None},
-    *(
-        {"init_lora_weights": init}
-        for init in ("pissa", "pissa_niter_4", "olora", "corda", "LoftQ")
-    ),
+    *({"init_lora_weights": init} for init in ("pissa", "pissa_niter_4", "olora", "corda", "LoftQ")),
 ]
 ACCEPTED: list[dict[str, Any]] = [
     {},

@@ -88,9 +88,7 @@ def test_load_base_config_from_a_folder(tmp_path: Path) -> None:
     assert load_base_config(str(model)) is None
 
 
-def test_load_base_config_from_the_hub_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_base_config_from_the_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id is looked up in the local cache and nowhere else."""
     from huggingface_hub import constants
 

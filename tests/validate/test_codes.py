@@ -110,9 +110,7 @@ def rename(draft: Draft, old: str, new: str) -> None:
     draft.tensors = {name.replace(old, new): values for name, values in draft.tensors.items()}
 
 
-def replace(
-    draft: Draft, part: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
-) -> None:
+def replace(draft: Draft, part: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
     draft.tensors[tensor_name(Q0, part)] = values
 
 
@@ -131,9 +129,7 @@ files_case("missing-weights", "no weights", lambda folder: (folder / WEIGHTS_FIL
 files_case(
     "sharded-weights",
     "two shards",
-    lambda folder: (folder / WEIGHTS_FILE).rename(
-        folder / "adapter_model-00001-of-00002.safetensors"
-    ),
+    lambda folder: (folder / WEIGHTS_FILE).rename(folder / "adapter_model-00001-of-00002.safetensors"),
 )
 files_case(
     "pickle",
@@ -239,9 +235,7 @@ tensor_case("unknown-tensor", "LoHa", lambda draft: rename(draft, "lora_A.weight
 tensor_case(
     "duplicate-tensor",
     "with and without the prefix",
-    lambda draft: draft.tensors.update(
-        {f"{Q0}.lora_A.weight": draft.tensors[tensor_name(Q0, "lora_A")]}
-    ),
+    lambda draft: draft.tensors.update({f"{Q0}.lora_A.weight": draft.tensors[tensor_name(Q0, "lora_A")]}),
 )
 for half in ("lora_A", "lora_B"):
     tensor_case(
@@ -249,12 +243,8 @@ for half in ("lora_A", "lora_B"):
         f"no {half}",
         partial(drop, part=half),
     )
-tensor_case(
-    "tensor-shape", "one axis", lambda draft: replace(draft, "lora_A", np.ones(8, np.float32))
-)
-tensor_case(
-    "tensor-shape", "empty", lambda draft: replace(draft, "lora_A", np.ones((RANK, 0), np.float32))
-)
+tensor_case("tensor-shape", "one axis", lambda draft: replace(draft, "lora_A", np.ones(8, np.float32)))
+tensor_case("tensor-shape", "empty", lambda draft: replace(draft, "lora_A", np.ones((RANK, 0), np.float32)))
 tensor_case(
     "tensor-shape",
     "B transposed",
@@ -403,9 +393,7 @@ def test_what_cannot_be_allowed(code: str) -> None:
 
 def test_findings_are_bounded(draft: Draft) -> None:
     """A fault repeated in every layer is told a few times and then counted."""
-    draft.tensors = {
-        f"x{number}.lora_A.default.weight": np.ones((1, 1), np.float32) for number in range(500)
-    }
+    draft.tensors = {f"x{number}.lora_A.default.weight": np.ones((1, 1), np.float32) for number in range(500)}
     report = validate(draft.write())
     told = [f for f in report.findings if f.code == "unknown-tensor"]
     assert len(told) < 20

@@ -21,9 +21,7 @@ ONE, LARGEST, NAN, INF, MINUS_INF = 0x3F80, 0x7F7F, 0x7FC0, 0x7F80, 0xFF80
 
 def with_bits(draft: Draft, bits: int) -> Draft:
     """Make every tensor bfloat16 ones, and one element these bits."""
-    draft.tensors = {
-        name: np.full(values.shape, ONE, np.uint16) for name, values in draft.tensors.items()
-    }
+    draft.tensors = {name: np.full(values.shape, ONE, np.uint16) for name, values in draft.tensors.items()}
     draft.tensors[A][2, 5] = bits
     return draft
 

@@ -84,9 +84,7 @@ def test_unreadable_file(adapter: Path, name: str) -> None:
 
 @pytest.mark.parametrize("call", ["open", "preadv", "listdir", "fstat"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_failing_volume(
-    adapter: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_volume(adapter: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A volume that fails raises and is never read as "missing"; no permission is a finding."""
 
     def fail(*_: object, **__: object) -> None:

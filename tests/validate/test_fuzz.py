@@ -53,9 +53,7 @@ def folder() -> Iterator[Path]:
 
 def judge(folder: Path, config: bytes | None = None, weights: bytes | None = None) -> bool:
     """Write the files, good where not given, and validate them."""
-    (folder / CONFIG_FILE).write_bytes(
-        json.dumps(good_config()).encode() if config is None else config
-    )
+    (folder / CONFIG_FILE).write_bytes(json.dumps(good_config()).encode() if config is None else config)
     (folder / WEIGHTS_FILE).write_bytes(GOOD if weights is None else weights)
     looks_preallocated(folder)
     report = validate(folder, KNOWN)
