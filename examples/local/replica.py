@@ -14,7 +14,7 @@ import openai
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.volume import LORA_FS, NAMESPACE, Volume
+from lora_fs.demo.volume import LORA_FS, Volume
 
 PROMPT = "hello world"
 
@@ -66,9 +66,9 @@ class Replica:
             "--engine": self.engine_url,
             "--host": "127.0.0.1",
             "--port": str(self._sidecar_port),
-            "--namespace": NAMESPACE,
             "--replica-id": self.name,
             "--stage-dir": str(self._dir / "stage"),
+            "--allowed-source": str(self.volume.cwd),
         }
         arguments = [part for option in options.items() for part in option]
         self.sidecar: Process = spawn(

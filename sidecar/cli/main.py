@@ -26,7 +26,7 @@ from lora_fs.sidecar.settings import load_settings
 @click.option("--base-config", type=click.Path(path_type=Path), help="The base model's config.json")
 @click.version_option(__version__, prog_name="lora-fs")
 @click.pass_context
-def cli(context: click.Context, namespace: tuple[str, ...], **options: Any) -> None:
+def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -> None:
     """Register LoRA adapters on a shared volume; every vLLM replica serves them.
 
     \b

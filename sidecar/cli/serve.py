@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 @click.command()
+@click.option("--root", type=click.Path(path_type=Path), help="As before the command")
+@click.option("--model", help="As before the command")
+@click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable")
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
 @click.option("--host", help="[LORA_FS_HOST]")
 @click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
@@ -48,7 +51,7 @@ logger = logging.getLogger(__name__)
 @click.option("--allowed-source", "allowed_sources", multiple=True, help="Folders the API may register from")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.pass_obj
-def sidecar(context: Context, **options: Any) -> None:
+def sidecar(context: Context, /, **options: Any) -> None:
     """Serve one replica: reconcile its vLLM to the registry, answer and proxy the API.
 
     \b
@@ -57,6 +60,8 @@ def sidecar(context: Context, **options: Any) -> None:
     """
     given = context.settings.model_dump(exclude_unset=True)
     given |= {name: value for name, value in options.items() if value not in (None, ())}
+    if "namespaces" in options and options["namespaces"]:
+        given["namespace"] = options["namespaces"][0]
     settings = load_settings(**given)
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"

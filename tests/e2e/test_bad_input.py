@@ -38,7 +38,7 @@ def test_truncated_weights_registered(pair: Pair, adapters: Adapters, tmp_path: 
 
 def test_truncated_weights_loaded_over_http(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
     """The load call answers with the reason, and registers nothing anywhere."""
-    folder = shutil.copytree(adapters(26), tmp_path / "cut-http")
+    folder = shutil.copytree(adapters(26), pair.volume.cwd / "cut-http")
     truncate(folder / WEIGHTS)
     body = {"lora_name": "cut-http", "lora_path": str(folder)}
     response = pair.a.http.post("/v1/load_lora_adapter", json=body)
