@@ -60,7 +60,7 @@ def sidecar(context: Context, /, **options: Any) -> None:
     """
     given = context.settings.model_dump(exclude_unset=True)
     given |= {name: value for name, value in options.items() if value not in (None, ())}
-    if "namespaces" in options and options["namespaces"]:
+    if options.get("namespaces"):
         given["namespace"] = options["namespaces"][0]
     settings = load_settings(**given)
     logging.basicConfig(

@@ -3,9 +3,7 @@
 Load and unload write the desired state, then wait, bounded, for this replica to follow.
 """
 
-from __future__ import annotations
-
-from typing import Annotated
+# No postponed annotations: FastAPI has to see ``Depends(admin)``, whose ``admin`` is local.
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
@@ -35,15 +33,16 @@ class UnloadBody(BaseModel):
 def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["adapters"])
+    identify = Depends(admin)
 
     @routes.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
-    async def load(body: LoadBody, writer: Annotated[str, Depends(admin)]) -> str:
+    async def load(body: LoadBody, writer: str = identify) -> str:
         request = LoadRequest(body.lora_name, body.lora_path, body.load_inplace)
         await replica.load_adapter(request, writer=writer)
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
     @routes.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
-    async def unload(body: UnloadBody, writer: Annotated[str, Depends(admin)]) -> str:
+    async def unload(body: UnloadBody, writer: str = identify) -> str:
         await replica.unload_adapter(body.lora_name, writer=writer)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 

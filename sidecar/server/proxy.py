@@ -125,7 +125,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _json_object(body: bytes) -> dict[str, Any] | None:
-    if not body.lstrip()[:1] == b"{":
+    if body.lstrip()[:1] != b"{":
         return None
     try:
         value = json.loads(body)
