@@ -40,7 +40,7 @@ from lora_fs.sidecar.registry.lock import lease
 
 Body = TypeVar("Body", Record, Pointer)
 
-LEASE_WAIT_S = 2.0
+LEASE_WAIT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +76,54 @@ def test_broken_folder_dropped_beside_a_stream(pair: Pair, register: Register, a
     assert "".join(pieces) == "".join(undisturbed)
 
 
+def test_folders_that_are_no_adapters(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+    """A FIFO, a socket, a device and a way out of the root stop nobody: a good one is adopted."""
+    drops = pair.volume.scope_dir / "v1"
+    for name in ("fifo", "socket", "device", "outside"):
+        folder = shutil.copytree(adapters(30), drops / name)
+        (folder / WEIGHTS).unlink()
+    os.mkfifo(drops / "fifo" / WEIGHTS)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(drops / "socket"):
+        listener.bind(WEIGHTS)
+    (drops / "device" / WEIGHTS).symlink_to("/dev/zero")
+    (drops / "outside" / WEIGHTS).symlink_to(adapters(30) / WEIGHTS)
+    (drops / "loop").symlink_to(drops)
+    shutil.copytree(adapters(39), drops / "good")
+    pair.wait_listed("good")
+    assert pair.answer("good")
+    bad = {"fifo", "socket", "device", "outside", "loop"}
+    assert not bad & (pair.a.names() | pair.b.names())
+
+
+def test_a_rank_the_engine_refuses(
+    pair: Pair, register: Register, adapters: Adapters, tmp_path: Path
+) -> None:
+    """Its requests get the reason, and an adapter beside it is served as ever."""
+    out = tmp_path / "wide"
+    program = "import sys; from pathlib import Path; from lora_fs.demo.tiny_llama import make_adapter"
+    program += "; make_adapter(Path(sys.argv[1]), Path(sys.argv[2]), 0, rank=32)"
+    model_dir = pair.volume.cwd / pair.volume.model
+    subprocess.run([sys.executable, "-P", "-c", program, model_dir, out], check=True)
+    register("narrow", adapters(40))
+    expected = pair.answer("narrow")
+    pair.volume.run("register", "wide", str(out))
+    pair.wait_listed("wide")
+    with pytest.raises(openai.APIStatusError, match="rank"):
+        pair.a.answer("wide")
+    assert pair.answer("narrow") == expected
+
+
+def test_a_record_edited_by_hand(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """The last good state stays in force, and it is reported."""
+    register("edited", adapters(46))
+    expected = pair.answer("edited")
+    (record,) = (pair.volume.scope_dir / "v1").glob("edited.@*.json")
+    record.chmod(0o644)
+    record.write_text("{ garbage")
+    register("after-edited", adapters(47))
+    assert pair.answer("edited") == expected
+
+
 def test_adapter_named_like_the_base_model(pair: Pair, adapters: Adapters) -> None:
     """However it is brought, the base model's name keeps meaning the base model."""
     base_answer = pair.answer("tiny")
@@ -99,7 +151,7 @@ def test_a_thousand_unknown_names(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "a/../b", "%2e%2e%2f", "a\0b", "x" * 5000, "ünïcode", "", "."]
+    "name", ["../../etc/passwd", "a/../b", "%2e%2e%2f", "a\0b", "x" * 5000, "ünïcode", "."]
 )
 def test_names_that_are_no_names(pair: Pair, adapters: Adapters, name: str) -> None:
     """No request, load or unload gets past the grammar, and none is a server's fault."""

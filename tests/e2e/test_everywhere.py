@@ -91,6 +91,25 @@ def test_unregistered(pair: Pair, register: Register, adapters: Adapters) -> Non
             replica.answer("leaving")
 
 
+def test_registered_anew_under_an_old_name(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """The answer is from the new bytes: no engine kept the old ones, in memory or as KV blocks."""
+    register("reborn", adapters(41))
+    before = pair.answer("reborn")
+    pair.volume.run("unregister", "reborn", "--all-revisions", "--wait", "20")
+    register("reborn", adapters(42))
+    assert pair.answer("reborn") != before
+
+
+def test_two_names_of_the_same_bytes(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """Taking one away leaves the other served."""
+    register("twin-a", adapters(43))
+    register("twin-b", adapters(43))
+    expected = pair.answer("twin-a")
+    assert pair.answer("twin-b") == expected
+    pair.volume.run("unregister", "twin-a", "--all-revisions", "--wait", "20")
+    assert pair.answer("twin-b") == expected
+
+
 def test_unloaded_over_http_on_one_replica(pair: Pair, register: Register, adapters: Adapters) -> None:
     """vLLM's own unload call at a takes it from b too."""
     register("unloaded", adapters(18))

@@ -113,3 +113,17 @@ def test_a_request_in_flight_keeps_its_adapter(pair: Pair, register: Register, a
     pair.wait_delisted("draining")
     with pytest.raises(openai.NotFoundError):
         pair.a.answer("draining")
+
+
+def test_a_promotion_beside_a_stream(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """The open stream ends from the old bytes while new requests are answered from the new."""
+    register("switching", adapters(44))
+    register("switching", adapters(45), "--no-activate")
+    whole = list(streamed(pair.a, "switching"))
+    second = pair.a.answer("switching@v2")
+    stream = streamed(pair.a, "switching")
+    pieces = [next(stream)]
+    pair.volume.run("promote", "switching", "v2", "--wait", "20")
+    assert pair.a.answer("switching") == second
+    assert "".join([*pieces, *stream]) == "".join(whole)
+    assert pair.answer("switching") == second

@@ -1,0 +1,59 @@
+"""A registry in a temporary folder and small adapters to put in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry.store import Registry
+
+MakeAdapter = Callable[..., Path]
+
+
+def write_adapter(folder: Path, seed: int = 0, rank: int = 4) -> Path:
+    """Write a valid adapter whose bytes depend on ``seed``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(seed)
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file(
+        {
+            f"{module}.lora_A.weight": numbers.random((rank, 16), dtype=np.float32) + 0.1,
+            f"{module}.lora_B.weight": numbers.random((16, rank), dtype=np.float32) + 0.1,
+        },
+        folder / "adapter_model.safetensors",
+    )
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": "tiny",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> MakeAdapter:
+    def make(name: str = "source", seed: int = 0) -> Path:
+        return write_adapter(tmp_path / name, seed)
+
+    return make
+
+
+@pytest.fixture
+def scope() -> Scope:
+    return Scope("default", "tiny")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    opened = Registry(tmp_path / "root", create=True)
+    yield opened
+    opened.close()
