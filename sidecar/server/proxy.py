@@ -73,7 +73,7 @@ class Proxy:
         payload = _json_object(body)
         model = payload.get("model") if payload is not None else None
         try:
-            if not isinstance(model, str) or not model:
+            if not isinstance(model, str):
                 await self._forward(scope, body, send, None)
                 return
             served = self._replica.lookup(model)

@@ -19,7 +19,7 @@ from lora_fs.sidecar.registry.store import Registry
 from tests.registry.conftest import MakeAdapter
 from tests.registry.test_operations import put
 
-SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("fork")
 KEY = AdapterKey("default", "tiny", "v1", "a1")
 
 
@@ -47,12 +47,12 @@ def test_killed_writers_lose_nothing_acknowledged(
 ) -> None:
     """Every acknowledged generation is there, once, with its writer's token."""
     put(registry, scope, make_adapter())
-    stop = SPAWN.Event()
+    stop = FORK.Event()
     root = registry.layout.root
     log = tmp_path / "acknowledged"
 
     def start() -> Any:
-        writer = SPAWN.Process(target=_write, args=(root, log, stop))
+        writer = FORK.Process(target=_write, args=(root, log, stop))
         writer.start()
         return writer
 
