@@ -1,0 +1,90 @@
+"""The plan is pure: these hold for every state."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.model import (
+    AdapterSpec,
+    LoraShape,
+    Policy,
+    PolicyKind,
+    Record,
+    Source,
+    State,
+)
+from lora_fs.sidecar.reconcile.plan import ALWAYS, Absent, Resident, decide
+
+RECORD = Record(
+    namespace="default",
+    model="tiny",
+    name="a1",
+    revision="v1",
+    generation=1,
+    request_id="r",
+    token="t",
+    writer="test",
+    updated_at="2026-01-01T00:00:00+00:00",
+    uid="u",
+    state=State.PRESENT,
+    origin="register",
+    spec=AdapterSpec(
+        source=Source(uri="file:///a1"),
+        path="default/tiny/v1/a1",
+        base_model="tiny",
+        digest="sha256:" + "0" * 64,
+        size_bytes=1,
+        files=(),
+        lora=LoraShape(rank=4, alpha=8, target_modules=("q_proj",), dtype="float32"),
+        int_id=1,
+    ),
+)
+policies = st.builds(Policy, kind=st.sampled_from(PolicyKind), ttl_s=st.just(10), priority=st.integers(0, 3))
+residents = st.lists(
+    st.builds(
+        Resident,
+        name=st.uuids().map(str),
+        wanted=st.sampled_from([None, RECORD]),
+        current=st.booleans(),
+        in_flight=st.integers(0, 2),
+        idle_s=st.floats(0, 20),
+        policy=policies,
+    ),
+    max_size=8,
+)
+absents = st.lists(
+    st.builds(
+        Absent, name=st.uuids().map(str), record=st.just(RECORD), policy=policies, may_try=st.booleans()
+    ),
+    max_size=8,
+)
+
+
+@given(residents, absents, st.none() | st.integers(1, 6))
+def test_the_plan_keeps_its_promises(
+    resident: list[Resident], absent: list[Absent], capacity: int | None
+) -> None:
+    """Nothing in use is unloaded; pinned and eager ones stay while wanted; capacity holds."""
+    decided = decide(resident, absent, capacity)
+    by_name = {entry.name: entry for entry in resident}
+    for name in decided.unload:
+        entry = by_name[name]
+        assert not entry.in_flight
+        wanted = entry.wanted is not None and entry.current
+        assert not (wanted and entry.policy.kind in ALWAYS)
+    for missing in absent:
+        if not missing.may_try:
+            assert missing.name not in decided.load
+    if capacity is not None and decided.load:
+        assert len(resident) - len(decided.unload) + len(decided.load) <= capacity
+
+
+@given(residents)
+def test_withdrawn_names_go_or_drain(resident: list[Resident]) -> None:
+    """A withdrawn name is unloaded, or waits for its requests and for nothing else."""
+    decided = decide(resident, [], None)
+    for entry in resident:
+        if entry.wanted is None:
+            assert (entry.name in decided.draining) is bool(entry.in_flight)
+            assert (entry.name in decided.unload) is not bool(entry.in_flight)
