@@ -194,6 +194,10 @@ class Replica:
                     self.wake()
             self._used_at[engine_name] = time.monotonic()
 
+    def forget(self, engine_name: str) -> None:
+        self._resident.pop(engine_name, None)
+        self.wake()
+
     def _resident_name(self, served: Served) -> str | None:
         path = self._stager.path(served.record)
         for name in (served.name, self._side_name(served)):

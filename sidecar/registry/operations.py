@@ -169,7 +169,13 @@ def register(
         _place_copy(registry, key, wanted, report, digest, progress)
     record = registry.append(registry.records(key), scope, build, writer=writer, announce=not wanted.activate)
     if wanted.activate:
-        promote(registry, scope, name, revision, writer=writer)
+        try:
+            promote(registry, scope, name, revision, writer=writer, must_be_new=wanted.must_be_new)
+        except Conflict:
+            if wanted.must_be_new:  # another writer took the name meanwhile: ours was never served
+                gone = {"state": State.DELETED}
+                registry.append(registry.records(key), scope, lambda _: gone, writer=writer)
+            raise
     return Registered(record, True, report)
 
 
@@ -200,11 +206,20 @@ def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
     return registry.latest(registry.pointers(scope, name))[1]
 
 
-def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:
+def promote(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    revision: str,
+    *,
+    writer: str,
+    must_be_new: bool = False,
+) -> Pointer:
     """Let the plain name serve ``revision``.
 
     Raises:
         NotFound: the revision is not registered.
+        Conflict: ``must_be_new``, and the name serves a revision already.
     """
     known = present_revisions(registry, scope, name)
     if revision not in known:
@@ -215,6 +230,8 @@ def promote(registry: Registry, scope: Scope, name: str, revision: str, *, write
         if newest is not None and newest.revision == revision:
             return None
         before = newest.revision if newest is not None else None
+        if must_be_new and before is not None:
+            raise Conflict(f"The lora adapter '{name}' has already been loaded.")
         return {"revision": revision, "previous_revision": before, "canary": None}
 
     pointer = registry.append(registry.pointers(scope, name), scope, build, writer=writer)

@@ -51,6 +51,9 @@ class ReplicaPort(Protocol):
             TemporaryError: the engine or the volume did not answer in time; retry_after_s.
         """
 
+    def forget(self, engine_name: str) -> None:
+        """The engine answered that it does not have ``engine_name``: the next hold loads it."""
+
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         """Register what the request names, then load it here; bounded.
 

@@ -84,14 +84,28 @@ class Proxy:
                     raise NotFound(f"The model `{model[:200]}` does not exist.")
                 await self._forward(scope, body, send, None)
                 return
-            async with self._replica.hold(model, self._hold_timeout_s) as engine_name:
-                if engine_name != model and payload is not None:
-                    body = json.dumps({**payload, "model": engine_name}).encode()
-                await self._forward(scope, body, send, str(served.record.key))
+            adapter = str(served.record.key)
+            for again in (True, False):
+                async with self._replica.hold(model, self._hold_timeout_s) as engine_name:
+                    if engine_name != model and payload is not None:
+                        body = json.dumps({**payload, "model": engine_name}).encode()
+                    if await self._forward(scope, body, send, adapter, unless_unknown=again):
+                        return
+                # An engine that restarted since the last look does not know the adapter.
+                self._replica.forget(engine_name)
         except LoraFsError as error:
             await respond(error, "model")(scope, receive, send)
 
-    async def _forward(self, scope: Scope, body: bytes, send: Send, adapter: str | None) -> None:
+    async def _forward(
+        self,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        adapter: str | None,
+        *,
+        unless_unknown: bool = False,
+    ) -> bool:
+        """Pass the engine's answer on; False, and nothing sent, if it was a 404 not wanted."""
         assert self.session is not None, "the app's lifespan opens it"
         url = self._engine_url + scope["raw_path"].decode("latin-1")
         if scope["query_string"]:
@@ -108,6 +122,8 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
         try:
+            if unless_unknown and answer.status == 404:
+                return False
             raw = [(n, v) for n, v in answer.raw_headers if n.lower() not in _HOP_BY_HOP]
             if adapter is not None:
                 raw.append((b"x-lora-fs-adapter", adapter.encode()))
@@ -115,6 +131,7 @@ class Proxy:
             async for chunk in answer.content.iter_any():
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return True
         finally:
             answer.close() if not answer.content.at_eof() else answer.release()
 
