@@ -32,6 +32,8 @@ from lora_fs.sidecar.reconcile.volume import Volume
 
 logger = logging.getLogger(__name__)
 
+ENGINE_RETRY_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
@@ -340,7 +342,8 @@ class Replica:
             self._volume.publish(self)
             await asyncio.to_thread(self._stager.sweep, set(self._resident.values()))
             try:
-                await asyncio.wait_for(self._wake.wait(), self._limits.resync_s)
+                pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
+                await asyncio.wait_for(self._wake.wait(), pause_s)
             except TimeoutError:
                 continue
 

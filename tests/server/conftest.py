@@ -1,0 +1,151 @@
+"""A fake engine on a real socket, and the sidecar's app in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.server.ports import LoadRequest, Readiness
+from tests.reconcile.test_plan import RECORD
+
+
+@dataclass
+class FakeReplica:
+    """A replica port over a dictionary; counts its holds and its look-ups."""
+
+    names: tuple[str, ...] = ("a1",)
+    replica_id: str = "fake"
+    model: str = "tiny"
+    holds: Counter[str] = field(default_factory=Counter)
+    lookups: int = 0
+    forgotten: list[str] = field(default_factory=list)
+    refusal: Exception | None = None
+
+    def catalog(self) -> Catalog:
+        return Catalog(1, {name: Served(name, RECORD) for name in sorted(self.names)})
+
+    def lookup(self, name: str) -> Served | None:
+        self.lookups += 1
+        return self.catalog().served.get(name)
+
+    def base_cards(self) -> tuple[JsonObject, ...]:
+        return ({"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm"},)
+
+    def passes_through(self, name: str) -> bool:
+        return name == "tiny"
+
+    @asynccontextmanager
+    async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.holds[name] += 1
+        try:
+            yield name
+        finally:
+            self.holds[name] -= 1
+
+    def forget(self, engine_name: str) -> None:
+        self.forgotten.append(engine_name)
+
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+        return RECORD
+
+    async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
+        if lora_name not in self.names:
+            raise NotFound(f"The lora adapter '{lora_name}' cannot be found.")
+
+    def statuses(self) -> Mapping[str, AdapterStatus]:
+        one = AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)
+        return dict.fromkeys(self.names, one)
+
+    def residency(self) -> Mapping[str, JsonObject]:
+        return {name: {"in_flight": self.holds[name], "idle_s": 0.0, "path": "/s"} for name in self.names}
+
+    def capacity(self) -> int | None:
+        return 4
+
+    def readiness(self) -> Readiness:
+        return Readiness(True, ())
+
+    def counters(self) -> Mapping[str, float]:
+        return {"loads_total": 3}
+
+
+class FakeEngine:
+    """Answers /v1/completions; a streamed answer waits for ``go`` between its two chunks."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.left = threading.Event()
+        self.bodies: list[Any] = []
+        self.missing: set[str] = set()
+        routes = [Route("/v1/completions", self.complete, methods=["POST"])]
+        self.app = Starlette(routes=routes)
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if body.get("model") in self.missing:
+            return JSONResponse({"error": {"message": "no", "code": 404}}, 404)
+        if not body.get("stream"):
+            return JSONResponse({"model": body.get("model"), "choices": []})
+        return StreamingResponse(self.chunks(), media_type="text/event-stream")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            yield b"data: one\n\n"
+            await asyncio.to_thread(self.go.wait, 10)
+            yield b"data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Run an ASGI app on a free port of loopback; yields its URL."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+        assert thread.is_alive(), "the server ended before it started"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def engine_url(engine: FakeEngine) -> Iterator[str]:
+    with serving(engine.app) as url:
+        yield url
+
+
+@pytest.fixture
+def replica() -> FakeReplica:
+    return FakeReplica()
