@@ -75,7 +75,6 @@ class Settings(BaseSettings):
     resync_s: float = Field(5.0, gt=0)
     engine_timeout_s: float = Field(120.0, gt=0)
     hold_timeout_s: float = Field(120.0, gt=0)
-    drain_timeout_s: float = Field(300.0, ge=0)
     log_level: str = "info"
 
     @field_validator("namespaces", "allow", "allowed_sources", mode="before")

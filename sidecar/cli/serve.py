@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anyio
+import anyio.to_thread
 import click
 import uvicorn
+import uvloop
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.model import Policy, check_segment, model_slug
+from lora_fs.sidecar.model import Policy, Scope, check_segment, model_slug
+from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
+from lora_fs.sidecar.reconcile.report import Reporter
 from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.reconcile.volume import Volume, scopes_of
+from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
 from lora_fs.sidecar.registry.store import Registry
@@ -66,32 +73,37 @@ def sidecar(context: Context, /, **options: Any) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    context = Context(settings, context.out)
-    asyncio.run(_serve(context, settings))
+    uvloop.run(_serve(Context(settings, context.out), settings))
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        logger.warning("the volume still does not answer: leaving without waiting for it")
+        logging.shutdown()
+        os._exit(0)
 
 
 async def _serve(context: Context, settings: Settings) -> None:
     root = context.root()
-    scope_model = model_slug(context.scope().model)
+    model = model_slug(context.scope().model)
     check_segment("replica id", settings.replica_id)
-    registry = await asyncio.to_thread(Registry, root, create=True)
-    scopes = scopes_of(settings.serves(), scope_model)
-    expectation = await asyncio.to_thread(context.expectation)
-    kind = await asyncio.to_thread(kind_of, root)
+    scopes = tuple(Scope(check_segment("namespace", n), model) for n in settings.serves())
+    registry = await anyio.to_thread.run_sync(lambda: Registry(root, create=True))
+    expectation = await anyio.to_thread.run_sync(context.expectation)
+    kind = await anyio.to_thread.run_sync(kind_of, root)
     timing = timing_for(kind)
-    view = RegistryView(registry, scopes, scan_s=settings.scan_s)
     settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
-    adopter = Adopter(registry, expectation, settle_s=settle_s, writer=settings.replica_id)
     volume = Volume(
-        registry,
-        scopes,
-        view,
-        adopter,
-        expectation,
+        registry.layout,
+        RegistryView(registry, scopes, scan_s=settings.scan_s),
+        Adopter(registry, expectation, settle_s=settle_s, writer=settings.replica_id),
         poll_s=settings.poll_s or timing.poll_s,
         notify=kind in LOCAL,
+    )
+    registrations = Registrations(
+        registry,
+        scopes,
+        volume,
+        expectation,
         allowed_sources=tuple(Path(source) for source in settings.allowed_sources),
-        url=settings.advertise_url,
+        timeout_s=settings.engine_timeout_s,
     )
     stager = Stager(
         settings.stage_dir.resolve(),
@@ -100,9 +112,10 @@ async def _serve(context: Context, settings: Settings) -> None:
         max_bytes=settings.stage_max_bytes,
         timeout_s=settings.engine_timeout_s,
     )
-    await asyncio.to_thread(stager.prepare)
+    await anyio.to_thread.run_sync(stager.prepare)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
     limits = Limits(default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s)
+    reporter = Reporter(registry, volume, settings.advertise_url)
     async with aiohttp.ClientSession() as session:
         engine = VllmHttp(
             session,
@@ -110,7 +123,17 @@ async def _serve(context: Context, settings: Settings) -> None:
             timeout_s=settings.engine_timeout_s,
             api_key=settings.engine_api_key,
         )
-        replica = Replica(settings.replica_id, scope_model, settings.serves(), volume, engine, stager, limits)
+        replica = Replica(
+            settings.replica_id,
+            model,
+            settings.serves(),
+            volume,
+            registrations,
+            engine,
+            stager,
+            limits,
+            reporter.report,
+        )
 
         @asynccontextmanager
         async def background() -> AsyncIterator[None]:
@@ -123,7 +146,7 @@ async def _serve(context: Context, settings: Settings) -> None:
                 loop.cancel()
                 volume.stop()
                 await asyncio.gather(loop, return_exceptions=True)
-                await asyncio.to_thread(volume.withdraw_status, settings.replica_id)
+                await reporter.withdraw(settings.replica_id)
 
         app = create_app(
             replica,
@@ -140,7 +163,7 @@ async def _serve(context: Context, settings: Settings) -> None:
             log_level=settings.log_level,
             timeout_graceful_shutdown=30,
         )
-        logger.info("serving %s of %s (%s) on port %d", scope_model, root, kind, settings.port)
+        logger.info("serving %s of %s (%s) on port %d", model, root, kind, settings.port)
         await uvicorn.Server(config).serve()
 
 

@@ -22,11 +22,27 @@ class Loaded:
     cards: Mapping[str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the engine is busy with, whoever sent the requests.
+
+    Attributes:
+        busy: adapters that running or waiting requests name.
+        max_loras: adapters one batch may mix; None if it does not say.
+    """
+
+    busy: frozenset[str] = frozenset()
+    max_loras: int | None = None
+
+
 class Engine(Protocol):
     """One engine. Every call is bounded in time."""
 
     async def loaded(self) -> Loaded:
         """Raises EngineUnavailable: what is loaded is unknown."""
+
+    async def activity(self) -> Activity:
+        """Raises EngineUnavailable: what is in use is unknown. An engine without metrics is idle."""
 
     async def load(self, name: str, path: str) -> None:
         """Raises EngineRejected with the engine's reason, EngineUnavailable (it may have loaded)."""

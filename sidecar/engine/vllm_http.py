@@ -1,4 +1,4 @@
-"""A stock vLLM over HTTP: ``/v1/models``, ``/v1/load_lora_adapter``, ``/v1/unload_lora_adapter``.
+"""A stock vLLM over HTTP: its model list, its routes to load and unload, its activity metric.
 
 It wants ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`` and says so when they
 are missing. Source: vllm/entrypoints/serve/lora, 0.32.
@@ -10,14 +10,17 @@ import json
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
-from lora_fs.sidecar.engine.protocol import Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
 
 _NO_RUNTIME_UPDATING = (
     "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
     "it has no route to load adapters"
 )
+
+_ACTIVITY = "vllm:lora_requests_info"
 
 
 class VllmHttp:
@@ -53,11 +56,21 @@ class VllmHttp:
             cards=adapters,
         )
 
+    async def activity(self) -> Activity:
+        status, text = await self._call("GET", "/metrics", None, self._list)
+        return read_activity(text) if status == 200 else Activity()
+
     async def load(self, name: str, path: str) -> None:
         body = {"lora_name": name, "lora_path": path}
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
-        if status == 200 or (status == 400 and "already been loaded" in text):
+        if status == 200:
             return
+        if status == 400 and "already been loaded" in text:
+            there = (await self.loaded()).adapters.get(name)
+            if there == path:
+                return
+            reason = f"it holds other bytes under that name, from {there}"
+            raise EngineRejected(f"cannot load {name}: {reason}", reason=reason, status=status)
         raise self._refused(f"load {name}", status, text)
 
     async def unload(self, name: str) -> None:
@@ -92,3 +105,21 @@ class VllmHttp:
         if status in (502, 503, 504):
             return EngineUnavailable(f"engine cannot {what} now ({status}): {reason}")
         return EngineRejected(f"the engine refused to {what}: {reason}", reason=reason, status=status)
+
+
+def read_activity(metrics: str) -> Activity:
+    """Read vLLM's gauge of LoRA requests: of its series the one with the latest time holds.
+
+    Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
+    """
+    lines = [line for line in metrics.splitlines() if line.startswith(_ACTIVITY)]
+    samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
+    if not samples:
+        return Activity()
+    labels = max(samples, key=lambda sample: sample.value).labels
+    lists = (labels.get("running_lora_adapters", ""), labels.get("waiting_lora_adapters", ""))
+    slots = labels.get("max_lora", "")
+    return Activity(
+        busy=frozenset(name for names in lists for name in names.split(",") if name),
+        max_loras=int(slots) if slots.isdecimal() and int(slots) > 0 else None,
+    )

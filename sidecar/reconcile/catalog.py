@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
+from lora_fs.sidecar.reconcile.plan import ALWAYS
 from lora_fs.sidecar.registry.view import Desired
 
 
@@ -21,11 +22,13 @@ class Served:
 class Catalog:
     """Everything a replica serves, at one moment; ``served`` holds the plain names, sorted.
 
-    ``conflicts`` are names not served because the engine's base model has them.
+    ``unasked`` are those to be loaded before anyone asks. ``conflicts`` are names not served
+    because the engine itself has them: its base model, an adapter it was started with.
     """
 
     version: int = 0
     served: Mapping[str, Served] = field(default_factory=dict)
+    unasked: tuple[Served, ...] = ()
     conflicts: Mapping[str, Record] = field(default_factory=dict)
 
 
@@ -35,14 +38,20 @@ def public_name(scope: Scope, name: str, namespaces: Collection[str]) -> str:
 
 
 def build(
-    desired: Desired, namespaces: Collection[str], base_models: Collection[str], version: int
+    desired: Desired,
+    namespaces: Collection[str],
+    engine_names: Collection[str],
+    version: int,
+    default_policy: Policy,
 ) -> Catalog:
-    """Name every active record; a base model's own name always means the base model."""
+    """Name every active record; a name the engine itself has keeps meaning what it means there."""
     named = {public_name(scope, name, namespaces): record for scope, name, record in desired.active()}
+    served = {name: Served(name, named[name]) for name in sorted(named) if name not in engine_names}
     return Catalog(
         version,
-        {name: Served(name, named[name]) for name in sorted(named) if name not in base_models},
-        {name: record for name, record in named.items() if name in base_models},
+        served,
+        tuple(s for s in served.values() if (s.record.spec.policy or default_policy).kind in ALWAYS),
+        {name: record for name, record in named.items() if name in engine_names},
     )
 
 

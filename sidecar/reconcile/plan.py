@@ -31,10 +31,9 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A name that is served and not loaded. ``may_try``: no failure is waiting out its delay."""
+    """A name to be loaded unasked. ``may_try``: no failure is waiting out its delay."""
 
     name: str
-    record: Record
     policy: Policy
     may_try: bool
 
@@ -52,42 +51,37 @@ def decide(resident: list[Resident], absent: list[Absent], capacity: int | None)
     """Decide one pass.
 
     Args:
-        capacity: how many may be loaded at once; None is unbounded.
+        capacity: how many may be loaded at once; None is unbounded. Pinned adapters take at
+            most all but one of it and make room for themselves; eager ones take what is free.
     """
     unload: dict[str, str] = {}
     draining: list[str] = []
     for entry in resident:
         reason = _reason_to_unload(entry)
-        if reason is None:
-            continue
-        if entry.in_flight:
+        if reason is not None and entry.in_flight:
             draining.append(entry.name)
-        else:
+        elif reason is not None:
             unload[entry.name] = reason
-    staying = len(resident) - len(unload)
-    eager = sorted(
-        (entry for entry in absent if entry.policy.kind in ALWAYS and entry.may_try),
-        key=lambda entry: (entry.policy.kind is not PolicyKind.PINNED, -entry.policy.priority, entry.name),
+    kept = {entry.name: entry for entry in resident if entry.name not in unload}
+    swaps = [e for e in resident if e.name in unload and e.wanted is not None and e.policy.kind in ALWAYS]
+    wanting = sorted(
+        [*((e.policy, e.name) for e in swaps), *((e.policy, e.name) for e in absent if e.may_try)],
+        key=lambda one: (one[0].kind is not PolicyKind.PINNED, -one[0].priority, one[1]),
     )
-    replaced = [e for e in resident if e.name in unload and e.wanted is not None and not e.current]
-    load = [e.name for e in replaced if e.policy.kind in ALWAYS] + [entry.name for entry in eager]
+    pinned = [name for policy, name in wanting if policy.kind is PolicyKind.PINNED]
+    eager = [name for policy, name in wanting if policy.kind is not PolicyKind.PINNED]
     if capacity is None:
-        return Plan(unload, tuple(draining), tuple(load))
-    idle = sorted(
-        (
-            entry
-            for entry in resident
-            if entry.name not in unload and not entry.in_flight and entry.policy.kind not in ALWAYS
-        ),
-        key=lambda entry: -entry.idle_s,
-    )
-    room = capacity - staying
-    for entry in idle:
-        if room >= len(load):
+        return Plan(unload, tuple(draining), (*pinned, *eager))
+    holding = sum(entry.policy.kind is PolicyKind.PINNED for entry in kept.values())
+    pinned = pinned[: max(0, capacity - 1 - holding)]
+    free = capacity - len(kept)
+    evictable = (e for e in kept.values() if not e.in_flight and e.policy.kind is not PolicyKind.PINNED)
+    for entry in sorted(evictable, key=lambda e: -e.idle_s):
+        if free >= len(pinned):
             break
         unload[entry.name] = "Evicted: the least recently used makes room"
-        room += 1
-    return Plan(unload, tuple(draining), tuple(load[: max(room, 0)]))
+        free += 1
+    return Plan(unload, tuple(draining), (*pinned, *eager)[: max(free, 0)])
 
 
 def _reason_to_unload(entry: Resident) -> str | None:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.replica import LoadRequest, Readiness
+from lora_fs.sidecar.reconcile.registrations import LoadRequest
+from lora_fs.sidecar.reconcile.replica import Readiness
 
 __all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served"]
 

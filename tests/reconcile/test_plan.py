@@ -54,9 +54,7 @@ residents = st.lists(
     max_size=8,
 )
 absents = st.lists(
-    st.builds(
-        Absent, name=st.uuids().map(str), record=st.just(RECORD), policy=policies, may_try=st.booleans()
-    ),
+    st.builds(Absent, name=st.uuids().map(str), policy=policies, may_try=st.booleans()),
     max_size=8,
 )
 
@@ -65,19 +63,56 @@ absents = st.lists(
 def test_the_plan_keeps_its_promises(
     resident: list[Resident], absent: list[Absent], capacity: int | None
 ) -> None:
-    """Nothing in use is unloaded; pinned and eager ones stay while wanted; capacity holds."""
+    """Nothing in use is unloaded; a pinned one stays while it is wanted; capacity holds."""
     decided = decide(resident, absent, capacity)
     by_name = {entry.name: entry for entry in resident}
     for name in decided.unload:
         entry = by_name[name]
         assert not entry.in_flight
         wanted = entry.wanted is not None and entry.current
-        assert not (wanted and entry.policy.kind in ALWAYS)
+        assert not (wanted and entry.policy.kind is PolicyKind.PINNED)
+        if capacity is None:
+            assert not (wanted and entry.policy.kind in ALWAYS)
     for missing in absent:
         if not missing.may_try:
             assert missing.name not in decided.load
     if capacity is not None and decided.load:
         assert len(resident) - len(decided.unload) + len(decided.load) <= capacity
+
+
+@given(residents, absents, st.integers(1, 6))
+def test_pinned_adapters_leave_one_place(
+    resident: list[Resident], absent: list[Absent], capacity: int
+) -> None:
+    """However many are pinned, the plan never loads so many that a lazy one has no place."""
+    decided = decide(resident, absent, capacity)
+    policies = {entry.name: entry.policy.kind for entry in (*resident, *absent)}
+    stay = [entry.name for entry in resident if entry.name not in decided.unload]
+    pinned_before = sum(policies[name] is PolicyKind.PINNED for name in stay)
+    pinned_loaded = sum(policies[name] is PolicyKind.PINNED for name in decided.load)
+    assert pinned_loaded == 0 or pinned_before + pinned_loaded <= capacity - 1
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=6, unique=True))
+def test_room_is_made_by_the_least_recently_used(idle: list[float]) -> None:
+    """A pinned adapter that has no room takes the place of the one idle longest."""
+    sticky = Policy(kind=PolicyKind.STICKY)
+    resident = [Resident(str(i), RECORD, True, 0, s, sticky) for i, s in enumerate(idle)]
+    pinned = Absent("pinned", Policy(kind=PolicyKind.PINNED), True)
+    capacity = max(2, len(idle))
+    decided = decide(resident, [pinned], capacity)
+    assert decided.load == ("pinned",)
+    longest = max(resident, key=lambda entry: entry.idle_s).name
+    assert set(decided.unload) == ({longest} if len(idle) == capacity else set())
+
+
+def test_eager_adapters_take_only_what_is_free() -> None:
+    """By priority, while they fit; nothing is evicted for them."""
+    resident = [Resident("used", RECORD, True, 0, 5.0, Policy(kind=PolicyKind.STICKY))]
+    eager = [Absent(n, Policy(kind=PolicyKind.EAGER, priority=p), True) for n, p in (("low", 1), ("high", 2))]
+    decided = decide(resident, eager, 2)
+    assert decided.load == ("high",)
+    assert not decided.unload
 
 
 @given(residents)

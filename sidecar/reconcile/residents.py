@@ -1,0 +1,261 @@
+"""What this engine holds, who uses it, and one load for any number of waiters.
+
+Owns the names that were given to the engine and the requests in flight on each. Loads and
+unloads of one name never overlap; an adapter that fails is remembered with its backoff. A name
+the engine loaded from elsewhere than the stage folder is not ours and is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.errors import LoraFsError, TemporaryError, WaitTimeout
+from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.reconcile import backoff
+from lora_fs.sidecar.reconcile.backoff import Failure
+from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.staging import Stager
+
+logger = logging.getLogger(__name__)
+
+
+class Residents:
+    """Lives on the event loop. ``on_change``: a load ended, or a draining name came free.
+
+    Attributes:
+        paths: the engine's name → the staged copy it serves.
+        draining: engine's names that are to be unloaded when their requests end.
+        failures, phases: by public name; counters: monotonic, by metric name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        stager: Stager,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._stager, self._on_change, self._clock = engine, stager, on_change, clock
+        self.paths: dict[str, str] = {}
+        self.failures: dict[str, Failure] = {}
+        self.phases: dict[str, Phase] = {}
+        self.counters: Counter[str] = Counter()
+        self.draining: frozenset[str] = frozenset()
+        self._holds: Counter[str] = Counter()
+        self._busy: frozenset[str] = frozenset()
+        self._used_at: dict[str, float] = {}
+        self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def name_of(self, served: Served) -> str | None:
+        """The engine's name for exactly these bytes, None if it does not hold them."""
+        path = self._stager.path(served.record)
+        for name in (served.name, side_name(served)):
+            if self.paths.get(name) == path:
+                return name
+        return None
+
+    def in_flight(self, name: str) -> int:
+        """Requests that need the engine's ``name``: our own, or at least one if the engine says so."""
+        return self._holds[name] or int(name in self._busy)
+
+    def idle_s(self, name: str) -> float:
+        """Seconds since the engine's ``name`` was last used."""
+        now = self._clock()
+        return now - self._used_at.setdefault(name, now)
+
+    def waits(self, served: Served) -> bool:
+        """Whether a failure of this record is waiting out its delay."""
+        failure = self.failures.get(served.name)
+        return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
+
+    @property
+    def loading(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    def note_loaded(self, loaded: Loaded, changing_before: frozenset[str]) -> None:
+        """Believe the engine, except about names that were changing while it was asked."""
+        changing = changing_before | self.changing()
+        known = {name: path for name, path in self.paths.items() if _plain(name) in changing}
+        for name, path in loaded.adapters.items():
+            if self._stager.owns(path) and _plain(name) not in changing:
+                known[name] = path
+        self.paths = known
+
+    def note_activity(self, activity: Activity) -> None:
+        """Count requests that reached the engine without the proxy as uses."""
+        self._busy = activity.busy
+        for name in activity.busy & self.paths.keys():
+            self._used_at[name] = self._clock()
+
+    def changing(self) -> frozenset[str]:
+        """Plain names of loads and unloads under way."""
+        return frozenset(name for name, lock in self._locks.items() if lock.locked())
+
+    # -- holding and loading -------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def hold(self, served: Served, timeout_s: float) -> AsyncIterator[str]:
+        """Keep ``served`` loaded while the context is open; yields the engine's name for it.
+
+        Raises:
+            InvalidAdapter, EngineRejected: it failed, and its delay is not over.
+            TemporaryError: it could not be loaded in time.
+        """
+        name = self.name_of(served) or await self._ensure(served, timeout_s)
+        self._holds[name] += 1
+        try:
+            yield name
+        finally:
+            self._holds[name] -= 1
+            self._used_at[name] = self._clock()
+            if self._holds[name] <= 0:
+                del self._holds[name]
+                if name in self.draining:
+                    self._on_change()
+
+    async def _ensure(self, served: Served, timeout_s: float) -> str:
+        failure = self.failures.get(served.name)
+        if failure is not None and self.waits(served) and not isinstance(failure.error, TemporaryError):
+            raise failure.error
+        deadline = self._clock() + timeout_s
+        while True:
+            task = self.load(served)
+            try:
+                name = await asyncio.wait_for(asyncio.shield(task), deadline - self._clock())
+            except TimeoutError as error:
+                raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
+            if self.name_of(served) == name:
+                return name
+            if self._clock() >= deadline:
+                raise WaitTimeout(f"{served.name} was unloaded while it was waited for")
+
+    def load(self, served: Served) -> asyncio.Task[str]:
+        """Start to load ``served``, or join the load under way."""
+        key = (served.name, served.record.spec.digest)
+        task = self._loads.get(key)
+        if task is None:
+            task = self._loads[key] = asyncio.create_task(self._load(served), name=f"load {served.name}")
+            task.add_done_callback(lambda done: self._load_done(key, done))
+        return task
+
+    def _load_done(self, key: tuple[str, str], task: asyncio.Task[str]) -> None:
+        del self._loads[key]
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("%s is not loaded: %s", key[0], task.exception())
+        self._on_change()
+
+    async def _load(self, served: Served) -> str:
+        async with self._lock(served.name):
+            try:
+                self.phases[served.name] = Phase.VALIDATING
+                path = await self._stager.stage(served.record)
+                self.phases[served.name] = Phase.LOADING
+                name = await self._place(served, path)
+            except LoraFsError as error:
+                self.counters["load_failures_total"] += 1
+                previous = self.failures.get(served.name)
+                self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
+                raise
+            finally:
+                del self.phases[served.name]
+            self.failures.pop(served.name, None)
+            self.counters["loads_total"] += 1
+            self._used_at[name] = self._clock()
+            return name
+
+    async def _place(self, served: Served, path: str) -> str:
+        """Load ``path`` under the plain name, or beside it while requests need the old bytes."""
+        name, old = served.name, self.paths.get(served.name)
+        if old == path:
+            return name
+        if old is not None and self.in_flight(name):
+            name, old = side_name(served), None
+        if old is not None:
+            await self._unload(name)
+        try:
+            await self._engine.load(name, path)
+        except LoraFsError:
+            if old is not None:
+                await self._restore(name, old)
+            raise
+        self.paths[name] = path
+        return name
+
+    async def _restore(self, name: str, path: str) -> None:
+        """Let the revision that was served go on serving."""
+        try:
+            await self._engine.load(name, path)
+        except LoraFsError as error:
+            logger.warning("%s: the revision before it is not loaded again: %s", name, error)
+        else:
+            self.paths[name] = path
+
+    # -- unloading -----------------------------------------------------------------------------
+
+    async def unload(self, name: str, reason: str) -> None:
+        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged."""
+        lock = self._lock(name)
+        if lock.locked() or self.in_flight(name) or name not in self.paths:
+            return
+        async with lock:
+            logger.info("unloading %s: %s", name, reason)
+            try:
+                await self._unload(name)
+            except LoraFsError as error:
+                logger.warning("%s stays loaded: %s", name, error)
+
+    async def _unload(self, name: str) -> None:
+        path = self.paths.pop(name)  # at once: a request that comes now loads it again
+        try:
+            await self._engine.unload(name)
+        except LoraFsError:
+            self.paths.setdefault(name, path)
+            raise
+        self.counters["unloads_total"] += 1
+
+    # -- forgetting ----------------------------------------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """The engine does not have ``name`` after all."""
+        self.paths.pop(name, None)
+
+    def keep_only(self, is_served: Callable[[str], bool]) -> None:
+        """Keep no state for names that are neither served nor loaded."""
+        self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
+        self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
+        for name in [n for n, lock in self._locks.items() if not lock.locked()]:
+            if name not in self.paths and not is_served(name):
+                del self._locks[name]
+
+    def residency(self) -> Mapping[str, dict[str, object]]:
+        """By the engine's name: ``{"in_flight": int, "idle_s": float, "path": str}``."""
+        return {
+            name: {
+                "in_flight": self.in_flight(name),
+                "idle_s": round(self.idle_s(name), 1),
+                "path": path,
+            }
+            for name, path in self.paths.items()
+        }
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(_plain(name), asyncio.Lock())
+
+
+def side_name(served: Served) -> str:
+    """The engine's name for a revision whose plain name is still busy with another."""
+    return f"{_plain(served.name)}@{served.record.revision}"
+
+
+def _plain(name: str) -> str:
+    return name.partition("@")[0]

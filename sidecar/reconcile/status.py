@@ -1,0 +1,81 @@
+"""What a replica says of each adapter. Pure: built from what is in memory when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from lora_fs.sidecar.model import AdapterStatus, Phase, Record
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.residents import Residents
+
+
+def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
+    """One status a name, evicted ones included: work in proportion to the catalog."""
+    eager = {served.name for served in catalog.unasked}
+    found = {s.name: _status(s, residents, now, s.name in eager) for s in catalog.served.values()}
+    return {**found, **dict(_conflicts(catalog))}
+
+
+def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
+    """Only names that are not simply evicted: work in proportion to what is loaded or wanted."""
+    eager = {served.name for served in catalog.unasked}
+    loaded = {name.partition("@")[0] for name in residents.paths}
+    names = (loaded | eager | residents.failures.keys() | residents.phases.keys()) & catalog.served.keys()
+    found = {n: _status(catalog.served[n], residents, now, n in eager) for n in sorted(names)}
+    told = {name: status for name, status in found.items() if status.phase is not Phase.EVICTED}
+    return {**told, **dict(_conflicts(catalog))}
+
+
+def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int]:
+    """How many are in each phase, given the notable ones."""
+    found: dict[str, int] = {}
+    for status in told.values():
+        found[status.phase] = found.get(status.phase, 0) + 1
+    evicted = len(catalog.served) + len(catalog.conflicts) - len(told)
+    return {**found, Phase.EVICTED: evicted} if evicted else found
+
+
+def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
+    for name, record in catalog.conflicts.items():
+        why = f"the engine itself serves {name!r}: register the adapter under another name"
+        yield name, _make(record, Phase.FAILED, "NameConflict", why)
+
+
+def _status(served: Served, residents: Residents, now: float, eager: bool) -> AdapterStatus:
+    record, name = served.record, served.name
+    if residents.name_of(served) is not None:
+        return _make(record, Phase.READY, "Loaded")
+    if name in residents.phases:
+        return _make(record, residents.phases[name])
+    failure = residents.failures.get(name)
+    if failure is not None and failure.concerns(record):
+        return _make(
+            record,
+            Phase.FAILED,
+            type(failure.error).__name__,
+            str(failure.error),
+            failure.attempts,
+            max(0.0, round(failure.retry_at - now, 1)),
+        )
+    if eager:
+        return _make(record, Phase.PENDING, "NotLoadedYet")
+    return _make(record, Phase.EVICTED, "LoadsAtFirstRequest")
+
+
+def _make(
+    record: Record,
+    phase: Phase,
+    reason: str = "",
+    message: str = "",
+    attempts: int = 0,
+    retry_in_s: float | None = None,
+) -> AdapterStatus:
+    return AdapterStatus(
+        key=tuple(record.key),
+        generation=record.generation,
+        phase=phase,
+        reason=reason,
+        message=message,
+        attempts=attempts,
+        retry_in_s=retry_in_s,
+    )
