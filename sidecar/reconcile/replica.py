@@ -29,6 +29,7 @@ from lora_fs.sidecar.reconcile.volume import Volume
 logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
+GATHER_S = 0.05  # a burst of changes is one pass; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 
 
@@ -181,6 +182,7 @@ class Replica:
             pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
             with anyio.move_on_after(pause_s):
                 await self._wake.wait()
+                await asyncio.sleep(GATHER_S)
 
     async def reconcile(self) -> None:
         """One pass: read the engine, decide, act. Loads run on their own; a failure is kept."""

@@ -25,7 +25,7 @@ from lora_fs.sidecar.registry.store import Registry
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
-GATHER_S = 0.02
+GATHER_S = 0.1
 WITHDRAW_S = 5.0
 
 

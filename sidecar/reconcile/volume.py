@@ -16,13 +16,20 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileCreatedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.layout import TEMPORARY, Layout
+from lora_fs.sidecar.registry.layout import HEAD, Layout
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 
 logger = logging.getLogger(__name__)
@@ -33,6 +40,10 @@ SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, howe
 STALLED_AFTER_S = 30.0
 RECENT = 512
 TOLD = 20  # conditions of one kind
+# HEAD is moved in from a folder that is not watched, which reads as created, and a dropped folder
+# is a directory's event. Without a filter the kernel also reports every read of HEAD, our own
+# polls among them.
+EVENTS: list[type[FileSystemEvent]] = [FileCreatedEvent, DirCreatedEvent, DirMovedEvent, DirDeletedEvent]
 
 
 class Volume:
@@ -48,13 +59,15 @@ class Volume:
         self, layout: Layout, view: RegistryView, adopter: Adopter, *, poll_s: float, notify: bool
     ) -> None:
         self._layout, self._view, self._adopter = layout, view, adopter
-        self._poll_s, self._notify = poll_s, notify
+        self._poll_s = poll_s
         self._on_change: Callable[[], None] = lambda: None
         self._changed, self._stop = threading.Event(), threading.Event()
         self._looking = threading.Lock()
         self._problem: str | None = None
         self._looked_at = time.monotonic()
         self._folders_due_at = 0.0
+        self._notify = _Notify(self._notified) if notify else None
+        self._folders_changed = False
         self._watches: dict[Path, ObservedWatch] = {}
         self.read_once = False
         self.recent: Mapping[str, int] = {}
@@ -106,24 +119,28 @@ class Volume:
     # -- the thread ----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        observer = Observer() if self._notify else None
+        observer = Observer() if self._notify is not None else None
         if observer is not None:
             observer.start()
         while not self._stop.is_set():
-            notified = self._changed.is_set()
             self._changed.clear()
-            self._pass(notified)
-            if observer is not None:
-                self._subscribe(observer)
+            self._pass()
+            if observer is not None and self._subscribe(observer):
+                self._notified(folders=True)  # names that came before the subscription
             settling = self._adopter.waiting()
             self._changed.wait(min(self._poll_s, SETTLING_POLL_S) if settling else self._poll_s)
         if observer is not None:
             observer.stop()
 
-    def _pass(self, notified: bool) -> None:
-        folders_due = time.monotonic() >= self._folders_due_at or self._adopter.waiting()
+    def _notified(self, *, folders: bool) -> None:
+        self._folders_changed |= folders
+        self._changed.set()
+
+    def _pass(self) -> None:
+        changed, self._folders_changed = self._folders_changed, False
+        due = changed or self._adopter.waiting() or time.monotonic() >= self._folders_due_at
         try:
-            fresh = self._look(adopt=notified or folders_due, force=notified or folders_due)
+            fresh = self._look(adopt=due, force=due)
         except LoraFsError as error:
             if self._problem is None:
                 logger.warning("%s; the last good state stays in force", error)
@@ -163,30 +180,31 @@ class Volume:
         kept = {name: seen for name, seen in self.recent.items() if name not in changes}
         self.recent = dict(list({**kept, **changes}.items())[-RECENT:])
 
-    def _subscribe(self, observer: BaseObserver) -> None:
-        """Watch the root and the few folders in which names appear."""
-        layout = self._layout
+    def _subscribe(self, observer: BaseObserver) -> bool:
+        """Watch the root and the few folders in which names appear; True if one is new."""
+        layout, desired = self._layout, self._view.desired
         folders = {layout.root}
-        for scope, listing in self._view.desired.listings.items():
+        for scope, listing in desired.listings.items():
             folders |= {layout.root / scope.namespace, layout.scope(scope)}
             folders |= {layout.revision(scope, revision) for revision in listing.revisions}
         for folder in self._watches.keys() - folders:
             with suppress(OSError, KeyError):
                 observer.unschedule(self._watches.pop(folder))
+        before = len(self._watches)
         for folder in folders - self._watches.keys():
-            try:
-                self._watches[folder] = observer.schedule(_Notify(self._changed.set), str(folder))
-            except OSError as error:
-                logger.debug("no notifications from %s: %s", folder, error)
+            with suppress(OSError):  # not there yet, or no watches left: the polls go on
+                if self._notify is not None:
+                    self._watches[folder] = observer.schedule(self._notify, str(folder), event_filter=EVENTS)
+        return len(self._watches) > before
 
 
 class _Notify(FileSystemEventHandler):
-    """Names that come and go; a temporary name is nobody's news."""
+    """Tells of HEAD's replacement, and of folders that come and go."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         name = Path(str(event.dest_path or event.src_path)).name
-        if event.event_type in ("created", "moved", "deleted") and not name.startswith(TEMPORARY):
-            self._wake()
+        if event.is_directory or name == HEAD:
+            self._tell(folders=event.is_directory)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Policy, Scope
+from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.operations import Registration
@@ -83,19 +83,20 @@ class Adopter:
 
     def _consider(self, key: AdapterKey, desired: Desired) -> bool:
         record = desired.records.get(key)
-        if record is not None and record.origin != "folder" and record.present:
-            return False  # its digest guards it; the stager reports bytes that changed
-        folder = self._registry.layout.artifact(key)
-        try:
-            seen = artifacts.fingerprint(folder)
-        except LoraFsError as error:
-            logger.warning("adoption of %s waits: %s", key, error)
-            return False
+        seen = None
+        if _may_be_a_drop(record):
+            try:
+                seen = artifacts.fingerprint(self._registry.layout.artifact(key))
+            except LoraFsError as error:
+                logger.warning("adoption of %s waits: %s", key, error)
+                return False
         if seen is None or (record is not None and record.spec.fingerprint == seen):
             self._candidates.pop(key, None)
             return False
-        if record is not None and not record.present and record.spec.fingerprint is None:
-            return False  # registered once, withdrawn since: its own files, not a drop
+        return self._settle(key, seen, desired)
+
+    def _settle(self, key: AdapterKey, seen: str, desired: Desired) -> bool:
+        folder = self._registry.layout.artifact(key)
         now = self._clock()
         candidate = self._candidates.get(key)
         if candidate is None or candidate.fingerprint != seen:
@@ -161,6 +162,13 @@ class Adopter:
             except LoraFsError as error:
                 logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error)
         return bool(twice)
+
+
+def _may_be_a_drop(record: Record | None) -> bool:
+    """A registered folder is guarded by its digest, and so is what a withdrawal left of it."""
+    if record is None:
+        return True
+    return record.origin == "folder" if record.present else record.spec.fingerprint is not None
 
 
 def natural_order(revision: str) -> tuple[tuple[int, int, str], ...]:

@@ -110,22 +110,23 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(handle, view) :]
-        os.fsync(handle)
+        if sync:
+            os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def write_temporary(folder: Path, data: bytes) -> Path:
-    """Write and sync ``data`` under a name nobody reads."""
+def write_temporary(folder: Path, data: bytes, *, sync: bool = True) -> Path:
+    """Write ``data``, synced unless it is a hint, under a name nobody reads."""
     path = folder / f"{TEMPORARY}{secrets.token_hex(16)}"
     try:
-        _write_new(path, data)
+        _write_new(path, data, sync=sync)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise unavailable(error, f"cannot write in {folder}") from error
@@ -211,9 +212,17 @@ def create_unique(path: Path, data: bytes) -> None:
         raise unavailable(error, f"cannot write {path}") from error
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Replace a hint whole. Readers see the old or the new one (or, on some, neither)."""
-    temporary = write_temporary(path.parent, data)
+def replace(path: Path, data: bytes, *, draft_in: Path | None = None) -> None:
+    """Replace a hint whole. Readers see the old or the new one (or, on some, neither).
+
+    Not synced: a hint that a power loss tears fails its seal and is made anew, and a sync would
+    make every other writer of the volume wait.
+
+    Args:
+        draft_in: another folder of the volume to write it in first. A watcher of ``path``'s own
+            folder is then told of one new name, not of a pair that it waits half a second for.
+    """
+    temporary = write_temporary(draft_in or path.parent, data, sync=False)
     try:
         os.replace(temporary, path)
     except OSError as error:

@@ -31,7 +31,8 @@ def find(
     """List what may go. ``in_use``: keys that some replica reports loaded."""
     layout, found = registry.layout, []
     listing = registry.scan(scope)
-    folders = [layout.root, layout.active(scope), *(layout.revision(scope, r) for r in listing.revisions)]
+    folders = [layout.root, layout.leases, layout.replicas, layout.active(scope)]
+    folders += [layout.revision(scope, revision) for revision in listing.revisions]
     for folder in folders:
         for name in atomic.list_names(folder) or ():
             if name.startswith(TEMPORARY) and _older(folder / name, older_than_s):

@@ -23,8 +23,9 @@ ACTIVE = ".active"
 INCOMING = ".incoming"
 TEMPORARY = ".tmp-"
 
+# One spelling a generation: eight digits, or more without a leading zero.
 _GENERATION = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,127})\.@(?P<generation>[0-9]{8,18})"
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,127})\.@(?P<generation>[0-9]{8}|[1-9][0-9]{8,17})"
     r"(?:\.(?P<token>[0-9a-f]{32}))?\.json"
 )
 

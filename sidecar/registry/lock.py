@@ -4,22 +4,28 @@ Correctness stands on ``atomic.publish`` alone, so a lease that cannot be had in
 passed over rather than waited for: a holder that died, or a read-only volume, stops nobody.
 
 Promise (filelock's ``SoftFileLease``): at most one holder while every holder keeps refreshing;
-a dead holder's claim can be taken after LEASE_S of the contender's own monotonic clock.
+a dead holder's claim can be taken after LEASE_S of the contender's own monotonic clock, in one
+attempt or over several: a contender that asks again goes on from what it saw before.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import SoftFileLease, Timeout
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 LEASE_S = 10.0
+_REMEMBERED = 1024
 
 logger = logging.getLogger(__name__)
+
+_contended: dict[str, SoftFileLease] = {}  # each has seen its holder for a while; one user at a time
+_guard = threading.Lock()
 
 
 @contextmanager
@@ -30,11 +36,17 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
         path: the lockfile; its folder exists.
         wait_s: how long to wait for it; 0 asks once.
     """
-    lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
+    with _guard:
+        lock = _contended.pop(str(path), None)
+    if lock is None:
+        lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
     try:
         lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
-    except (Timeout, OSError) as error:
+    except (Timeout, OSError, LeaseSettingsMismatch) as error:
         logger.debug("lease %s not had: %s", path.name, error)
+        with _guard:
+            if len(_contended) < _REMEMBERED:
+                _contended.setdefault(str(path), lock)
         yield False
         return
     try:

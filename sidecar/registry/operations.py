@@ -234,8 +234,8 @@ def promote(
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
         return {"revision": revision, "previous_revision": before, "canary": None}
 
-    pointer = registry.append(registry.pointers(scope, name), scope, build, writer=writer)
-    registry.announce()
+    pointer = registry.append(registry.pointers(scope, name), scope, build, writer=writer, announce=False)
+    registry.announce()  # also for what the caller wrote before, when the pointer stays as it is
     return pointer
 
 

@@ -134,4 +134,5 @@ def advance_head(root: Path, epoch: int) -> None:
     except CorruptRecord:
         head = Head()
     after = head.model_copy(update={"epoch": epoch, "seq": head.seq + 1, "nonce": secrets.token_hex(8)})
-    atomic.replace(Layout(root).head, seal(after))
+    layout = Layout(root)
+    atomic.replace(layout.head, seal(after), draft_in=layout.leases)

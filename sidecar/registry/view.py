@@ -100,11 +100,12 @@ class RegistryView:
                 for name, generation in entries.records.items():
                     key = AdapterKey(*scope, revision, name)
                     listed.add(key)
-                    series = self._registry.records(key)
-                    self._learn(records, key, series, generation, problems)
+                    if self._is_news(records.get(key), generation):
+                        self._learn(records, key, self._registry.records(key), generation, problems)
             for name, generation in listing.pointers.items():
-                pointer_series = self._registry.pointers(scope, name)
-                self._learn(pointers, (scope, name), pointer_series, generation, problems)
+                if self._is_news(pointers.get((scope, name)), generation):
+                    pointer_series = self._registry.pointers(scope, name)
+                    self._learn(pointers, (scope, name), pointer_series, generation, problems)
         frozen = None if restored else self._vanished(records.keys() - listed, len(records))
         self._epoch = self._registry.marker.epoch
         same = (records, pointers, problems, frozen) == (
@@ -125,20 +126,20 @@ class RegistryView:
         generation: Generation,
         problems: dict[str, str],
     ) -> None:
-        held = known.get(key)
-        if held is not None and (held.generation, self._tie(held)) >= generation:
-            return
         try:
             known[key] = self._registry.read(series, generation)
         except CorruptRecord as error:
             problems[f"{series.folder.name}/{series.name}"] = str(error)
-            if held is None:
+            if key not in known:
                 _, last_good = self._registry.latest(series)
                 if last_good is not None:
                     known[key] = last_good
 
-    def _tie(self, body: Record | Pointer) -> str:
-        return body.token if self._registry.marker.tier == "lww" else ""
+    def _is_news(self, held: Record | Pointer | None, listed: Generation) -> bool:
+        if held is None:
+            return True
+        tie = held.token if self._registry.marker.tier == "lww" else ""
+        return (held.generation, tie) < listed
 
     def _vanished(self, missing: set[AdapterKey], known: int) -> str | None:
         if len(missing) > max(5, known // 5):

@@ -86,7 +86,8 @@ def test_pinned_adapters_leave_one_place(
 ) -> None:
     """However many are pinned, the plan never loads so many that a lazy one has no place."""
     decided = decide(resident, absent, capacity)
-    policies = {entry.name: entry.policy.kind for entry in (*resident, *absent)}
+    policies = {entry.name: entry.policy.kind for entry in resident}
+    policies |= {entry.name: entry.policy.kind for entry in absent}
     stay = [entry.name for entry in resident if entry.name not in decided.unload]
     pinned_before = sum(policies[name] is PolicyKind.PINNED for name in stay)
     pinned_loaded = sum(policies[name] is PolicyKind.PINNED for name in decided.load)

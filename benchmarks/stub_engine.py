@@ -1,0 +1,77 @@
+"""An HTTP server with vLLM's adapter routes and no model: for figures in which no engine is timed.
+
+Many sidecars may share one. What it holds is told apart by the path it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from lora_fs.demo.process import free_port, spawn
+
+
+class StubEngine:
+    """Lists, loads and unloads; answers every completion at once."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, str] = {}
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/metrics", self._metrics),
+                Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+                Route("/v1/completions", self._complete, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, _: Request) -> Response:
+        base = {"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm", "parent": None}
+        cards = [{**base, "id": name, "root": p, "parent": "tiny"} for name, p in self._loaded.items()]
+        return JSONResponse({"object": "list", "data": [base, *cards]})
+
+    async def _metrics(self, _: Request) -> Response:
+        return PlainTextResponse("")
+
+    async def _load(self, request: Request) -> Response:
+        body = await request.json()
+        self._loaded[body["lora_name"]] = body["lora_path"]
+        return PlainTextResponse("Success")
+
+    async def _unload(self, request: Request) -> Response:
+        body = await request.json()
+        self._loaded.pop(body["lora_name"], None)
+        return PlainTextResponse("Success")
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"model": body["model"], "choices": [{"index": 0, "text": "stub"}]})
+
+
+@contextlib.contextmanager
+def stub_engine(log: Path) -> Iterator[str]:
+    """Serve one on loopback, in a process of its own; yields its URL."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = spawn("stub", [sys.executable, "-P", __file__, str(port)], log=log, url=url, env={})
+    try:
+        process.wait_ready("/v1/models")
+        yield url
+    finally:
+        process.stop()
+
+
+if __name__ == "__main__":
+    uvicorn.run(StubEngine().app(), port=int(sys.argv[1]), log_level="warning", timeout_keep_alive=60)

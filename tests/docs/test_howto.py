@@ -1,0 +1,312 @@
+"""The how-to pages against the code: what they list is what there is, and their links resolve."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import click
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import AliasChoices
+
+from lora_fs.sidecar.cli.main import cli
+from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
+from lora_fs.sidecar.reconcile.replica import Readiness
+from lora_fs.sidecar.server import observe
+from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.validate import CODES
+
+ROOT = Path(__file__).parents[2]
+HOWTO = ROOT / "docs/howto"
+RECONCILE = ROOT / "sidecar/reconcile"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page(name: str) -> str:
+    """One how-to page."""
+    return (HOWTO / name).read_text()
+
+
+def page_id(path: Path) -> str:
+    """A page's name in a test's id."""
+    return str(path.relative_to(ROOT))
+
+
+# -- metrics -------------------------------------------------------------------------------------
+
+
+class ScrapedReplica:
+    """A replica with one adapter and every counter that the code counts."""
+
+    def statuses(self) -> dict[str, AdapterStatus]:
+        return {"a1": AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)}
+
+    def residency(self) -> dict[str, dict[str, object]]:
+        return {"a1": {"in_flight": 2, "idle_s": 0.0, "path": "/stage/a1"}}
+
+    def readiness(self) -> Readiness:
+        return Readiness(True, ())
+
+    def counters(self) -> dict[str, float]:
+        return dict.fromkeys(counter_names(), 1.0)
+
+
+def counter_names() -> set[str]:
+    """Every counter that ``sidecar/reconcile`` counts."""
+    texts = (path.read_text() for path in RECONCILE.glob("*.py"))
+    return {name for text in texts for name in re.findall(r'counters\["(\w+)"\]', text)}
+
+
+def exposed_metrics() -> dict[str, set[str]]:
+    """Name → labels of every sample that a scrape gives."""
+    app = FastAPI()
+    app.include_router(observe.router(cast(ReplicaPort, ScrapedReplica())))
+
+    async def scrape() -> str:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+            return (await client.get("/metrics")).text
+
+    text = asyncio.run(scrape())
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def told_metrics() -> dict[str, set[str]]:
+    """Name → labels as the table of metrics.md has them."""
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", page("metrics.md"), re.MULTILINE)
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+
+
+def test_counters_are_found() -> None:
+    """The search for counters in the code finds them."""
+    assert {"loads_total", "load_failures_total"} <= counter_names()
+
+
+def test_metrics_table_is_what_a_scrape_gives() -> None:
+    """Every metric is in the table with its labels, and no other is."""
+    assert told_metrics() == exposed_metrics()
+
+
+def test_queries_name_metrics_that_exist() -> None:
+    """No query or remark names a metric that is not exposed."""
+    assert set(re.findall(r"\b(?:lora_fs|lora_syncer)_\w+", page("metrics.md"))) == set(exposed_metrics())
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def environment_names(field: str) -> set[str]:
+    """The variables that are promised for a field: its own name with the prefix, and its aliases."""
+    alias = Settings.model_fields[field].validation_alias
+    own = f"LORA_FS_{field.upper()}"
+    if not isinstance(alias, AliasChoices):
+        return {own}
+    return {own} | {str(choice) for choice in alias.choices if choice != field}
+
+
+def settings_rows() -> dict[str, list[str]]:
+    """Field → the other cells of its row."""
+    rows = {}
+    for line in page("settings.md").splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if match := re.fullmatch(r"`([a-z_]+)`", cells[0]):
+            rows[match[1]] = cells[1:]
+    return rows
+
+
+def test_every_setting_has_its_row() -> None:
+    """A new field without a row fails here, and so does a row without a field."""
+    assert settings_rows().keys() == Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_setting_names_its_variables(field: str) -> None:
+    """The row names every variable of the field and no other."""
+    assert set(re.findall(r"`([A-Z_]+)`", settings_rows()[field][0])) == environment_names(field)
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_setting_tells_its_default(field: str) -> None:
+    """The row's default is the field's."""
+    if field == "replica_id":
+        return  # made on the host
+    default = Settings.model_fields[field].default
+    told = settings_rows()[field][2]
+    if default is None:
+        assert told == "none"
+    elif default == ():
+        assert told == "empty"
+    elif isinstance(default, float):
+        assert float(told) == default
+    else:
+        assert told.strip("`").split()[0] == str(default)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_pages_name_settings_that_exist(path: Path) -> None:
+    """A variable that a page names is one that is read."""
+    known = {name for field in Settings.model_fields for name in environment_names(field)}
+    assert set(re.findall(r"\b(?:LORA_FS|DYNAMO)_[A-Z_]+\b", path.read_text())) <= known
+
+
+# -- conditions, phases, reasons -----------------------------------------------------------------
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Every text in a module's code, docstrings left out; of an f-string its constant parts."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def told_reasons() -> set[str]:
+    """Names of conditions and reasons: texts that begin with ``Name: ``, and reasons of a status."""
+    found = {
+        match[1]
+        for path in RECONCILE.glob("*.py")
+        for text in texts_of(path)
+        if (match := re.match(r"([A-Z][A-Za-z]+): ", text))
+    }
+    status = ast.parse((RECONCILE / "status.py").read_text())
+    for node in ast.walk(status):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_make":
+            found |= {
+                str(argument.value) for argument in node.args[2:3] if isinstance(argument, ast.Constant)
+            }
+    return found
+
+
+def test_conditions_are_found() -> None:
+    """The search for conditions in the code finds those that are known."""
+    known = {"VolumeUnavailable", "VolumeStalled", "Frozen", "Unreadable", "NotAdopted", "StatusNotWritten"}
+    assert known | {"EngineUnavailable", "NameConflict", "Loaded", "Evicted"} <= told_reasons()
+
+
+@pytest.mark.parametrize("name", sorted(told_reasons()))
+def test_reason_is_explained(name: str) -> None:
+    """Whatever an operator reads in a status or a log is in troubleshooting.md."""
+    assert f"`{name}`" in page("troubleshooting.md")
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_phase_is_explained(phase: Phase) -> None:
+    """Every phase is in troubleshooting.md."""
+    assert f"`{phase.value}`" in page("troubleshooting.md")
+
+
+# -- validation ----------------------------------------------------------------------------------
+
+
+def validation_rows() -> dict[str, tuple[str, str]]:
+    """Code → outcome and meaning."""
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (warning|error|error, `--allow`) \| (.*) \|$",
+        page("validation.md"),
+        re.MULTILINE,
+    )
+    return {code: (outcome, meaning) for code, outcome, meaning in rows}
+
+
+def test_validation_table_is_the_table_of_codes() -> None:
+    """Every code is there with its outcome and its meaning, and no other is."""
+    expected = {}
+    for code, entry in CODES.items():
+        outcome = "warning" if entry.severity is Severity.WARNING else "error"
+        expected[code] = (outcome + ", `--allow`" * entry.overridable, entry.doc)
+    assert validation_rows() == expected
+
+
+# -- links and commands --------------------------------------------------------------------------
+
+
+def links(text: str) -> list[str]:
+    """The targets of a page's relative links; code blocks hold none."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def test_links_are_found() -> None:
+    """A relative link is seen; one to a site, or in code, is not one."""
+    text = "[a](b.md) [c](https://example.org) `[d](e.md)`\n```\n[f](g.md)\n```\n"
+    assert links(text) == ["b.md"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_links_resolve(path: Path) -> None:
+    """Every relative link leads to a file of the repository."""
+    for target in links(path.read_text()):
+        file, _, anchor = target.partition("#")
+        assert (path.parent / file).exists() if file else anchor, f"{path}: {target}"
+
+
+@pytest.mark.parametrize("folder", ["adr", "howto"])
+def test_every_page_is_linked(folder: str) -> None:
+    """A page that no other page links to is not found by readers."""
+    reached = {
+        (path.parent / target.partition("#")[0]).resolve()
+        for path in PAGES
+        for target in links(path.read_text())
+        if target.partition("#")[0]
+    }
+    assert {path for path in (ROOT / "docs" / folder).glob("*.md") if path.name != "README.md"} <= reached
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every ``lora-fs …`` in a page's console blocks, as its words."""
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    spans = re.findall(r"`(lora-fs [a-z][^`\n]*)`", text)
+    found = [line[line.rindex("lora-fs ") :] for line in lines if re.match(r"\$ .*\blora-fs [a-z]", line)]
+    return [shlex.split(command)[1:] for command in [*found, *spans]]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_commands_exist(path: Path) -> None:
+    """Every command that a page shows is one, and takes the options shown."""
+    for words in commands(path.read_text()):
+        assert words[0] in cli.commands, words
+        options = {
+            option
+            for parameter in cli.commands[words[0]].params
+            if isinstance(parameter, click.Option)
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert {word for word in words[1:] if word.startswith("-")} <= options, words
+
+
+def test_commands_are_found() -> None:
+    """Commands are seen in blocks, behind another command, and in running text."""
+    text = "```console\n$ kubectl exec p -- lora-fs status\nlora-fs no\n```\nuse `lora-fs gc --dry-run`\n"
+    assert commands(text) == [["status"], ["gc", "--dry-run"]]
+
+
+# -- decisions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/adr").glob("0*.md")), ids=page_id)
+def test_decision_has_its_parts(path: Path) -> None:
+    """A decision says why, what, what it costs, and what else was thought of; its code exists."""
+    text = path.read_text()
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "Context",
+        "Decision",
+        "Consequences",
+        "Alternatives",
+    ]
+    assert text.startswith(f"# {path.name[:4]}: ")
+    modules = re.findall(r"`(sidecar/[\w/]+\.py)`", text)
+    assert modules
+    assert all((ROOT / module).exists() for module in modules)
