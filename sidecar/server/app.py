@@ -39,7 +39,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
         ) as session:

@@ -7,15 +7,15 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import aiohttp
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.server.errors_http import error_response, respond
+from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
@@ -70,12 +70,13 @@ class Proxy:
         return b"".join(chunks)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        payload = _json_object(body)
-        model = payload.get("model") if payload is not None else None
+        content_type = Headers(scope=scope).get("content-type", "")
+        field = find_model(content_type, body)
         try:
-            if not isinstance(model, str):
+            if field is None:
                 await self._forward(scope, body, send, None)
                 return
+            model = field.name
             served = self._replica.lookup(model)
             if served is None:
                 if not self._replica.passes_through(model):
@@ -87,9 +88,8 @@ class Proxy:
             adapter = str(served.record.key)
             for again in (True, False):
                 async with self._replica.hold(model, self._hold_timeout_s) as engine_name:
-                    if engine_name != model and payload is not None:
-                        body = json.dumps({**payload, "model": engine_name}).encode()
-                    if await self._forward(scope, body, send, adapter, unless_unknown=again):
+                    sent = body if engine_name == model else field.renamed(engine_name)
+                    if await self._forward(scope, sent, send, adapter, unless_unknown=again):
                         return
                 # An engine that restarted since the last look does not know the adapter.
                 self._replica.forget(engine_name)
@@ -139,13 +139,3 @@ class Proxy:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _json_object(body: bytes) -> dict[str, Any] | None:
-    if body.lstrip()[:1] != b"{":
-        return None
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None  # the engine says what is wrong with it
-    return value if isinstance(value, dict) else None
