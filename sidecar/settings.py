@@ -16,8 +16,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from lora_fs.sidecar.model import PolicyKind
 
 
-def _env(field: str, *aliases: str) -> AliasChoices:
-    return AliasChoices(field, f"LORA_FS_{field.upper()}", *aliases)
+def _env(field: str, alias: str) -> AliasChoices:
+    """The field's own variable first, then a name the field already uses elsewhere."""
+    return AliasChoices(f"LORA_FS_{field.upper()}", alias)
 
 
 CommaList = Annotated[tuple[str, ...], NoDecode]
@@ -35,7 +36,7 @@ class Settings(BaseSettings):
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
-        max_loaded: how many adapters may be loaded at once; None: as the engine reports, or unbounded.
+        max_loaded: how many adapters may be loaded at once; None: unbounded.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
         engine_timeout_s: bound on one load or unload call; hold_timeout_s: on a request's wait.

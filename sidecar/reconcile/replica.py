@@ -79,7 +79,7 @@ class Replica:
         self._engine_names: frozenset[str] = frozenset()
         self._engine_problem: str | None = "the engine has not answered yet"
         self._max_loras: int | None = None
-        self._preloaded = False
+        self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
@@ -112,7 +112,13 @@ class Replica:
         return told, status.counts(self.catalog(), told)
 
     def residency(self) -> Mapping[str, JsonObject]:
-        return self._residents.residency()
+        found = {}
+        for engine_name, held in self._residents.residency().items():
+            plain = engine_name.partition("@")[0]
+            active = self.catalog().served.get(plain)
+            serves_plain = active is not None and self._residents.name_of(active) == engine_name
+            found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
+        return found
 
     def capacity(self) -> int | None:
         return self._limits.max_loaded or self._max_loras
@@ -173,12 +179,18 @@ class Replica:
         self._wake.set()
 
     async def run(self) -> None:
-        """Reconcile until cancelled."""
+        """Reconcile until cancelled; a pass that fails is told, and the next one comes."""
         while True:
             self._wake.clear()
-            await self.reconcile()
+            try:
+                await self.reconcile()
+                if self._engine_problem is None:
+                    in_use = self._residents.copies_in_use()
+                    await anyio.to_thread.run_sync(self._stager.sweep, in_use)
+            except Exception as error:
+                logger.exception("a pass failed and the loop goes on")
+                self._engine_problem = f"internal error: {error!r}"
             self._on_pass(self)
-            await anyio.to_thread.run_sync(self._stager.sweep, set(self._residents.paths.values()))
             pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
             with anyio.move_on_after(pause_s):
                 await self._wake.wait()
@@ -230,20 +242,30 @@ class Replica:
                     served is not None and self._stager.path(served.record) == path,
                     self._residents.in_flight(name),
                     self._residents.idle_s(name),
-                    self._policy(served.record) if served is not None else self._limits.default_policy,
+                    self._policy_here(name, served),
                 )
             )
         return entries
 
+    def _policy_here(self, name: str, served: Served | None) -> Policy:
+        """A copy that the plain name does not serve is lazy, whatever the adapter's policy."""
+        if served is None:
+            return self._limits.default_policy
+        policy = self._policy(served.record)
+        active = self.catalog().served.get(name.partition("@")[0])
+        if active is None or active.record is not served.record:
+            return policy.model_copy(update={"kind": PolicyKind.LAZY})
+        return policy
+
     def _absent(self) -> list[plan.Absent]:
         catalog, limit = self.catalog(), self._limits.max_loaded
-        wanted = catalog.unasked
-        policies = {served.name: self._policy(served.record) for served in wanted}
-        if not self._preloaded and limit is not None and len(catalog.served) <= limit:
-            wanted = tuple(catalog.served.values())  # at boot, and everything fits
-            eager = Policy(kind=PolicyKind.EAGER)
-            policies = {served.name: policies.get(served.name, eager) for served in wanted}
-        self._preloaded = True
+        if self._to_preload is None:
+            fits = limit is not None and len(catalog.served) <= limit
+            self._to_preload = frozenset(catalog.served) if fits else frozenset()
+        self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
+        policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
+        policies |= {served.name: self._policy(served.record) for served in catalog.unasked}
+        wanted = [catalog.served[name] for name in policies if name in catalog.served]
         missing = [served for served in wanted if self._residents.name_of(served) is None]
         return [plan.Absent(s.name, policies[s.name], not self._residents.waits(s)) for s in missing]
 

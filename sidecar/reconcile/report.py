@@ -88,5 +88,7 @@ class Reporter:
         try:
             with anyio.fail_after(WITHDRAW_S):
                 await anyio.to_thread.run_sync(remove, abandon_on_cancel=True)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError:
+            logger.warning("the status file is not removed: the volume does not answer")
+        except OSError as error:
             logger.warning("the status file is not removed: %s", error)

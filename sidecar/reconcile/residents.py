@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.errors import LoraFsError, TemporaryError, WaitTimeout
-from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.model import Phase, Record
 from lora_fs.sidecar.reconcile import backoff
 from lora_fs.sidecar.reconcile.backoff import Failure
 from lora_fs.sidecar.reconcile.catalog import Served
@@ -30,6 +30,7 @@ class Residents:
 
     Attributes:
         paths: the engine's name → the staged copy it serves.
+        records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names that are to be unloaded when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
     """
@@ -47,10 +48,12 @@ class Residents:
         self.phases: dict[str, Phase] = {}
         self.counters: Counter[str] = Counter()
         self.draining: frozenset[str] = frozenset()
+        self.records: dict[str, Record] = {}
         self._holds: Counter[str] = Counter()
         self._busy: frozenset[str] = frozenset()
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._staged: dict[str, str] = {}  # public name under load → its copy
         self._locks: dict[str, asyncio.Lock] = {}
 
     # -- looking -------------------------------------------------------------------------------
@@ -96,6 +99,10 @@ class Residents:
         self._busy = activity.busy
         for name in activity.busy & self.paths.keys():
             self._used_at[name] = self._clock()
+
+    def copies_in_use(self) -> set[str]:
+        """Staged copies that the engine serves or is about to read."""
+        return {*self.paths.values(), *self._staged.values()}
 
     def changing(self) -> frozenset[str]:
         """Plain names of loads and unloads under way."""
@@ -158,6 +165,7 @@ class Residents:
         async with self._lock(served.name):
             try:
                 self.phases[served.name] = Phase.VALIDATING
+                self._staged[served.name] = self._stager.path(served.record)
                 path = await self._stager.stage(served.record)
                 self.phases[served.name] = Phase.LOADING
                 name = await self._place(served, path)
@@ -167,7 +175,7 @@ class Residents:
                 self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
                 raise
             finally:
-                del self.phases[served.name]
+                del self.phases[served.name], self._staged[served.name]
             self.failures.pop(served.name, None)
             self.counters["loads_total"] += 1
             self._used_at[name] = self._clock()
@@ -182,23 +190,9 @@ class Residents:
             name, old = side_name(served), None
         if old is not None:
             await self._unload(name)
-        try:
-            await self._engine.load(name, path)
-        except LoraFsError:
-            if old is not None:
-                await self._restore(name, old)
-            raise
-        self.paths[name] = path
+        await self._engine.load(name, path)
+        self.paths[name], self.records[name] = path, served.record
         return name
-
-    async def _restore(self, name: str, path: str) -> None:
-        """Let the revision that was served go on serving."""
-        try:
-            await self._engine.load(name, path)
-        except LoraFsError as error:
-            logger.warning("%s: the revision before it is not loaded again: %s", name, error)
-        else:
-            self.paths[name] = path
 
     # -- unloading -----------------------------------------------------------------------------
 
@@ -232,6 +226,7 @@ class Residents:
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
+        self.records = {name: record for name, record in self.records.items() if name in self.paths}
         self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
         for name in [n for n, lock in self._locks.items() if not lock.locked()]:
             if name not in self.paths and not is_served(name):

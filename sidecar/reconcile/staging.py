@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.validate import Expectation, validate
@@ -48,6 +49,8 @@ class Stager:
         self._timeout_s = timeout_s
         self._threads = anyio.CapacityLimiter(8)
         self._unused_since: dict[str, float] = {}
+        self._room = threading.Lock()
+        self._reserved: dict[str, int] = {}
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
@@ -79,8 +82,8 @@ class Stager:
         if target.is_dir():
             return str(target)
         source = self._locate(record)
-        self._check_room(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
+        self._reserve(copying.name, record)
         try:
             if not source.is_dir():
                 raise InvalidAdapter(
@@ -94,6 +97,8 @@ class Stager:
                     finding = _finding("missing", f"a registered file is gone: {error}")
                     raise InvalidAdapter(str(record.key), [finding]) from error
                 raise
+            except InputError as error:
+                raise InvalidAdapter(str(record.key), [_finding("not-regular-file", str(error))]) from error
             if artifacts.digest_of(copied) != record.spec.digest:
                 text = "the bytes on the volume are not the registered ones (truncated or overwritten)"
                 raise InvalidAdapter(str(record.key), [_finding("digest-mismatch", text)])
@@ -110,15 +115,20 @@ class Stager:
             raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
         finally:
             shutil.rmtree(copying, ignore_errors=True)
+            self._reserved.pop(copying.name)
         return str(target)
 
-    def _check_room(self, record: Record) -> None:
-        used = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
-        if used + record.spec.size_bytes > self._max_bytes:
-            raise VolumeUnavailable(
-                f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
-                f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded"
-            )
+    def _reserve(self, copying: str, record: Record) -> None:
+        """Take the room a copy needs, so that copies under way at once keep the bound together."""
+        with self._room:
+            used = sum(_size_bytes(entry) for entry in self._folder.iterdir() if not _is_draft(entry))
+            used += sum(self._reserved.values())
+            if used + record.spec.size_bytes > self._max_bytes:
+                raise VolumeUnavailable(
+                    f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
+                    f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded"
+                )
+            self._reserved[copying] = record.spec.size_bytes
 
     def prepare(self) -> None:
         """Make the folder and drop copies an earlier process left half-done."""
@@ -130,7 +140,7 @@ class Stager:
         """Remove copies that have been out of use for GRACE_S. Blocking."""
         now = time.monotonic() if now is None else now
         used = {Path(path).parent.name for path in in_use}
-        present = {entry.name for entry in self._folder.iterdir() if not entry.name.startswith(".")}
+        present = {entry.name for entry in self._folder.iterdir() if not _is_draft(entry)}
         for name in present - used:
             if now - self._unused_since.setdefault(name, now) >= GRACE_S:
                 logger.info("removing the staged copy %s", name[:12])
@@ -138,6 +148,18 @@ class Stager:
         for name in list(self._unused_since):
             if name in used or name not in present:
                 del self._unused_since[name]
+
+
+def _is_draft(entry: Path) -> bool:
+    return entry.name.startswith(_COPYING)
+
+
+def _size_bytes(folder: Path) -> int:
+    """The size of a copy; one that is being removed is gone."""
+    try:
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    except FileNotFoundError:
+        return 0
 
 
 def _finding(code: str, message: str) -> Finding:

@@ -13,7 +13,7 @@ def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, Ad
     """One status a name, evicted ones included: work in proportion to the catalog."""
     eager = {served.name for served in catalog.unasked}
     found = {s.name: _status(s, residents, now, s.name in eager) for s in catalog.served.values()}
-    return {**found, **dict(_conflicts(catalog))}
+    return {**_draining(residents, catalog), **found, **dict(_conflicts(catalog))}
 
 
 def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
@@ -23,7 +23,7 @@ def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, Ada
     names = (loaded | eager | residents.failures.keys() | residents.phases.keys()) & catalog.served.keys()
     found = {n: _status(catalog.served[n], residents, now, n in eager) for n in sorted(names)}
     told = {name: status for name, status in found.items() if status.phase is not Phase.EVICTED}
-    return {**told, **dict(_conflicts(catalog))}
+    return {**_draining(residents, catalog), **told, **dict(_conflicts(catalog))}
 
 
 def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int]:
@@ -31,8 +31,20 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
     found: dict[str, int] = {}
     for status in told.values():
         found[status.phase] = found.get(status.phase, 0) + 1
-    evicted = len(catalog.served) + len(catalog.conflicts) - len(told)
+    evicted = len(catalog.served.keys() - told.keys())
     return {**found, Phase.EVICTED: evicted} if evicted else found
+
+
+def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus]:
+    """What goes when its requests end: by its name, or with its revision where the name goes on."""
+    found = {}
+    for engine_name in sorted(residents.draining & residents.paths.keys() & residents.records.keys()):
+        record = residents.records[engine_name]
+        plain = engine_name.partition("@")[0]
+        name = f"{plain}@{record.revision}" if plain in catalog.served else engine_name
+        requests = residents.in_flight(engine_name)
+        found[name] = _make(record, Phase.DRAINING, "InUse", f"waits for {requests} requests to end")
+    return found
 
 
 def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 SETTLING_POLL_S = 0.5
 FOLDER_SCAN_S = 15.0
 SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, however many there are
-STALLED_AFTER_S = 30.0
+STALLED_AFTER_S = 10.0
 RECENT = 512
 TOLD = 20  # conditions of one kind
 # HEAD is moved in from a folder that is not watched, which reads as created, and a dropped folder
@@ -84,7 +84,7 @@ class Volume:
         if self._problem is not None:
             found.append(f"VolumeUnavailable: {self._problem}")
         stalled = time.monotonic() - self._looked_at
-        if stalled > STALLED_AFTER_S:
+        if stalled > max(STALLED_AFTER_S, 3 * self._poll_s):
             found.append("VolumeStalled: it does not answer; the last good state is in force")
         if desired.frozen:
             found.append(f"Frozen: {desired.frozen}")

@@ -7,11 +7,13 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import unquote
 
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.server.errors_http import error_response, respond
@@ -24,6 +26,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
+_LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
 
 
@@ -42,6 +45,11 @@ class Proxy:
         self.session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode("latin-1")
+        if _leaves_its_route(path):
+            message = f"the path {path[:200]!r} is not one this sidecar forwards"
+            await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
+            return
         try:
             body = await self._body(scope, receive)
         except ClientDisconnect:
@@ -107,9 +115,8 @@ class Proxy:
     ) -> bool:
         """Pass the engine's answer on; False, and nothing sent, if it was a 404 not wanted."""
         assert self.session is not None, "the app's lifespan opens it"
-        url = self._engine_url + scope["raw_path"].decode("latin-1")
-        if scope["query_string"]:
-            url += "?" + scope["query_string"].decode("latin-1")
+        path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
@@ -134,6 +141,16 @@ class Proxy:
             return True
         finally:
             answer.close() if not answer.content.at_eof() else answer.release()
+
+
+def _leaves_its_route(path: str) -> bool:
+    """Whether the engine might read ``path`` as another route than the one matched here.
+
+    The sidecar alone loads and unloads: its own routes for that check the caller's token.
+    """
+    plain = unquote(unquote(path)).replace("\\", "/")
+    segments = plain.rstrip("/").split("/")[1:]
+    return not {".", "..", ""}.isdisjoint(segments) or segments[-1] in _LORA_ROUTES
 
 
 async def _disconnected(receive: Receive) -> None:

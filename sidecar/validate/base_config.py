@@ -1,4 +1,4 @@
-"""Find the base model's ``config.json`` on this machine: a local folder, or the hub's cache.
+"""Find the base model's ``config.json`` on this machine: a file, a folder, or the hub's cache.
 
 Never asks the network. What is not here is None: the checks that need it are left out.
 """
@@ -17,16 +17,16 @@ _FILE = "config.json"
 
 
 def load_base_config(model: str) -> Mapping[str, object] | None:
-    """Read the config of a model named by a folder's path or by its hub id.
+    """Read the config of a model named by its folder, by the config file itself or by its hub id.
 
     Returns:
         The parsed config, or None when this machine has none, or none that is JSON.
     Raises:
         VolumeUnavailable: the volume did not answer, so it is not known whether there is one.
     """
-    folder = Path(os.path.expanduser(model))
-    found = _read(folder / _FILE)
-    if found is None and not folder.is_absolute():
+    path = Path(os.path.expanduser(model))
+    found = _read(path if path.suffix == ".json" else path / _FILE)
+    if found is None and not path.is_absolute():
         cached = _in_hub_cache(model)
         found = None if cached is None else _read(cached)
     return found

@@ -77,14 +77,21 @@ def engine_args() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
+def volume_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for the registry; a module that mounts something overrides it."""
+    return tmp_path_factory.mktemp("volume")
+
+
+@pytest.fixture(scope="module")
 def pair(
     farm: EngineFarm,
     model_dir: Path,
     engine_args: tuple[str, ...],
+    volume_root: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     """Two ready replicas on an empty volume."""
-    volume = Volume(tmp_path_factory.mktemp("volume"), MODEL_NAME, cwd=model_dir.parent)
+    volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
     run_dir = tmp_path_factory.mktemp("replicas")
     settle = ("--settle", "0.5")
     with closing(

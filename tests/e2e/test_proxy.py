@@ -127,3 +127,21 @@ def test_a_promotion_beside_a_stream(pair: Pair, register: Register, adapters: A
     assert pair.a.answer("switching") == second
     assert "".join([*pieces, *stream]) == "".join(whole)
     assert pair.answer("switching") == second
+
+
+def test_a_stream_on_the_engines_own_port(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it."""
+    register("direct", adapters(43))
+    pair.a.answer("direct")
+    direct = openai.OpenAI(base_url=f"{pair.a.engine_url}/v1", api_key="unused", max_retries=0)
+    stream = direct.completions.create(
+        model="direct", prompt=PROMPT, max_tokens=LONG, temperature=0, stream=True
+    )
+    pieces = [next(stream).choices[0].text]
+    pair.volume.run("unregister", "direct", "--all-revisions")
+    pair.wait_delisted("direct")
+    while_open = "direct" in pair.a.engine_names()
+    pieces.extend(chunk.choices[0].text for chunk in stream)
+    assert len("".join(pieces)) > LONG
+    assert while_open
+    wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=20)

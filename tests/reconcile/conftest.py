@@ -1,0 +1,196 @@
+"""A replica whose engine, stage and volume are in memory, and whose clock is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
+from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.reconcile.registrations import Registrations
+from lora_fs.sidecar.reconcile.replica import Limits, Replica
+from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.volume import Volume
+from lora_fs.sidecar.registry.view import Desired
+from tests.reconcile.test_plan import RECORD
+
+SCOPE = Scope("default", "tiny")
+
+
+@dataclass
+class FakeEngine:
+    """Loads at once unless ``gate`` is closed; refuses what ``refuses`` names."""
+
+    adapters: dict[str, str] = field(default_factory=dict)
+    base: tuple[str, ...] = ("tiny",)
+    loads: list[str] = field(default_factory=list)
+    refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    up: bool = True
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def loaded(self) -> Loaded:
+        self._check_up()
+        cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
+        return Loaded(tuple({"id": name} for name in self.base), dict(self.adapters), cards)
+
+    async def activity(self) -> Activity:
+        self._check_up()
+        return Activity(frozenset(self.busy))
+
+    async def load(self, name: str, path: str) -> None:
+        self._check_up()
+        self.loads.append(name)
+        await self.gate.wait()
+        for fragment, error in self.refuses.items():
+            if fragment in path:
+                raise error
+        self.adapters[name] = path
+
+    async def unload(self, name: str) -> None:
+        self._check_up()
+        self.adapters.pop(name, None)
+
+    def _check_up(self) -> None:
+        if not self.up:
+            raise EngineUnavailable("connection refused")
+
+
+@dataclass
+class FakeStager:
+    """Copies nothing; a path tells the revision."""
+
+    staged: Counter[str] = field(default_factory=Counter)
+    refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    swept: list[set[str]] = field(default_factory=list)
+
+    def path(self, record: Record) -> str:
+        return f"/stage/{record.spec.digest[7:]}/{record.name}-{record.revision}"
+
+    def owns(self, path: str) -> bool:
+        return path.startswith("/stage/")
+
+    async def stage(self, record: Record) -> str:
+        self.staged[record.name] += 1
+        if record.name in self.refuses:
+            raise self.refuses[record.name]
+        return self.path(record)
+
+    def sweep(self, in_use: set[str]) -> None:
+        self.swept.append(in_use)
+
+
+@dataclass
+class FakeVolume:
+    """The desired state, written by the test."""
+
+    desired: Desired = field(default_factory=Desired)
+    read_once: bool = True
+
+    def conditions(self) -> tuple[str, ...]:
+        return ()
+
+    def put(self, name: str, revision: str = "v1", policy: Policy | None = None) -> Record:
+        """Register a revision and let the plain name serve it."""
+        digest = f"sha256:{hash((name, revision)) & (2**64 - 1):064x}"
+        spec = RECORD.spec.model_copy(update={"digest": digest, "policy": policy})
+        record = RECORD.model_copy(update={"name": name, "revision": revision, "spec": spec})
+        self._change({record.key: record}, name, revision)
+        return record
+
+    def remove(self, name: str) -> None:
+        """Withdraw a name and its revisions."""
+        gone = {"state": State.DELETED, "generation": 2}
+        records = {k: r.model_copy(update=gone) for k, r in self.desired.records.items() if k.name == name}
+        self._change(records, name, None)
+
+    def point(self, name: str, revision: str) -> None:
+        """Promote."""
+        self._change({}, name, revision)
+
+    def _change(self, records: dict[AdapterKey, Record], name: str, revision: str | None) -> None:
+        pointer = Pointer(
+            namespace=SCOPE.namespace,
+            model=SCOPE.model,
+            name=name,
+            generation=1,
+            request_id="r",
+            token="t",
+            writer="test",
+            updated_at="",
+            revision=revision,
+        )
+        old = self.desired
+        self.desired = Desired(
+            old.version + 1, {**old.records, **records}, {**old.pointers, (SCOPE, name): pointer}
+        )
+
+
+@dataclass
+class Clock:
+    """Seconds, moved by hand."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Rig:
+    """One replica and everything around it."""
+
+    engine: FakeEngine
+    stager: FakeStager
+    volume: FakeVolume
+    clock: Clock
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self.replica = self.start()
+
+    def start(self) -> Replica:
+        """A replica as after a start: it knows nothing but what it can see."""
+        return Replica(
+            "r0",
+            "tiny",
+            ("default",),
+            cast("Volume", self.volume),
+            cast("Registrations", None),
+            self.engine,
+            cast("Stager", self.stager),
+            self.limits,
+            clock=self.clock,
+        )
+
+    async def settle(self) -> None:
+        """Passes until nothing changes; loads that were started have ended."""
+        for _ in range(4):
+            await self.replica.reconcile()
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def make_rig() -> Callable[..., Rig]:
+    """``make_rig(max_loaded=2)``."""
+
+    def make(max_loaded: int | None = None) -> Rig:
+        limits = Limits(Policy(ttl_s=60), max_loaded, resync_s=5, hold_timeout_s=5)
+        return Rig(FakeEngine(), FakeStager(), FakeVolume(), Clock(), limits)
+
+    return make

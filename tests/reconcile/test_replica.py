@@ -1,0 +1,374 @@
+"""The replica's promises, against an engine, a stage and a volume in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    EngineUnavailable,
+    InvalidAdapter,
+    NotFound,
+    VolumeUnavailable,
+    WaitTimeout,
+)
+from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from tests.reconcile.conftest import Rig
+
+pytestmark = pytest.mark.anyio
+
+MakeRig = Callable[..., Rig]
+EAGER = Policy(kind=PolicyKind.EAGER)
+STICKY = Policy(kind=PolicyKind.STICKY)
+PINNED = Policy(kind=PolicyKind.PINNED)
+
+
+async def use(rig: Rig, name: str) -> str:
+    """One request, from start to end."""
+    async with rig.replica.hold(name, 5) as engine_name:
+        return engine_name
+
+
+async def test_one_load_for_any_number_of_waiters(make_rig: MakeRig) -> None:
+    """Twenty requests that arrive together cost one copy and one load."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await rig.settle()
+    rig.engine.gate.clear()
+    requests = [asyncio.create_task(use(rig, "a")) for _ in range(20)]
+    await asyncio.sleep(0)
+    rig.engine.gate.set()
+    assert await asyncio.gather(*requests) == ["a"] * 20
+    assert rig.engine.loads == ["a"]
+    assert rig.stager.staged["a"] == 1
+
+
+async def test_a_waiter_that_leaves_does_not_stop_the_others(make_rig: MakeRig) -> None:
+    """A cancelled request leaves the load, and the requests that wait for it, alone."""
+    rig = make_rig()
+    rig.volume.put("a")
+    rig.engine.gate.clear()
+    leaver, stayer = (asyncio.create_task(use(rig, "a")) for _ in range(2))
+    await asyncio.sleep(0)
+    leaver.cancel()
+    rig.engine.gate.set()
+    assert await stayer == "a"
+
+
+async def test_an_engine_that_hangs_costs_a_bounded_wait(make_rig: MakeRig) -> None:
+    """The request gets a timeout, and one for another adapter is served meanwhile."""
+    rig = make_rig()
+    rig.volume.put("stuck")
+    rig.volume.put("good")
+    await use(rig, "good")
+    rig.engine.gate.clear()
+    with pytest.raises(WaitTimeout, match="stuck"):
+        async with rig.replica.hold("stuck", 0.05):
+            pass
+    assert await use(rig, "good") == "good"
+    rig.engine.gate.set()
+
+
+async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> None:
+    """While it does not answer nothing is believed unloaded, and nothing is planned."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    rig.engine.up = False
+    await rig.settle()
+    assert rig.replica.statuses()["a"].phase is Phase.READY
+    assert not rig.replica.readiness().ready
+    rig.engine.up = True
+    await rig.settle()
+    assert rig.replica.readiness().ready
+    assert rig.engine.loads == ["a"]
+
+
+async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
+    """After its restart eager adapters are loaded again, lazy ones at their next request."""
+    rig = make_rig()
+    rig.volume.put("lazy")
+    rig.volume.put("eager", policy=EAGER)
+    await rig.settle()
+    await use(rig, "lazy")
+    rig.engine.adapters.clear()
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"eager"}
+    await use(rig, "lazy")
+    assert set(rig.engine.adapters) == {"eager", "lazy"}
+
+
+async def test_a_sidecar_that_restarts_finds_what_it_loaded(make_rig: MakeRig) -> None:
+    """It serves on without a second load."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    rig.replica = rig.start()
+    await rig.settle()
+    assert await use(rig, "a") == "a"
+    assert rig.engine.loads == ["a"]
+
+
+async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
+    """After its TTL, and not before; a sticky one stays."""
+    rig = make_rig()
+    rig.volume.put("lazy")
+    rig.volume.put("sticky", policy=STICKY)
+    await use(rig, "lazy")
+    await use(rig, "sticky")
+    rig.clock.now += 59
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"lazy", "sticky"}
+    rig.clock.now += 2
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"sticky"}
+    assert rig.replica.statuses()["lazy"].phase is Phase.EVICTED
+
+
+async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) -> None:
+    """An adapter the engine reports busy is neither evicted nor unloaded until it is not."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    rig.engine.busy.add("a")
+    rig.clock.now += 600
+    await rig.settle()
+    assert "a" in rig.engine.adapters
+    rig.volume.remove("a")
+    await rig.settle()
+    assert "a" in rig.engine.adapters
+    rig.engine.busy.clear()
+    await rig.settle()
+    assert "a" not in rig.engine.adapters
+
+
+async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
+    """The request in flight keeps it, a later one gets NotFound, and it goes at the end."""
+    rig = make_rig()
+    rig.volume.put("a")
+    async with rig.replica.hold("a", 5):
+        rig.volume.remove("a")
+        await rig.settle()
+        assert "a" in rig.engine.adapters
+        assert rig.replica.statuses()["a"].phase is Phase.DRAINING
+        with pytest.raises(NotFound):
+            await use(rig, "a")
+    await rig.settle()
+    assert rig.engine.adapters == {}
+    assert rig.replica.statuses() == {}
+
+
+async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
+    """New requests get the new revision beside the old one, which goes when it is free."""
+    rig = make_rig()
+    rig.volume.put("a", "v1")
+    async with rig.replica.hold("a", 5) as old:
+        rig.volume.put("a", "v2")
+        assert await use(rig, "a") == "a@v2"
+        await rig.settle()
+        assert set(rig.engine.adapters) == {old, "a@v2"}
+        assert rig.replica.statuses()["a@v1"].phase is Phase.DRAINING
+        assert rig.replica.residency()["a"]["engine_name"] == "a@v2"
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"a@v2"}
+
+
+async def test_a_side_copy_goes_after_a_roll_back(make_rig: MakeRig) -> None:
+    """A copy the plain name no longer serves is lazy, even of a sticky adapter."""
+    rig = make_rig()
+    rig.volume.put("a", "v1", STICKY)
+    async with rig.replica.hold("a", 5):
+        rig.volume.put("a", "v2", STICKY)
+        await use(rig, "a")
+        rig.volume.point("a", "v1")
+        assert await use(rig, "a") == "a"
+    rig.clock.now += rig.limits.default_policy.ttl_s + STICKY.ttl_s
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"a"}
+
+
+async def test_a_promotion_at_rest_takes_the_plain_name(make_rig: MakeRig) -> None:
+    """With no request on the old bytes the engine's plain name is the new revision's."""
+    rig = make_rig()
+    rig.volume.put("a", "v1")
+    await use(rig, "a")
+    record = rig.volume.put("a", "v2")
+    assert await use(rig, "a") == "a"
+    assert rig.engine.adapters == {"a": rig.stager.path(record)}
+
+
+async def test_one_revision_asked_for_by_name(make_rig: MakeRig) -> None:
+    """``name@revision`` is served beside the plain name, each with its own bytes."""
+    rig = make_rig()
+    old = rig.volume.put("a", "v1")
+    new = rig.volume.put("a", "v2")
+    assert await use(rig, "a") == "a"
+    assert await use(rig, "a@v1") == "a@v1"
+    assert rig.engine.adapters == {"a": rig.stager.path(new), "a@v1": rig.stager.path(old)}
+
+
+async def test_a_refused_adapter_waits_out_its_delay(make_rig: MakeRig) -> None:
+    """It is not tried at every request, its reason is told, and a new generation starts anew."""
+    rig = make_rig()
+    bad = rig.volume.put("bad")
+    rig.volume.put("good")
+    rig.engine.refuses["bad"] = EngineRejected("rank 64 is too high", reason="rank", status=400)
+    for _ in range(3):
+        with pytest.raises(EngineRejected, match="rank"):
+            await use(rig, "bad")
+    assert rig.engine.loads.count("bad") == 1
+    status = rig.replica.statuses()["bad"]
+    assert (status.phase, status.reason, status.attempts) == (Phase.FAILED, "EngineRejected", 1)
+    assert await use(rig, "good") == "good"
+    rig.clock.now += 2
+    with pytest.raises(EngineRejected):
+        await use(rig, "bad")
+    assert rig.replica.statuses()["bad"].attempts == 2
+    rig.engine.refuses.clear()
+    again = bad.model_copy(update={"generation": 3})
+    rig.volume.desired = type(rig.volume.desired)(
+        9, {**rig.volume.desired.records, bad.key: again}, rig.volume.desired.pointers
+    )
+    assert await use(rig, "bad") == "bad"
+
+
+@pytest.mark.parametrize("error", [VolumeUnavailable("stale handle"), EngineUnavailable("refused")])
+async def test_a_passing_trouble_blocks_no_request(make_rig: MakeRig, error: Exception) -> None:
+    """After a temporary failure the next request tries at once, whatever the delay."""
+    rig = make_rig()
+    rig.volume.put("a")
+    rig.stager.refuses["a"] = error  # type: ignore[assignment]
+    with pytest.raises(type(error)):
+        await use(rig, "a")
+    rig.stager.refuses.clear()
+    assert await use(rig, "a") == "a"
+
+
+async def test_an_eager_adapter_that_fails_delays_no_other(make_rig: MakeRig) -> None:
+    """The others are loaded; it is tried again only after its delay."""
+    rig = make_rig()
+    for name in ("bad", "one", "two"):
+        rig.volume.put(name, policy=EAGER)
+    rig.stager.refuses["bad"] = InvalidAdapter("bad", [])
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"one", "two"}
+    assert rig.stager.staged["bad"] == 1
+    rig.clock.now += 2
+    await rig.settle()
+    assert rig.stager.staged["bad"] == 2
+
+
+async def test_at_boot_everything_is_loaded_that_fits(make_rig: MakeRig) -> None:
+    """All ten where ten fit; none of eleven, for none is eager."""
+    fits, full = make_rig(max_loaded=10), make_rig(max_loaded=10)
+    for rig, count in ((fits, 10), (full, 11)):
+        for number in range(count):
+            rig.volume.put(f"a{number}")
+        await rig.settle()
+    assert len(fits.engine.adapters) == 10
+    assert full.engine.adapters == {}
+
+
+async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> None:
+    """A third adapter takes the place of the one idle longest; a pinned one stays."""
+    rig = make_rig(max_loaded=2)
+    rig.volume.put("pinned", policy=PINNED)
+    for name in ("a", "b", "c"):
+        rig.volume.put(name)
+    await rig.settle()
+    for name in ("a", "b", "c"):
+        rig.clock.now += 1
+        await use(rig, name)
+        await rig.settle()
+        assert set(rig.engine.adapters) == {"pinned", name}
+
+
+async def test_names_the_engine_itself_serves(make_rig: MakeRig) -> None:
+    """The base model's name, and a static adapter's, keep their meaning; it is reported."""
+    rig = make_rig()
+    rig.engine.adapters["static"] = "/models/static"
+    rig.volume.put("tiny")
+    rig.volume.put("static")
+    await rig.settle()
+    for name in ("tiny", "static"):
+        assert rig.replica.passes_through(name)
+        assert rig.replica.lookup(name) is None
+        assert rig.replica.statuses()[name].reason == "NameConflict"
+    assert rig.engine.adapters == {"static": "/models/static"}
+
+
+async def test_an_unread_volume_is_unknown_not_empty(make_rig: MakeRig) -> None:
+    """Before the first look nothing that an earlier sidecar loaded is unloaded."""
+    rig = make_rig()
+    rig.volume.read_once = False
+    rig.engine.adapters["a"] = "/stage/0/a"
+    await rig.settle()
+    assert "a" in rig.engine.adapters
+    assert not rig.replica.readiness().ready
+
+
+async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> None:
+    """A thousand adapters that came, failed or served, and went leave nothing behind."""
+    rig = make_rig()
+    for number in range(1000):
+        name = f"a{number}"
+        rig.volume.put(name)
+        if number % 2:
+            rig.stager.refuses[name] = InvalidAdapter(name, [])
+            with pytest.raises(InvalidAdapter):
+                await use(rig, name)
+        else:
+            await use(rig, name)
+        rig.volume.remove(name)
+        await rig.replica.reconcile()
+    residents = rig.replica._residents
+    kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
+    assert set(kept) == {"counters"}
+
+
+async def test_a_pass_that_breaks_does_not_end_the_loop(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as a condition, and the loop goes on."""
+    rig = make_rig()
+    passes = asyncio.Semaphore(0)
+
+    async def broken() -> None:
+        passes.release()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.engine, "loaded", broken)
+    loop = asyncio.create_task(rig.replica.run())
+    for _ in range(2):
+        async with asyncio.timeout(5):
+            await passes.acquire()
+        rig.replica.wake()
+    assert any("ZeroDivisionError" in line for line in rig.replica.readiness().conditions)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_no_copy_is_removed_while_the_engine_is_unknown(make_rig: MakeRig) -> None:
+    """The stage is swept only after the engine said what it holds, and never of what it loads."""
+    rig = make_rig()
+    rig.volume.put("a")
+    rig.engine.up = False
+    loop = asyncio.create_task(rig.replica.run())
+    await asyncio.sleep(0.05)
+    assert rig.stager.swept == []
+    rig.engine.up = True
+    rig.engine.gate.clear()
+    waiting = asyncio.create_task(use(rig, "a"))
+    await asyncio.sleep(0)
+    while not rig.stager.swept:
+        rig.replica.wake()
+        await asyncio.sleep(0.01)
+    path = rig.stager.path(rig.volume.desired.records[next(iter(rig.volume.desired.records))])
+    assert path in rig.stager.swept[-1]
+    rig.engine.gate.set()
+    await waiting
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)

@@ -1,0 +1,169 @@
+"""Staging against real files: what the engine is given is whole, and the stage keeps its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.model import Record, Scope
+from lora_fs.sidecar.reconcile.staging import GRACE_S, Stager
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.operations import Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import write_adapter
+
+pytestmark = pytest.mark.anyio
+
+SCOPE = Scope("default", "tiny")
+WEIGHTS = "adapter_model.safetensors"
+Register = Callable[[str, int], Record]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "volume", create=True)
+
+
+@pytest.fixture
+def register(registry: Registry, tmp_path: Path) -> Register:
+    """``register(name, seed)``: equal seeds are equal bytes."""
+
+    def run(name: str, seed: int) -> Record:
+        folder = write_adapter(tmp_path / f"source-{name}", seed)
+        wanted = Registration(name, folder, folder.as_uri())
+        return operations.register(registry, SCOPE, wanted, Expectation(), writer="test").record
+
+    return run
+
+
+def make_stager(registry: Registry, folder: Path, max_bytes: int = 1 << 30, timeout_s: float = 20) -> Stager:
+    """A stager as the sidecar makes it."""
+    stager = Stager(
+        folder,
+        lambda record: registry.layout.resolve(record.spec.path),
+        Expectation(),
+        max_bytes=max_bytes,
+        timeout_s=timeout_s,
+    )
+    stager.prepare()
+    return stager
+
+
+@pytest.fixture
+def stager(registry: Registry, tmp_path: Path) -> Stager:
+    return make_stager(registry, tmp_path / "stage")
+
+
+def artifact(registry: Registry, record: Record) -> Path:
+    """Where the adapter's own files lie on the volume."""
+    return registry.layout.resolve(record.spec.path)
+
+
+async def test_the_copy_is_whole_and_named_by_its_content(
+    stager: Stager, register: Register, registry: Registry
+) -> None:
+    """Same bytes, whatever happens to the volume afterwards."""
+    record = register("a", 1)
+    copy = Path(await stager.stage(record))
+    assert record.spec.digest.removeprefix("sha256:") in copy.parts
+    original = (artifact(registry, record) / WEIGHTS).read_bytes()
+    shutil.rmtree(artifact(registry, record))
+    assert (copy / WEIGHTS).read_bytes() == original
+    assert await stager.stage(record) == str(copy)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "overwrite", "remove file", "remove folder", "fifo"])
+async def test_bytes_that_are_not_the_registered_ones(
+    stager: Stager, register: Register, registry: Registry, damage: str
+) -> None:
+    """Whatever was done to the volume's files, the engine is given nothing, and is told why."""
+    record = register("a", 1)
+    weights = artifact(registry, record) / WEIGHTS
+    match damage:
+        case "truncate":
+            os.truncate(weights, weights.stat().st_size - 7)
+        case "overwrite":
+            data = bytearray(weights.read_bytes())
+            data[-1] ^= 1
+            weights.write_bytes(data)
+        case "remove file":
+            weights.unlink()
+        case "remove folder":
+            shutil.rmtree(weights.parent)
+        case "fifo":
+            weights.unlink()
+            os.mkfifo(weights)
+    with pytest.raises(InvalidAdapter):
+        await stager.stage(record)
+    assert list((Path(stager.path(record)).parents[1]).iterdir()) == []
+
+
+async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Path) -> None:
+    """Copies made at once keep the bound together, and one that has no room says what to do."""
+    records = [register(f"a{n}", n) for n in range(4)]
+    size = max(record.spec.size_bytes for record in records)
+    stager = make_stager(registry, tmp_path / "stage", max_bytes=2 * size)
+    results = await asyncio.gather(*(stager.stage(r) for r in records), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, VolumeUnavailable)]
+    assert len(refused) == 2
+    assert all("--stage-max-bytes" in str(error) for error in refused)
+    assert sum(isinstance(result, str) for result in results) == 2
+
+
+async def test_a_volume_that_hangs(registry: Registry, register: Register, tmp_path: Path) -> None:
+    """The wait is bounded, and adapters on a volume that answers are staged meanwhile."""
+    stuck, good = register("stuck", 1), register("good", 2)
+    stager = make_stager(registry, tmp_path / "stage", timeout_s=0.2)
+    folder = artifact(registry, stuck)
+    hang, ended = threading.Event(), threading.Event()
+
+    def locate(record: Record) -> Path:
+        if record.name == "stuck":
+            hang.wait(20)
+            ended.set()
+        return folder
+
+    stager._locate = locate
+    with pytest.raises(VolumeUnavailable, match="stuck"):
+        await stager.stage(stuck)
+    folder = artifact(registry, good)
+    assert Path(await stager.stage(good)).is_dir()
+    hang.set()
+    assert await asyncio.to_thread(ended.wait, 20)
+
+
+async def test_copies_are_removed_when_nobody_needs_them(stager: Stager, register: Register) -> None:
+    """Not while they are in use, not at once, and not another adapter's."""
+    one, two = register("one", 1), register("two", 2)
+    paths = [await stager.stage(record) for record in (one, two)]
+    stager.sweep(set(paths), now=0)
+    stager.sweep({paths[1]}, now=10)
+    stager.sweep({paths[1]}, now=10 + GRACE_S - 1)
+    assert Path(paths[0]).is_dir()
+    stager.sweep(set(paths), now=10 + GRACE_S)
+    stager.sweep({paths[1]}, now=20 + GRACE_S)
+    assert Path(paths[0]).is_dir()
+    stager.sweep({paths[1]}, now=20 + 2 * GRACE_S)
+    assert not Path(paths[0]).exists()
+    assert Path(paths[1]).is_dir()
+
+
+async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:
+    """A start removes them."""
+    folder = Path(stager._folder)
+    (folder / ".copying-0000").mkdir()
+    make_stager(registry, folder)
+    assert list(folder.iterdir()) == []
