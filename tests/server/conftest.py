@@ -95,8 +95,17 @@ class FakeEngine:
         self.left = threading.Event()
         self.bodies: list[Any] = []
         self.missing: set[str] = set()
-        routes = [Route("/v1/completions", self.complete, methods=["POST"])]
+        self.paths: list[bytes] = []
+        routes = [
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/{path:path}", self.anything, methods=["GET", "POST"]),
+        ]
         self.app = Starlette(routes=routes)
+
+    async def anything(self, request: Request) -> Response:
+        query = request.scope["query_string"]
+        self.paths.append(request.scope["raw_path"] + (b"?" + query if query else b""))
+        return JSONResponse({"path": request.url.path})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()

@@ -1,0 +1,70 @@
+"""Which paths reach the engine: no spelling of one gets past the sidecar's own routes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from tests.server.conftest import FakeEngine, FakeReplica, serving
+
+
+@pytest.fixture
+def guarded(replica: FakeReplica, engine_url: str, tmp_path: Path) -> Iterator[http.client.HTTPConnection]:
+    """A connection to a sidecar whose admin calls need a token; paths are sent as they are."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with serving(create_app(replica, engine_url=engine_url, admin=Admin(token))) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+        yield connection
+        connection.close()
+
+
+def post(connection: http.client.HTTPConnection, path: str) -> int:
+    """POST a load to ``path``; returns the status."""
+    body = json.dumps({"lora_name": "x", "lora_path": "/etc"})
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/load_lora_adapter/",
+        "/v1/x/../load_lora_adapter",
+        "/v1/./load_lora_adapter",
+        "/v1//load_lora_adapter",
+        "/v1/%2e/load_lora_adapter",
+        "/v1/x/%2e%2e/load_lora_adapter",
+        "/v1/%252e%252e/v1/load_lora_adapter",
+        "/v1/..%2fv1%2fload_lora_adapter",
+        "/v1/load%5flora%5fadapter",
+        "/v1/..\\load_lora_adapter",
+        "/v1/%2e%2e/metrics",
+        "/v1/unload_lora_adapter/",
+    ],
+)
+def test_no_spelling_of_a_path_gets_past_the_token(
+    guarded: http.client.HTTPConnection, engine: FakeEngine, path: str
+) -> None:
+    """Each is refused, and the engine hears nothing of it."""
+    assert post(guarded, path) in (307, 400, 401)
+    assert engine.paths == []
+
+
+def test_a_path_with_escapes_is_passed_on_as_it_came(
+    guarded: http.client.HTTPConnection, engine: FakeEngine
+) -> None:
+    """What is escaped stays escaped, query included."""
+    guarded.request("GET", "/v1/responses/a%20b?after=x%2Fy")
+    guarded.getresponse().read()
+    assert engine.paths == [b"/v1/responses/a%20b?after=x%2Fy"]
