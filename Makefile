@@ -24,7 +24,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long lint type bench fmt build env clean
+.PHONY: demo test test-long lint type bench fmt build schemas env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -50,6 +50,10 @@ type: env
 fmt: env
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# The JSON Schemas, from the types they describe.
+schemas: env
+	@$(BIN)/python .ci/generate_schemas.py
 
 bench: env
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done

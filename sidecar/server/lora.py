@@ -5,29 +5,23 @@ Load and unload write the desired state, then wait, bounded, for this replica to
 
 # No postponed annotations: FastAPI has to see ``Depends(admin)``, whose ``admin`` is local.
 
+from typing import Any
+
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from lora_fs.sidecar.model import JsonObject
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.bodies import (
+    AdapterDescription,
+    AdapterList,
+    DynamoList,
+    ErrorBody,
+    LoadBody,
+    UnloadBody,
+)
 from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort
 
-
-class LoadBody(BaseModel):
-    """vLLM's LoadLoRAAdapterRequest."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-    is_3d_lora_weight: bool = False
-
-
-class UnloadBody(BaseModel):
-    """vLLM's UnloadLoRAAdapterRequest."""
-
-    lora_name: str
-    lora_int_id: int | None = None
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (400, 401, 404, 422, 503)}
 
 
 def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
@@ -35,35 +29,37 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     routes = APIRouter(tags=["adapters"])
     identify = Depends(admin)
 
-    @routes.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    @routes.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=_ERRORS)
     async def load(body: LoadBody, writer: str = identify) -> str:
         request = LoadRequest(body.lora_name, body.lora_path, body.load_inplace)
         await replica.load_adapter(request, writer=writer)
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
-    @routes.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    @routes.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=_ERRORS)
     async def unload(body: UnloadBody, writer: str = identify) -> str:
         await replica.unload_adapter(body.lora_name, writer=writer)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
-    def described() -> list[JsonObject]:
+    def described() -> list[AdapterDescription]:
         statuses, residency = replica.statuses(), replica.residency()
         return [
-            {
-                "name": name,
-                "record": served.record.model_dump(mode="json"),
-                "status": statuses[name].model_dump(mode="json"),
-                "residency": residency.get(name),
-            }
+            AdapterDescription.model_validate(
+                {
+                    "name": name,
+                    "record": served.record,
+                    "status": statuses[name],
+                    "residency": residency.get(name),
+                }
+            )
             for name, served in replica.catalog().served.items()
         ]
 
     @routes.get("/v1/lora_adapters", summary="Records with this replica's status and residency")
-    async def adapters() -> JsonObject:
-        return {"object": "list", "replica": replica.replica_id, "data": described()}
+    async def adapters() -> AdapterList:
+        return AdapterList(replica=replica.replica_id, data=described())
 
     @routes.get("/v1/list_lora_adapters", summary="The same, in Dynamo's shape")
-    async def loras() -> JsonObject:
-        return {"status": "success", "loras": described()}
+    async def loras() -> DynamoList:
+        return DynamoList(loras=described())
 
     return routes

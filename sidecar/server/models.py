@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
 from lora_fs.sidecar.server.errors_http import error_response
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
@@ -40,7 +41,12 @@ def router(replica: ReplicaPort) -> APIRouter:
         bases = replica.base_cards()
         return str(bases[0]["id"]) if bases else replica.model
 
-    @routes.get("/v1/models", summary="List the base model and every adapter")
+    @routes.get(
+        "/v1/models",
+        summary="List the base model and every adapter",
+        responses={200: {"model": ModelList}},
+        response_class=JSONResponse,
+    )
     async def list_models() -> Response:
         nonlocal rendered
         bases, catalog = replica.base_cards(), replica.catalog()
@@ -50,7 +56,12 @@ def router(replica: ReplicaPort) -> APIRouter:
             rendered = (key, json.dumps({"object": "list", "data": [*bases, *cards]}).encode())
         return Response(rendered[1], media_type="application/json")
 
-    @routes.get("/v1/models/{model:path}", summary="One model")
+    @routes.get(
+        "/v1/models/{model:path}",
+        summary="One model",
+        responses={200: {"model": ModelCard}, 404: {"model": ErrorBody}},
+        response_class=JSONResponse,
+    )
     async def get_model(model: str) -> Response:
         for base in replica.base_cards():
             if base.get("id") == model:

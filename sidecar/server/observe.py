@@ -14,11 +14,22 @@ from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject, Phase
+from lora_fs.sidecar.server.bodies import (
+    LoadedLora,
+    LoraCapacity,
+    LoraMetadata,
+    Metadata,
+    ReadinessBody,
+    ServedModel,
+)
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 
 class _Scrape(Collector):
-    """Reads the replica at each scrape, so that a series goes when its adapter goes."""
+    """Reads the replica at each scrape: a series goes when its adapter goes.
+
+    Adapters that are merely registered have none: there may be ten thousand of them.
+    """
 
     def __init__(self, replica: ReplicaPort) -> None:
         self._replica = replica
@@ -27,16 +38,15 @@ class _Scrape(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        statuses, residency = self._replica.statuses(), self._replica.residency()
+        (told, counts), residency = self._replica.notable(), self._replica.residency()
         phases = GaugeMetricFamily("lora_fs_adapters", "Adapters by phase", labels=["phase"])
         for phase in Phase:
-            count = sum(status.phase is phase for status in statuses.values())
-            phases.add_metric([phase.value], count)
+            phases.add_metric([phase.value], counts.get(phase, 0))
         yield phases
         loaded = GaugeMetricFamily("lora_fs_adapter_loaded", "In the engine", labels=["adapter_name"])
         flight = GaugeMetricFamily("lora_fs_adapter_in_flight", "Requests", labels=["adapter_name"])
         syncer = GaugeMetricFamily("lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"])
-        for name in statuses:
+        for name in sorted(told.keys() | residency.keys()):
             loaded.add_metric([name], name in residency)
             syncer.add_metric([name], name in residency)
             flight.add_metric([name], residency.get(name, {}).get("in_flight", 0))
@@ -56,51 +66,38 @@ def router(replica: ReplicaPort) -> APIRouter:
     async def health() -> JsonObject:
         return {"status": "ok"}
 
-    @routes.get("/readyz")
+    @routes.get("/readyz", response_model=ReadinessBody, responses={503: {"model": ReadinessBody}})
     async def readyz() -> JSONResponse:
         readiness = replica.readiness()
-        body = {"ready": readiness.ready, "conditions": list(readiness.conditions)}
-        return JSONResponse(body, 200 if readiness.ready else 503)
+        body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
+        return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
 
     @routes.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
-    async def metadata() -> JsonObject:
+    async def metadata() -> Metadata:
         residency, capacity = replica.residency(), replica.capacity()
         catalog = replica.catalog().served
         loaded = {
-            name: {
-                "status": "ready",
-                "base_model": catalog[name].record.spec.base_model,
-                "namespace": catalog[name].record.namespace,
-                "revision": catalog[name].record.revision,
-                "memory_usage": catalog[name].record.spec.size_bytes,
-                "in_flight": held["in_flight"],
-            }
+            name: LoadedLora(
+                base_model=catalog[name].record.spec.base_model,
+                namespace=catalog[name].record.namespace,
+                revision=catalog[name].record.revision,
+                memory_usage=catalog[name].record.spec.size_bytes,
+                in_flight=held["in_flight"],
+            )
             for name, held in residency.items()
             if name in catalog
         }
         free = None if capacity is None else max(0, capacity - len(residency))
-        return {
-            "model": {"name": replica.model},
-            "replica": replica.replica_id,
-            "ready": replica.readiness().ready,
-            "capabilities": {"lora_support": True, "dynamic_loading": True},
-            "lora": {
-                "loaded_loras": loaded,
-                "lora_capacity": {
-                    "max_loras": capacity,
-                    "loaded_count": len(loaded),
-                    "available_slots": free,
-                },
-                "lora_endpoints": {
-                    "load_lora": "/v1/load_lora_adapter",
-                    "unload_lora": "/v1/unload_lora_adapter",
-                    "list_loras": "/v1/list_lora_adapters",
-                },
-            },
-        }
+        slots = LoraCapacity(max_loras=capacity, loaded_count=len(loaded), available_slots=free)
+        return Metadata(
+            model=ServedModel(name=replica.model),
+            replica=replica.replica_id,
+            ready=replica.readiness().ready,
+            lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
+        )
 
     return routes

@@ -75,8 +75,11 @@ class ReplicaPort(Protocol):
     def statuses(self) -> Mapping[str, AdapterStatus]:
         """Status by served name, for every name in the catalog."""
 
+    def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
+        """The statuses of names that are not simply evicted, and how many are in each phase."""
+
     def residency(self) -> Mapping[str, JsonObject]:
-        """For names the engine holds: ``{"in_flight": int, "idle_s": float, "path": str}``."""
+        """For names the engine holds: see ``bodies.Residency``."""
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded here, or None if unbounded or unknown."""

@@ -47,8 +47,9 @@ def page_id(path: Path) -> str:
 class ScrapedReplica:
     """A replica with one adapter and every counter that the code counts."""
 
-    def statuses(self) -> dict[str, AdapterStatus]:
-        return {"a1": AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)}
+    def notable(self) -> tuple[dict[str, AdapterStatus], dict[str, int]]:
+        one = AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)
+        return {"a1": one}, {Phase.READY: 1}
 
     def residency(self) -> dict[str, dict[str, object]]:
         return {"a1": {"in_flight": 2, "idle_s": 0.0, "path": "/stage/a1"}}

@@ -74,8 +74,14 @@ class FakeReplica:
         one = AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)
         return dict.fromkeys(self.names, one)
 
+    def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
+        return self.statuses(), {Phase.READY: len(self.names)}
+
     def residency(self) -> Mapping[str, JsonObject]:
-        return {name: {"in_flight": self.holds[name], "idle_s": 0.0, "path": "/s"} for name in self.names}
+        return {
+            name: {"in_flight": self.holds[name], "idle_s": 0.0, "path": "/s", "engine_name": name}
+            for name in self.names
+        }
 
     def capacity(self) -> int | None:
         return 4
