@@ -67,6 +67,10 @@ class Context:
                 config = load_base_config(candidate)
         return Expectation(tuple(ids), config, settings.max_rank, frozenset(allow + settings.allow))
 
+    def say(self, text: str) -> None:
+        """Print a line for people, as it is."""
+        self.out.print(text, markup=False, highlight=False)
+
     def emit(self, value: Mapping[str, Any] | list[Any]) -> None:
         """Print JSON for scripts."""
         click.echo(json.dumps(value, indent=2))

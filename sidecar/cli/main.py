@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli import adapters, maintain, serve, status
+from lora_fs.sidecar.cli import listing, maintain, names, register, serve, status
 from lora_fs.sidecar.cli.context import Context, exit_code
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.settings import load_settings
+
+INTERRUPTED = 130
+UNBOUNDED = 100_000  # columns: what reads a pipe wants one line a row
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,25 +41,50 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
 
     \b
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapter,
-    6 timed out waiting. Shell completion: eval "$(_LORA_FS_COMPLETE=bash_source lora-fs)"
+    6 timed out waiting, 130 interrupted.
+
+    \b
+    Shell completion: eval "$(_LORA_FS_COMPLETE=bash_source lora-fs)", or zsh_source; for fish:
+      _LORA_FS_COMPLETE=fish_source lora-fs | source
     """
     if namespace:
         options |= {"namespace": namespace[0], "namespaces": namespace}
     try:
-        context.obj = Context(load_settings(**options), Console(soft_wrap=True))
+        width = None if sys.stdout.isatty() else UNBOUNDED
+        context.obj = Context(load_settings(**options), Console(width=width, soft_wrap=True))
     except ValidationError as error:
         first = error.errors()[0]
         raise click.UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-for command in (*adapters.COMMANDS, *status.COMMANDS, *serve.COMMANDS, *maintain.COMMANDS):
-    cli.add_command(command)
+for module in (register, names, listing, status, serve, maintain):
+    for command in module.COMMANDS:
+        cli.add_command(command)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line; returns its documented exit code. Every known error is one sentence."""
+    try:
+        code = cli.main(arguments, prog_name="lora-fs", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("lora-fs: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
+        return 0
+    except LoraFsError as error:
+        click.echo(f"lora-fs: {error}", err=True)
+        return exit_code(error)
+    except OSError as error:
+        click.echo(f"lora-fs: {error}", err=True)
+        return 1
 
 
 def main() -> None:
-    """Run the command line; every known error is one sentence and a documented code."""
-    try:
-        cli(standalone_mode=True)
-    except LoraFsError as error:
-        click.echo(f"lora-fs: {error}", err=True)
-        sys.exit(exit_code(error))
+    """The script's entry."""
+    sys.exit(run())

@@ -5,100 +5,143 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import click
 
+from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.wait import LIVE_S, age_s, read_replicas
+from lora_fs.sidecar.cli.wait import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
-from lora_fs.sidecar.model import AdapterKey, Phase
+from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import atomic, gc
 from lora_fs.sidecar.registry.atomic import TemporaryNames
 from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
 from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 
 
 @click.command("gc")
 @click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing")
-@click.option("--older-than", type=float, default=24.0, show_default=True, help="Hours")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Leave what is younger",
+)
+@parameters.output
 @click.pass_obj
-def collect_garbage(context: Context, dry_run: bool, older_than: float) -> None:
+def collect_garbage(context: Context, dry_run: bool, older_than: float, output: str) -> None:
     """Remove the files of adapters unregistered long ago, and what dead writers left.
 
     \b
-    Example:
+    Examples:
       lora-fs gc --dry-run
+      lora-fs gc --older-than 48
     """
     scope, registry = context.scope(), context.registry()
-    in_use = {
-        AdapterKey(*status.key)
-        for replica in read_replicas(registry.layout)
-        for status in replica.adapters.values()
-        if status.phase is not Phase.FAILED
-    }
     with lease(registry.layout.lease("gc"), wait_s=0) as had:
         if not had and not dry_run:
-            raise OperatorError("another gc is at work on this volume")
+            raise OperatorError("another gc is at work on this volume, or it cannot be written")
+        try:
+            in_use = gc.in_use(registry)
+        except LoraFsError as error:
+            click.echo(f"lora-fs: no adapter's files are removed: {error}", err=True)
+            in_use = None
         found = gc.find(registry, scope, in_use, older_than * 3600)
-        for item in found:
-            context.out.print(
-                f"{'would remove' if dry_run else 'removing'} {item.path}: {item.why}", markup=False
-            )
         if not dry_run:
             gc.collect(found)
-    context.out.print(f"{len(found)} things")
+    if output == "json":
+        items = [{"path": str(item.path), "why": item.why} for item in found]
+        context.emit({"dry_run": dry_run, "removed": items})
+        return
+    for item in found:
+        context.say(f"{'would remove' if dry_run else 'removed'} {item.path}: {item.why}")
+    context.say(f"{len(found)} {'thing' if len(found) == 1 else 'things'}")
 
 
-@click.command()
-@click.pass_obj
-def doctor(context: Context) -> None:
-    """Check the volume: its filesystem, its promises, and every record of the scope.
+class Check(NamedTuple):
+    """One thing the doctor looked at."""
 
-    \b
-    Example:
-      lora-fs doctor
-    """
-    root, problems = context.root(), 0
+    ok: bool
+    text: str
 
-    def tell(good: bool, text: str) -> None:
-        nonlocal problems
-        problems += not good
-        context.out.print(f"{'ok  ' if good else 'BAD '} {text}", markup=False)
 
-    registry = context.registry()
+def _volume(root: Path, registry: Registry) -> Iterator[Check]:
     kind = kind_of(root)
     timing = timing_for(kind)
-    tell(True, f"{root} is {kind}: HEAD every {timing.poll_s} s, folders settle in {timing.settle_s} s")
-    tell(registry.marker.tier == "cas", f"tier {registry.marker.tier} (cas: hard links decide writes)")
+    yield Check(
+        True, f"{root} is {kind}: HEAD every {timing.poll_s} s, folders settle in {timing.settle_s} s"
+    )
+    tier = registry.marker.tier
+    yield Check(tier == "cas", f"tier {tier} (cas: hard links decide writes)")
     probe = root / f".tmp-doctor-{secrets.token_hex(8)}"
     names = TemporaryNames()
     try:
         first = atomic.publish(probe, b"one\n", names)
         second = atomic.publish(probe, b"two\n", names)
-        tell(first and not second, "of two writers of one name exactly one wins")
+        yield Check(first and not second, "of two writers of one name exactly one wins")
     except LoraFsError as error:
-        tell(False, f"cannot write: {error}")
+        yield Check(False, f"cannot write: {error}")
     finally:
         names.sweep(wait=True)
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
     free = shutil.disk_usage(root).free
-    tell(free > 1 << 30, f"{free / 1e9:.1f} GB free")
-    tell(os.access(registry.layout.replicas, os.W_OK), "replicas can write their status")
-    view = RegistryView(registry, (context.scope(),))
+    yield Check(free > 1 << 30, f"{free / 1e9:.1f} GB free")
+    yield Check(os.access(registry.layout.replicas, os.W_OK), "replicas can write their status")
+
+
+def _scope(scope: Scope, registry: Registry) -> Iterator[Check]:
+    view = RegistryView(registry, (scope,))
     view.refresh()
     for problem in view.desired.problems.values():
-        tell(False, f"unreadable: {problem}")
-    for key, record in view.desired.records.items():
-        folder = registry.layout.resolve(record.spec.path)
-        if record.present and not folder.is_dir():
-            tell(False, f"{key}: its files are gone from {folder}")
-    for replica in read_replicas(registry.layout):
-        tell(age_s(replica) < LIVE_S, f"replica {replica.replica} wrote {age_s(replica):.0f} s ago")
+        yield Check(False, f"unreadable: {problem}")
+    present = {key: record for key, record in view.desired.records.items() if record.present}
+    gone = {key: registry.layout.resolve(record.spec.path) for key, record in present.items()}
+    for key, folder in gone.items():
+        if not folder.is_dir():
+            yield Check(False, f"{key}: its files are gone from {folder}")
+    yield Check(True, f"{len(present)} revisions are registered in {scope}")
+
+
+def _replicas(registry: Registry) -> Iterator[Check]:
+    reports = read_reports(registry.layout)
+    for replica in reports.replicas:
+        age = age_s(replica)
+        yield Check(age < LIVE_S, f"replica {replica.replica} wrote {age:.0f} s ago")
         for condition in replica.conditions:
-            tell(False, f"replica {replica.replica}: {condition}")
-    if problems:
-        raise OperatorError(f"{problems} of these need a look")
+            yield Check(False, f"replica {replica.replica}: {condition}")
+    for replica_id, problem in reports.unreadable.items():
+        yield Check(False, f"replica {replica_id}: its report cannot be read: {problem}")
+
+
+@click.command()
+@parameters.output
+@click.pass_obj
+def doctor(context: Context, output: str) -> None:
+    """Check the volume: its filesystem, its promises, every record of the scope, every replica.
+
+    \b
+    Example:
+      lora-fs doctor
+    """
+    registry, root = context.registry(), context.root()
+    checks = [*_volume(root, registry), *_scope(context.scope(), registry), *_replicas(registry)]
+    bad = sum(not check.ok for check in checks)
+    if output == "json":
+        context.emit({"ok": not bad, "checks": [check._asdict() for check in checks]})
+    else:
+        for check in checks:
+            context.say(f"{'ok  ' if check.ok else 'BAD '} {check.text}")
+    if bad:
+        raise OperatorError(f"{bad} of these need a look")
 
 
 COMMANDS = (doctor, collect_garbage)

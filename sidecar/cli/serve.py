@@ -42,21 +42,29 @@ logger = logging.getLogger(__name__)
 @click.command()
 @click.option("--root", type=click.Path(path_type=Path), help="As before the command")
 @click.option("--model", help="As before the command")
-@click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable")
+@click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable [LORA_FS_NAMESPACES]")
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
-@click.option("--host", help="[LORA_FS_HOST]")
+@click.option("--host", help="Where it listens [LORA_FS_HOST; 0.0.0.0]")
 @click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
-@click.option("--stage-dir", type=click.Path(path_type=Path), help="[LORA_FS_STAGE_DIR; /stage]")
-@click.option("--stage-max-bytes", type=int)
+@click.option(
+    "--stage-dir",
+    type=click.Path(path_type=Path),
+    help="Local, and mounted at the same path for the engine [LORA_FS_STAGE_DIR; /stage]",
+)
+@click.option("--stage-max-bytes", type=int, help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
 @click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Admin calls need this token")
 @click.option("--settle", "settle_s", type=float, help="Seconds a dropped folder must hold still")
 @click.option("--max-loaded", type=int, help="Adapters in the engine at once")
 @click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
-@click.option("--default-policy", type=click.Choice(["lazy", "sticky", "eager", "pinned"]))
+@click.option(
+    "--default-policy",
+    type=click.Choice(["lazy", "sticky", "eager", "pinned"]),
+    help="Of adapters without one [LORA_FS_DEFAULT_POLICY; lazy]",
+)
 @click.option("--default-ttl", "default_ttl_s", type=int, help="Idle seconds of a lazy adapter")
 @click.option("--allowed-source", "allowed_sources", multiple=True, help="Folders the API may register from")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[info]")
 @click.pass_obj
 def sidecar(context: Context, /, **options: Any) -> None:
     """Serve one replica: reconcile its vLLM to the registry, answer and proxy the API.

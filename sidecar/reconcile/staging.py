@@ -105,18 +105,24 @@ class Stager:
             report = validate(copying, self._expectation)
             if not report.ok:
                 raise InvalidAdapter(str(record.key), report.errors)
+            self._place(copying, target)
+        except OSError as error:
+            raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
+        finally:
+            shutil.rmtree(copying, ignore_errors=True)
+            self._reserved.pop(copying.name, None)
+        return str(target)
+
+    def _place(self, copying: Path, target: Path) -> None:
+        """Give a whole copy its name, and its room over to the files themselves."""
+        with self._room:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 copying.rename(target)
             except OSError:
                 if not target.is_dir():
                     raise
-        except OSError as error:
-            raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
-        finally:
-            shutil.rmtree(copying, ignore_errors=True)
-            self._reserved.pop(copying.name)
-        return str(target)
+            del self._reserved[copying.name]
 
     def _reserve(self, copying: str, record: Record) -> None:
         """Take the room a copy needs, so that copies under way at once keep the bound together."""

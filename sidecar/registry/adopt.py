@@ -14,18 +14,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations
+from lora_fs.sidecar.registry.layout import Listing
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.operations import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store import Registry, ScopeListing
 from lora_fs.sidecar.registry.view import Desired
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
 logger = logging.getLogger(__name__)
 
-READY_MARKS = ("_READY", "SHA256SUMS")
+READY_MARKS = frozenset({"_READY", "SHA256SUMS"})
+ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide other changes
+RETRY_S = 5.0  # after the volume, or another replica at work, kept a folder from being adopted
+FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
+
+_EMPTY: frozenset[str] = frozenset()
+_NO_NAMES = Listing()
 
 
 @dataclass(slots=True)
@@ -33,6 +40,7 @@ class _Candidate:
     fingerprint: str
     still_since: float
     refused: str | None = None  # why this fingerprint was not adopted
+    not_before: float = 0.0
 
 
 class Adopter:
@@ -56,6 +64,9 @@ class Adopter:
         self._clock = clock
         self._candidates: dict[AdapterKey, _Candidate] = {}
         self._gone_once: set[AdapterKey] = set()
+        self._not_withdrawn: set[AdapterKey] = set()
+        self._known: Mapping[Scope, ScopeListing] = {}
+        self._full_look_at, self._adopt_until = 0.0, 0.0
 
     def refusals(self) -> Mapping[AdapterKey, str]:
         """Folders that are not adopted, and why."""
@@ -63,54 +74,83 @@ class Adopter:
 
     def waiting(self) -> bool:
         """Whether a folder is settling: the caller should come back soon."""
-        return bool(self._gone_once) or any(not c.refused for c in self._candidates.values())
+        now = self._clock()
+        settling = any(not c.refused and c.not_before <= now for c in self._candidates.values())
+        return settling or bool(self._gone_once - self._not_withdrawn)
 
     def step(self, desired: Desired) -> bool:
-        """Look at every folder once; True if the registry was changed."""
+        """Look at the folders once; True if the registry was changed."""
         if desired.frozen:
+            self._gone_once.clear()
             return False
-        changed = False
-        seen: set[AdapterKey] = set()
-        for scope, listing in desired.listings.items():
-            for revision, entries in listing.revisions.items():
-                for name in entries.folders:
-                    key = AdapterKey(*scope, revision, name)
-                    seen.add(key)
+        now = self._clock()
+        full = not self._candidates or now - self._full_look_at >= FULL_LOOK_S
+        if full:
+            self._full_look_at = now
+        folders = {
+            (scope, revision): frozenset(entries.folders)
+            for scope, listing in desired.listings.items()
+            for revision, entries in listing.revisions.items()
+        }
+        for key in list(self._candidates):
+            if key.name not in folders.get((key.scope, key.revision), ()):
+                del self._candidates[key]
+        self._adopt_until = now + ADOPTING_S
+        settling, changed = list(self._candidates), False
+        for scope, revision in folders:
+            names = folders[scope, revision]
+            if not full:
+                names -= self._known_folders(scope, revision)
+            for name in names:
+                key = AdapterKey(*scope, revision, name)
+                if key not in self._candidates:
                     changed |= self._consider(key, desired)
-        for key in self._candidates.keys() - seen:
-            del self._candidates[key]
-        return self._withdraw(desired, seen) or changed
+        for key in settling:
+            changed |= self._consider(key, desired)
+        self._known = desired.listings
+        return self._withdraw(desired, folders) or changed
+
+    def _known_folders(self, scope: Scope, revision: str) -> frozenset[str]:
+        listing = self._known.get(scope)
+        entries = listing.revisions.get(revision) if listing is not None else None
+        return frozenset(entries.folders) if entries is not None else frozenset()
 
     def _consider(self, key: AdapterKey, desired: Desired) -> bool:
         record = desired.records.get(key)
-        seen = None
-        if _may_be_a_drop(record):
-            try:
-                seen = artifacts.fingerprint(self._registry.layout.artifact(key))
-            except LoraFsError as error:
-                logger.warning("adoption of %s waits: %s", key, error)
-                return False
-        if seen is None or (record is not None and record.spec.fingerprint == seen):
+        if not _may_be_a_drop(record):
             self._candidates.pop(key, None)
             return False
-        return self._settle(key, seen, desired)
-
-    def _settle(self, key: AdapterKey, seen: str, desired: Desired) -> bool:
         folder = self._registry.layout.artifact(key)
+        try:
+            sight = artifacts.look(folder)
+        except LoraFsError as error:
+            logger.warning("adoption of %s waits: %s", key, error)
+            return False
         now = self._clock()
+        if sight is None:
+            self._candidates.pop(key, None)
+            if record is None and folder.is_symlink():
+                refused = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
+                self._candidates[key] = _Candidate("", now, refused)
+            return False
+        if record is not None and record.spec.fingerprint == sight.fingerprint:
+            self._candidates.pop(key, None)
+            return record.present and self._activate_left_over(key, desired)
         candidate = self._candidates.get(key)
-        if candidate is None or candidate.fingerprint != seen:
-            candidate = self._candidates[key] = _Candidate(seen, now)
-        if candidate.refused:
+        if candidate is None or candidate.fingerprint != sight.fingerprint:
+            candidate = self._candidates[key] = _Candidate(sight.fingerprint, now)
+        if candidate.refused or now < candidate.not_before:
             return False
-        marked = any((folder / mark).is_file() for mark in READY_MARKS)
-        if not marked and now - candidate.still_since < self._settle_s:
+        if not sight.names & READY_MARKS and now - candidate.still_since < self._settle_s:
             return False
-        return self._adopt(key, candidate, desired)
+        if now > self._adopt_until:
+            return False
+        return self._adopt(key, candidate)
 
-    def _adopt(self, key: AdapterKey, candidate: _Candidate, desired: Desired) -> bool:
+    def _adopt(self, key: AdapterKey, candidate: _Candidate) -> bool:
         folder = self._registry.layout.artifact(key)
-        task = f"adopt-{key.namespace}--{key.revision}--{key.name}"[:200]
+        task = f"adopt-{key.scope.namespace}--{key.model}--{key.revision}--{key.name}"[:200]
+        candidate.not_before = self._clock() + RETRY_S
         with lease(self._registry.layout.lease(task), wait_s=0) as had:
             if not had:
                 return False
@@ -127,14 +167,14 @@ class Adopter:
                         f"file://{folder}",
                         revision=key.revision,
                         policy=self._policy,
-                        activate=_activates(key, desired),
+                        activate=self._activates(key),
                         origin="folder",
                         fingerprint=candidate.fingerprint,
                     ),
                     self._expectation,
                     writer=self._writer,
                 )
-            except (InvalidAdapter, Conflict) as error:
+            except InputError as error:
                 candidate.refused = f"{type(error).__name__}: {error}"
                 logger.warning("folder %s is not adopted: %s", folder, error)
                 return False
@@ -145,21 +185,47 @@ class Adopter:
         logger.info("adopted %s", key)
         return True
 
-    def _withdraw(self, desired: Desired, seen: set[AdapterKey]) -> bool:
+    def _activates(self, key: AdapterKey) -> bool:
+        pointer = operations.active(self._registry, key.scope, key.name)
+        if pointer is None or pointer.revision is None:
+            return True
+        return natural_order(key.revision) > natural_order(pointer.revision)
+
+    def _activate_left_over(self, key: AdapterKey, desired: Desired) -> bool:
+        """Point the name at what an adopter recorded before it was killed: it never had a pointer."""
+        if (key.scope, key.name) in desired.pointers:
+            return False
+        try:
+            if not self._activates(key):
+                return False
+            operations.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
+        except LoraFsError as error:
+            logger.warning("%s is registered and not active: %s", key, error)
+            return False
+        return True
+
+    def _withdraw(self, desired: Desired, folders: Mapping[tuple[Scope, str], frozenset[str]]) -> bool:
         gone = {
             key
             for key, record in desired.records.items()
-            if record.present and record.origin == "folder" and key not in seen
+            if record.present
+            and record.origin == "folder"
+            and key.name not in folders.get((key.scope, key.revision), _EMPTY)
+            and key.name in desired.listings[key.scope].revisions.get(key.revision, _NO_NAMES).records
         }
         twice = gone & self._gone_once
         self._gone_once = gone - twice
+        self._not_withdrawn &= gone
         for key in twice:
             try:
                 operations.unregister(
                     self._registry, key.scope, key.name, revision=key.revision, writer=self._writer
                 )
                 logger.info("unregistered %s: its folder was taken away", key)
+            except NotFound:
+                logger.info("%s is unregistered already", key)
             except LoraFsError as error:
+                self._not_withdrawn.add(key)
                 logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error)
         return bool(twice)
 
@@ -175,11 +241,3 @@ def natural_order(revision: str) -> tuple[tuple[int, int, str], ...]:
     """v9 before v10."""
     parts = re.split(r"([0-9]+)", revision)
     return tuple((1, int(p), "") if p.isdigit() else (0, 0, p) for p in parts if p)
-
-
-def _activates(key: AdapterKey, desired: Desired) -> bool:
-    scope = Scope(key.namespace, key.model)
-    pointer = desired.pointers.get((scope, key.name))
-    if pointer is None or pointer.revision is None:
-        return True
-    return natural_order(key.revision) > natural_order(pointer.revision)

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
@@ -112,20 +113,39 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def fingerprint(folder: Path) -> str | None:
-    """A cheap digest over (path, size, mtime) of a folder's files; None if it is gone.
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A folder at a glance: a digest over its files' (path, size, mtime), and their names."""
+
+    fingerprint: str
+    names: frozenset[str]
+
+
+def look(folder: str | Path) -> Sight | None:
+    """Look at a folder without opening its files; None if it is gone, or no folder (a link is none).
 
     Raises:
         VolumeUnavailable: it cannot be told.
     """
     try:
-        rows = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                rows.append((entry.name, status.st_size, status.st_mtime_ns))
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            rows = []
+            with os.scandir(handle) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    rows.append((entry.name, status.st_size, status.st_mtime_ns))
+        finally:
+            os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
-    return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
+    return Sight(digest[:32], frozenset(name for name, _, _ in rows))
+
+
+def fingerprint(folder: Path) -> str | None:
+    """The fingerprint of a folder; None if it is gone."""
+    seen = look(folder)
+    return seen.fingerprint if seen is not None else None

@@ -26,6 +26,8 @@ from lora_fs.sidecar.registry.layout import TEMPORARY
 TRANSIENT = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN})
 REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 NO_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV})
+TRIES = 3
+READ_BACK_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.0)  # pauses after each look for what was linked
 UNLINK_AFTER_S = 0.05  # an NFSv3 listing made earlier may hide the linked name for ever
 
 
@@ -35,6 +37,10 @@ class LinkUnsupported(TemporaryError):
 
 class Ambiguous(TemporaryError):
     """The name could not be read back: the write may have landed."""
+
+
+class NotRegular(VolumeUnavailable):
+    """A folder, symlink, FIFO, socket or device lies where a file is expected."""
 
 
 def unavailable(error: OSError, what: str) -> VolumeUnavailable:
@@ -52,28 +58,39 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
     """Read a whole regular file afresh; None if there is no such name.
 
     Raises:
-        VolumeUnavailable: any failure other than absence, after three tries on ESTALE.
+        NotRegular: it is no file; nothing was waited for.
+        VolumeUnavailable: any other failure than absence, after three tries on ESTALE.
     """
-    for attempt in range(3):
+    for attempt in range(TRIES):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
-            if error.errno in TRANSIENT and attempt < 2:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise NotRegular(f"{path} is not a regular file") from error
+            if error.errno in TRANSIENT and attempt < TRIES - 1:
                 continue
             raise unavailable(error, f"cannot open {path}") from error
         try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise VolumeUnavailable(f"{path} is not a regular file")
-            with os.fdopen(handle, "rb", closefd=False) as stream:
-                return stream.read(limit_bytes)
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotRegular(f"{path} is not a regular file")
+            return _read_all(handle, min(status.st_size + 1, limit_bytes), limit_bytes)
         except OSError as error:
-            if error.errno not in TRANSIENT or attempt == 2:
+            if error.errno not in TRANSIENT or attempt == TRIES - 1:
                 raise unavailable(error, f"cannot read {path}") from error
         finally:
             os.close(handle)
     raise AssertionError("unreachable")
+
+
+def _read_all(handle: int, expected_bytes: int, limit_bytes: int) -> bytes:
+    """Read to the end, whatever the size was said to be: attributes may be older than the bytes."""
+    data = os.read(handle, expected_bytes)
+    while len(data) < limit_bytes and (more := os.read(handle, limit_bytes - len(data))):
+        data += more
+    return data
 
 
 def list_names(folder: Path) -> list[str] | None:
@@ -82,20 +99,38 @@ def list_names(folder: Path) -> list[str] | None:
     Raises:
         VolumeUnavailable: it exists and could not be listed.
     """
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unavailable(error, f"cannot list {folder}") from error
+    for attempt in range(TRIES):
+        try:
+            return os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno not in TRANSIENT or attempt == TRIES - 1:
+                raise unavailable(error, f"cannot list {folder}") from error
+    raise AssertionError("unreachable")
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents; an existing one is fine."""
+    """Create a folder and its parents, to survive a power loss; an existing one is fine."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
     except OSError as error:
         raise unavailable(error, f"cannot create {folder}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make_folder(folder.parent)
+        _make_folder(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    else:
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -128,9 +163,17 @@ def write_temporary(folder: Path, data: bytes, *, sync: bool = True) -> Path:
     try:
         _write_new(path, data, sync=sync)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        _discard(path)
         raise unavailable(error, f"cannot write in {folder}") from error
     return path
+
+
+def _discard(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False  # gc removes stale temporary names
+    return True
 
 
 class TemporaryNames:
@@ -158,10 +201,7 @@ class TemporaryNames:
                 self._waiting.popleft()
             if remaining > 0:
                 time.sleep(remaining)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:
-                continue  # harmless: gc removes stale temporary names
+            _discard(path)
 
 
 def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
@@ -173,20 +213,26 @@ def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
         VolumeUnavailable: full, read-only, not permitted.
     """
     temporary = write_temporary(path.parent, data)
-    names.add(temporary)
     failure: OSError | None = None
     try:
         os.link(temporary, path)
     except OSError as error:
-        if error.errno in NO_LINK:
-            temporary.unlink(missing_ok=True)
-            raise LinkUnsupported(f"no hard links in {path.parent}") from error
         if error.errno in REFUSED:
+            _discard(temporary)
             raise unavailable(error, f"cannot write {path}") from error
         failure = error
-    for attempt in range(6):
+    try:
+        return _is_ours(path, data, failure)
+    finally:
+        names.add(temporary)
+
+
+def _is_ours(path: Path, data: bytes, failure: OSError | None) -> bool:
+    for pause_s in READ_BACK_S:
         try:
             found = read_bytes(path)
+        except NotRegular:
+            return False
         except VolumeUnavailable as error:
             raise Ambiguous(f"{path} may have been written and cannot be read back") from error
         if found == data:
@@ -197,18 +243,27 @@ def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
             return True
         if found:
             return False
-        if failure is None and attempt == 5:
-            break
-        time.sleep(0.005 * 2**attempt)
+        if failure is not None and failure.errno in NO_LINK:  # sshfs answers EPERM to losers, too
+            raise LinkUnsupported(f"no hard links in {path.parent}") from failure
+        time.sleep(pause_s)
     raise Ambiguous(f"{path} may have been written and does not show yet") from failure
 
 
 def create_unique(path: Path, data: bytes) -> None:
-    """Write a file whose name is ours alone (it holds a token), where link() is missing."""
+    """Write a file whose name is ours alone (it holds a token), where link() is missing.
+
+    Raises:
+        Ambiguous: it may lie there, and could not be taken back.
+        VolumeUnavailable: it does not.
+    """
     try:
         _write_new(path, data)
         sync_folder(path.parent)
+    except FileExistsError as error:
+        raise unavailable(error, f"cannot write {path}") from error
     except OSError as error:
+        if not _discard(path):
+            raise Ambiguous(f"{path} may have been written") from error
         raise unavailable(error, f"cannot write {path}") from error
 
 
@@ -226,5 +281,5 @@ def replace(path: Path, data: bytes, *, draft_in: Path | None = None) -> None:
     try:
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise unavailable(error, f"cannot replace {path}") from error

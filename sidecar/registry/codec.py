@@ -12,25 +12,33 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import API_VERSION, JsonObject
 
 MAX_SEALED_BYTES = 4 << 20
+MAX_DEPTH = 100  # pydantic serializes 255 levels; nothing of ours has ten
 
 Stored = TypeVar("Stored", bound=BaseModel)
 
 
 def _checksum(body: JsonObject) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def seal(value: BaseModel | JsonObject) -> bytes:
-    """Serialize with a fresh ``sum``, indented so that ``cat`` is enough to read it."""
+    """Serialize with a fresh ``sum``, indented so that ``cat`` is enough to read it.
+
+    Raises:
+        InputError: it is larger than what readers read.
+    """
     body = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
     body = {name: item for name, item in body.items() if name != "sum"}
     body["sum"] = _checksum(body)
-    return json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
+    data = json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
+    if len(data) > MAX_SEALED_BYTES:
+        raise InputError(f"{len(data)} bytes of JSON: {MAX_SEALED_BYTES} are the most that is read")
+    return data
 
 
 def unseal(data: bytes) -> JsonObject:
@@ -49,9 +57,20 @@ def unseal(data: bytes) -> JsonObject:
         expected = _checksum({name: item for name, item in value.items() if name != "sum"})
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"cannot be checked: {error}") from error
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise CorruptRecord(f"nested deeper than {MAX_DEPTH}")
     if value["sum"] != expected:
         raise CorruptRecord(f"checksum is {value['sum'][:12]}…, the content gives {expected[:12]}…")
     return value
+
+
+def _depth(value: object) -> int:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [item for items in inner for item in items]
+    return depth
 
 
 def decode(kind: type[Stored], data: bytes) -> Stored:

@@ -7,9 +7,11 @@ filesystems deliver no inotify events from other hosts and cache for seconds.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+MOUNTS = Path("/proc/self/mountinfo")
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs"})
 SLOW_LISTING = ("nfs", "fuse", "cifs", "smb", "9p", "ceph", "lustre")
 
@@ -28,10 +30,14 @@ def kind_of(path: Path) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     real = os.path.realpath(path)
     best = ("", "unknown")
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            fields = line.split()
-            mount_point = fields[4].encode().decode("unicode_escape")
+    try:
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return "unknown"
+    for line in mounts.split("\n"):
+        fields = line.split(" ")
+        if len(fields) > 6 and "-" in fields:
+            mount_point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
             inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
             if fields[2] == wanted and inside and len(mount_point) >= len(best[0]):
                 best = (mount_point, fields[fields.index("-") + 1])

@@ -8,8 +8,8 @@ listing is enough to know what to read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,24 +49,60 @@ def generation_name(name: str, generation: int, token: str = "") -> str:
 def parse_generation(file_name: str) -> tuple[str, Generation] | None:
     """Take a file's name apart; None if it is not a generation file."""
     match = _GENERATION.fullmatch(file_name)
-    if match is None or int(match["generation"]) < 1:
+    if match is None:
         return None
-    return match["name"], Generation(int(match["generation"]), match["token"] or "")
-
-
-def latest_by_name(file_names: Iterable[str]) -> dict[str, Generation]:
-    """The greatest generation of each name in a listing."""
-    latest: dict[str, Generation] = {}
-    for file_name in file_names:
-        parsed = parse_generation(file_name)
-        if parsed is not None and parsed[1] > latest.get(parsed[0], Generation(0, "")):
-            latest[parsed[0]] = parsed[1]
-    return latest
+    name, generation, token = match.groups("")
+    return (name, Generation(int(generation), token)) if int(generation) else None
 
 
 def is_segment(name: str) -> bool:
     """Whether a folder's name may be a namespace, model, revision or adapter."""
     return SEGMENT.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the names in one folder say.
+
+    Attributes:
+        names: all of them, in the order they were listed in.
+        records: the newest generation of each name (in ``.active``: of each pointer).
+        folders: names that an artifact's folder may have.
+        siblings: names whose newest generation has several files, and how many.
+    """
+
+    names: Sequence[str] = ()
+    records: Mapping[str, Generation] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    siblings: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, names: Sequence[str], last: Listing | None = None) -> Listing:
+        """Take a folder's names apart; where names were only added to ``last``, those alone."""
+        fresh: Collection[str] = names
+        if last is None or any(not gone.startswith(".") for gone in set(last.names).difference(names)):
+            last = cls()
+        else:
+            fresh = set(names).difference(last.names)
+        records, siblings = dict(last.records), dict(last.siblings)
+        folders = list(last.folders)
+        for file_name in fresh:
+            if "@" not in file_name:
+                if SEGMENT.fullmatch(file_name):
+                    folders.append(file_name)
+                continue
+            parsed = parse_generation(file_name)
+            if parsed is None:
+                continue
+            name, found = parsed
+            known = records.get(name)
+            if known is not None and known.generation == found.generation:
+                siblings[name] = siblings.get(name, 1) + 1
+            elif known is not None and known < found:
+                siblings.pop(name, None)
+            if known is None or known < found:
+                records[name] = found
+        return cls(names, records, tuple(folders), siblings)
 
 
 @dataclass(frozen=True, slots=True)

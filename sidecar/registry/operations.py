@@ -11,11 +11,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, NotFound
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError, NotFound
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
@@ -72,7 +73,7 @@ def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
 def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, Record]:
     """The revisions of a name that are registered, read afresh."""
     found = {}
-    for revision, listing in registry.scan(scope).revisions.items():
+    for revision, listing in registry.mentions(scope, name).items():
         if name in listing.records:
             _, record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))
             if record is not None and record.present:
@@ -80,13 +81,16 @@ def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, 
     return found
 
 
-def _next_revision(registry: Registry, scope: Scope, name: str) -> str:
-    taken = [
-        int(match[1])
-        for revision, listing in registry.scan(scope).revisions.items()
-        if (match := re.fullmatch(r"v([0-9]{1,9})", revision))
-        and (name in listing.records or name in listing.folders)
-    ]
+def _next_revision(registry: Registry, scope: Scope, name: str, digest: str, report: Report) -> str:
+    """The one whose bytes lie there unrecorded, as a killed register leaves them; else the next."""
+    mentions = registry.mentions(scope, name)
+    for revision, listing in mentions.items():
+        if name not in listing.records and name in listing.folders:
+            folder = registry.layout.artifact(AdapterKey(*scope, revision, name))
+            with suppress(LoraFsError):  # other files than ours
+                if artifacts.digest_of(artifacts.hash_files(folder, report.served_files)) == digest:
+                    return revision
+    taken = [int(match[1]) for revision in mentions if (match := re.fullmatch(r"v([0-9]{1,9})", revision))]
     return f"v{max(taken, default=0) + 1}"
 
 
@@ -113,6 +117,7 @@ def register(
     report = validate(wanted.source, expectation, progress=progress)
     if not report.ok or report.shape is None:
         raise InvalidAdapter(str(wanted.source), report.errors)
+    registry.check_writable()
     existing = present_revisions(registry, scope, name)
     if wanted.must_be_new and existing:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
@@ -120,10 +125,13 @@ def register(
     digest = artifacts.digest_of(files)
     for record in existing.values():
         if record.spec.digest == digest and wanted.revision in (None, record.revision):
-            if wanted.activate and not dry_run:
-                promote(registry, scope, name, record.revision, writer=writer)
+            if not dry_run:
+                record = _amend(registry, record, wanted, writer)
+                if wanted.activate:
+                    _point(registry, scope, name, record.revision, writer=writer)
+                registry.announce()
             return Registered(record, False, report)
-    revision = wanted.revision or _next_revision(registry, scope, name)
+    revision = wanted.revision or _next_revision(registry, scope, name, digest, report)
     key = AdapterKey.checked(*scope, revision, name)
     path = str(wanted.source.resolve()) if wanted.link else f"{scope}/{revision}/{name}"
     spec = AdapterSpec(
@@ -165,18 +173,45 @@ def register(
         }
         return Registered(Record.model_validate(draft), True, report)
     target = registry.layout.artifact(key)
-    if not wanted.link and wanted.source.resolve() != target.resolve():
+    # Built on the root, since to resolve the target would look up a name that is not there yet.
+    lies_at = registry.layout.root.resolve() / path
+    copies = not wanted.link and wanted.source.resolve() != lies_at
+    if copies:
         _place_copy(registry, key, wanted, report, digest, progress)
-    record = registry.append(registry.records(key), scope, build, writer=writer, announce=not wanted.activate)
+    record = registry.append(registry.records(key), build, writer=writer, announce=not wanted.activate)
+    if copies and not target.is_dir():  # gc took what a withdrawn revision had left, before our record
+        _place_copy(registry, key, wanted, report, digest, progress)
     if wanted.activate:
         try:
-            promote(registry, scope, name, revision, writer=writer, must_be_new=wanted.must_be_new)
+            _point(registry, scope, name, revision, writer=writer, must_be_new=wanted.must_be_new)
         except Conflict:
             if wanted.must_be_new:  # another writer took the name meanwhile: ours was never served
                 gone = {"state": State.DELETED}
-                registry.append(registry.records(key), scope, lambda _: gone, writer=writer)
+                registry.append(registry.records(key), lambda _: gone, writer=writer)
             raise
+        registry.announce()
     return Registered(record, True, report)
+
+
+def _amend(registry: Registry, record: Record, wanted: Registration, writer: str) -> Record:
+    """The same bytes again: take over what else was said of them, if it differs."""
+    said: dict[str, Any] = {}
+    if wanted.policy is not None:
+        said["policy"] = wanted.policy.model_dump(mode="json")
+    if wanted.labels:
+        said["labels"] = dict(wanted.labels)
+    if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
+        said["fingerprint"] = wanted.fingerprint
+
+    def build(newest: Record | None) -> dict[str, Any] | None:
+        if newest is None or not newest.present:
+            raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
+        spec = newest.spec.model_dump(mode="json")
+        return {"spec": {**spec, **said}} if {**spec, **said} != spec else None
+
+    if not said:
+        return record
+    return registry.append(registry.records(record.key), build, writer=writer, announce=False)
 
 
 def _place_copy(
@@ -213,19 +248,31 @@ def promote(
     revision: str,
     *,
     writer: str,
-    must_be_new: bool = False,
 ) -> Pointer:
     """Let the plain name serve ``revision``.
 
     Raises:
         NotFound: the revision is not registered.
-        Conflict: ``must_be_new``, and the name serves a revision already.
+        TemporaryError: see ``Registry.append``.
     """
     known = present_revisions(registry, scope, name)
     if revision not in known:
         have = ", ".join(sorted(known)) or "none"
         raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+    pointer = _point(registry, scope, name, revision, writer=writer)
+    registry.announce()
+    return pointer
 
+
+def _point(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    revision: str,
+    *,
+    writer: str,
+    must_be_new: bool = False,
+) -> Pointer:
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
             return None
@@ -234,9 +281,7 @@ def promote(
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
         return {"revision": revision, "previous_revision": before, "canary": None}
 
-    pointer = registry.append(registry.pointers(scope, name), scope, build, writer=writer, announce=False)
-    registry.announce()  # also for what the caller wrote before, when the pointer stays as it is
-    return pointer
+    return registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
 
 
 def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:
@@ -281,20 +326,19 @@ def unregister(
     pointer = active(registry, scope, name)
     if pointer is not None and pointer.revision in chosen:
         withdrawn = {"revision": None, "previous_revision": None, "canary": None}
-        registry.append(
-            registry.pointers(scope, name),
-            scope,
-            lambda _: withdrawn,
-            writer=writer,
-            announce=False,
-        )
+        series = registry.pointers(scope, name)
+        registry.append(series, lambda _: withdrawn, writer=writer, announce=False)
     tombstones = []
     for chosen_revision in chosen:
-        series = registry.records(AdapterKey(*scope, chosen_revision, name))
         keep = keep_files or known[chosen_revision].keep_files
         fields = {"state": State.DELETED, "keep_files": keep}
         tombstones.append(
-            registry.append(series, scope, lambda _, f=fields: f, writer=writer, announce=False)  # type: ignore[misc]
+            registry.append(
+                registry.records(AdapterKey(*scope, chosen_revision, name)),
+                lambda _, f=fields: f,  # type: ignore[misc]
+                writer=writer,
+                announce=False,
+            )
         )
     registry.announce()
     return tombstones

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_fs.sidecar.errors import CorruptRecord, FormatTooNew, NotFound, RegistryLost
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    FormatTooNew,
+    NotFound,
+    RegistryLost,
+    VolumeUnavailable,
+)
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.atomic import LinkUnsupported, TemporaryNames
-from lora_fs.sidecar.registry.codec import decode, seal
+from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.layout import Layout
 
 FORMAT = 1
@@ -60,22 +68,32 @@ def _has_links(folder: Path) -> bool:
         if error.errno in atomic.NO_LINK:
             return False
         raise atomic.unavailable(error, f"cannot try hard links in {folder}") from error
-    else:
-        second.unlink(missing_ok=True)
-        return True
     finally:
-        first.unlink(missing_ok=True)
+        for left in (second, first):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
+    return True
 
 
 def create(root: Path) -> Marker:
-    """Make ``root`` a registry, or return the marker of the one that is there already."""
+    """Make ``root`` a registry, or return the marker of the one that is there already.
+
+    Raises:
+        RegistryLost: it was one, and its marker is gone or damaged.
+        VolumeUnavailable: the volume does not take it.
+    """
     layout = Layout(root)
     names = atomic.list_names(root)
     if names is None:
         atomic.make_folder(root)
         names = []
     if layout.marker.name in names:
-        return read_marker(root)
+        return _read_fresh_marker(root)
+    if layout.head.name in names and _written_to(root):
+        raise RegistryLost(
+            f"{layout.marker} is gone and {layout.head} tells of records: restore the marker from a "
+            f"backup, or remove {layout.head.name} to begin a new registry over what lies there"
+        )
     atomic.make_folder(layout.leases)
     atomic.make_folder(layout.replicas)
     tier: Literal["cas", "lww"] = "cas" if _has_links(root) else "lww"
@@ -88,11 +106,32 @@ def create(root: Path) -> Marker:
             atomic.publish(layout.marker, seal(marker), temporary)
         else:
             atomic.create_unique(layout.marker, seal(marker))
-    except LinkUnsupported:
-        atomic.create_unique(layout.marker, seal(marker))
+    except LinkUnsupported as error:
+        raise VolumeUnavailable(f"{root}: hard links work and do not: try again") from error
+    except VolumeUnavailable as error:
+        if not isinstance(error.__cause__, FileExistsError):
+            raise
     finally:
         temporary.sweep(wait=True)
+    return _read_fresh_marker(root)
+
+
+def _read_fresh_marker(root: Path) -> Marker:
+    """Read a marker that another process may be writing at this moment, where link() is missing."""
+    for pause_s in (0.02, 0.1, 0.4):
+        try:
+            return read_marker(root)
+        except RegistryLost:
+            time.sleep(pause_s)
     return read_marker(root)
+
+
+def _written_to(root: Path) -> bool:
+    data = read_head(root)
+    try:
+        return data is not None and decode(Head, data).seq > 0
+    except CorruptRecord:
+        return False
 
 
 def read_marker(root: Path) -> Marker:
@@ -104,26 +143,35 @@ def read_marker(root: Path) -> Marker:
         FormatTooNew: it needs a newer lora-fs even to be read.
     """
     layout = Layout(root)
-    data = atomic.read_bytes(layout.marker)
+    try:
+        data = atomic.read_bytes(layout.marker)
+    except atomic.NotRegular as error:
+        raise RegistryLost(f"{error}: restore it from a backup") from error
     if data is None:
         raise NotFound(
             f"{root} holds no registry (no {layout.marker.name}). Is the volume mounted? "
             "`lora-fs register` and the sidecar create one in an empty folder."
         )
     try:
-        marker = decode(Marker, data)
+        needs = unseal(data).get("min_reader", FORMAT)
+        if isinstance(needs, int) and needs > FORMAT:  # told before a shape that only a newer one knows
+            raise FormatTooNew(
+                f"{root} needs a reader of format {needs}; this lora-fs reads up to {FORMAT}: upgrade it"
+            )
+        return decode(Marker, data)
     except CorruptRecord as error:
         raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
-    if marker.min_reader > FORMAT:
-        raise FormatTooNew(
-            f"{root} has format {marker.format}; this lora-fs reads up to {FORMAT}: upgrade it"
-        )
-    return marker
 
 
 def read_head(root: Path) -> bytes | None:
-    """HEAD as it lies there, to be compared with the last one; None if it cannot be told."""
-    return atomic.read_bytes(Layout(root).head, limit_bytes=4096)
+    """HEAD as it lies there, to be compared with the last one; None if it cannot be told.
+
+    Whatever keeps it from being read, a scan tells more: a hint stops nobody.
+    """
+    try:
+        return atomic.read_bytes(Layout(root).head, limit_bytes=4096)
+    except VolumeUnavailable:
+        return None
 
 
 def advance_head(root: Path, epoch: int) -> None:
@@ -135,4 +183,10 @@ def advance_head(root: Path, epoch: int) -> None:
         head = Head()
     after = head.model_copy(update={"epoch": epoch, "seq": head.seq + 1, "nonce": secrets.token_hex(8)})
     layout = Layout(root)
-    atomic.replace(layout.head, seal(after), draft_in=layout.leases)
+    try:
+        atomic.replace(layout.head, seal(after), draft_in=layout.leases)
+    except VolumeUnavailable as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        atomic.make_folder(layout.leases)
+        atomic.replace(layout.head, seal(after), draft_in=layout.leases)

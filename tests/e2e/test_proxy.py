@@ -138,10 +138,16 @@ def test_a_stream_on_the_engines_own_port(pair: Pair, register: Register, adapte
         model="direct", prompt=PROMPT, max_tokens=LONG, temperature=0, stream=True
     )
     pieces = [next(stream).choices[0].text]
-    pair.volume.run("unregister", "direct", "--all-revisions")
+    pair.b.http.post("/v1/unload_lora_adapter", json={"lora_name": "direct"}).raise_for_status()
     pair.wait_delisted("direct")
-    while_open = "direct" in pair.a.engine_names()
+    looks = 0
+    while True:
+        held = "direct" in pair.a.engine_names()
+        if metric(pair.a, "vllm:num_requests_running") == 0:
+            break
+        assert held
+        looks += 1
     pieces.extend(chunk.choices[0].text for chunk in stream)
+    assert looks > 3
     assert len("".join(pieces)) > LONG
-    assert while_open
     wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=20)

@@ -16,6 +16,15 @@ from lora_fs.sidecar.registry.store import Registry
 MakeAdapter = Callable[..., Path]
 
 
+class Clock:
+    """A clock the test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def write_adapter(folder: Path, seed: int = 0, rank: int = 4) -> Path:
     """Write a valid adapter whose bytes depend on ``seed``."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,58 +1,412 @@
-"""Folder drops: adopted when whole and still, withdrawn when taken away."""
+"""Folder drops: adopted when whole and still, withdrawn when taken away, never followed elsewhere."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from lora_fs.sidecar.model import Scope
+import pytest
+
+from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry import adopt, artifacts, operations
 from lora_fs.sidecar.registry.adopt import Adopter, natural_order
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
-from lora_fs.sidecar.validate import Expectation
-from tests.registry.conftest import MakeAdapter, write_adapter
+from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.validate import Expectation, looks_preallocated
+from tests.registry.conftest import Clock, MakeAdapter, write_adapter
+from tests.registry.faults import fail
+from tests.registry.test_lock import left_by_another_host
+from tests.registry.test_operations import put
+
+SETTLE_S = 2.0
+WEIGHTS = "adapter_model.safetensors"
 
 
-class Clock:
-    """A clock the test moves."""
+class Site:
+    """A registry, a view of it and an adopter, on a clock the test moves."""
 
-    now = 0.0
+    def __init__(self, registry: Registry, scope: Scope) -> None:
+        self.registry, self.scope, self.clock = registry, scope, Clock()
+        self.view = RegistryView(registry, (scope,))
+        self.adopter = Adopter(registry, Expectation(), settle_s=SETTLE_S, writer="t", clock=self.clock)
+        self.folder = self.at("v1", "dropped")
 
-    def __call__(self) -> float:
-        return self.now
+    def at(self, revision: str, name: str) -> Path:
+        return self.registry.layout.revision(self.scope, revision) / name
+
+    def step(self, seconds: float = 0.0) -> dict[str, str]:
+        """Let time pass and look once; returns name → active revision."""
+        self.clock.now += seconds
+        self.view.refresh(force=True)
+        self.adopter.step(self.view.desired)
+        self.view.refresh(force=True)
+        return {name: record.revision for _, name, record in self.view.desired.active()}
+
+    def settle(self) -> dict[str, str]:
+        """Look, wait for as long as a folder must hold still, and look again."""
+        self.step()
+        return self.step(SETTLE_S + adopt.FULL_LOOK_S)
+
+    def generation(self, revision: str = "v1", name: str = "dropped") -> int:
+        return self.view.desired.records[AdapterKey(*self.scope, revision, name)].generation
+
+    def refusal(self, name: str = "dropped", revision: str = "v1") -> str:
+        return self.adopter.refusals().get(AdapterKey(*self.scope, revision, name), "")
 
 
-def test_a_dropped_folder_is_adopted_once_it_is_whole_and_still(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter
-) -> None:
+@pytest.fixture
+def site(registry: Registry, scope: Scope) -> Site:
+    return Site(registry, scope)
+
+
+def test_a_half_copied_folder_waits(site: Site) -> None:
     """Half a copy is not adopted however long it lies there; the whole one is, after settling."""
-    clock = Clock()
-    view = RegistryView(registry, (scope,))
-    adopter = Adopter(registry, Expectation(), settle_s=2.0, writer="test", clock=clock)
-
-    def step(seconds: float) -> list[str]:
-        clock.now += seconds
-        view.refresh(force=True)
-        adopter.step(view.desired)
-        view.refresh(force=True)
-        return [name for _, name, _ in view.desired.active()]
-
-    folder = registry.layout.revision(scope, "v1") / "dropped"
-    weights = folder / "adapter_model.safetensors"
-    write_adapter(folder)
+    write_adapter(site.folder)
+    weights = site.folder / WEIGHTS
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    assert step(0) == []
-    assert step(100) == []
-    assert len(adopter.refusals()) == 1
+    assert site.step() == {}
+    assert site.step(100) == {}
+    assert site.refusal()
     weights.write_bytes(whole)
-    assert step(0.1) == []
-    assert step(1) == []
-    assert step(2) == ["dropped"]
-    shutil.rmtree(folder)
-    assert step(1) == ["dropped"]
-    assert step(1) == []
+    assert site.step(0.1) == {}
+    assert site.adopter.waiting()
+    assert site.step(1) == {}
+    assert site.step(1) == {"dropped": "v1"}
+    assert not site.adopter.waiting()
+    assert site.adopter.refusals() == {}
+
+
+def test_a_growing_file_is_still_being_copied(site: Site) -> None:
+    """As long as sizes or times change the settle time begins again."""
+    write_adapter(site.folder)
+    with (site.folder / "training.log").open("ab") as growing:
+        for _ in range(5):
+            growing.write(b"more")
+            growing.flush()
+            assert site.step(SETTLE_S - 0.1) == {}
+    assert site.step(SETTLE_S - 0.1) == {}
+    assert site.step(0.2) == {"dropped": "v1"}
+
+
+@pytest.mark.parametrize("mark", ["_READY", "SHA256SUMS"])
+def test_a_marked_folder_need_not_settle(site: Site, mark: str) -> None:
+    """Whoever marks it says that it is whole: it is adopted at the first look."""
+    (write_adapter(site.folder) / mark).touch()
+    assert site.step() == {"dropped": "v1"}
+
+
+def test_marked_and_not_whole(site: Site) -> None:
+    """A mark does not make half a file whole."""
+    (write_adapter(site.folder) / "_READY").touch()
+    with (site.folder / WEIGHTS).open("r+b") as weights:
+        weights.truncate(200)
+    assert site.settle() == {}
+    assert site.refusal()
+
+
+def test_a_preallocated_copy_is_not_whole(site: Site) -> None:
+    """The full size with zeros at the end is an unfinished copy, and adopted once its bytes came."""
+    write_adapter(site.folder)
+    weights = site.folder / WEIGHTS
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+    assert site.settle() == {}
+    assert "NotWhole" in site.refusal()
+    weights.write_bytes(whole)
+    assert site.settle() == {"dropped": "v1"}
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", WEIGHTS])
+def test_a_missing_file_is_named(site: Site, missing: str) -> None:
+    """Without its config or its weights a folder is refused by that file's name, until it comes."""
+    write_adapter(site.folder)
+    held = (site.folder / missing).rename(site.registry.layout.root / "held")
+    assert site.settle() == {}
+    assert missing in site.refusal()
+    held.rename(site.folder / missing)
+    assert site.settle() == {"dropped": "v1"}
+
+
+def test_dotfiles_and_subfolders_do_no_harm(site: Site) -> None:
+    """Checkpoints, hidden files and notes lie beside the adapter and are not looked into."""
+    write_adapter(site.folder)
+    (site.folder / "checkpoint-1" / "deep").mkdir(parents=True)
+    (site.folder / ".cache").mkdir()
+    (site.folder / ".DS_Store").write_bytes(b"\0")
+    site.at("v1", ".hidden").mkdir()
+    site.at("v1", "README.md").write_text("notes")
+    (site.registry.layout.scope(site.scope) / "notes.txt").write_text("not a revision")
+    assert site.settle() == {"dropped": "v1"}
+    assert site.adopter.refusals() == {}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "symlink", "folder"])
+def test_what_is_no_file_in_a_folder(site: Site, kind: str, tmp_path: Path) -> None:
+    """In the weights' place it never blocks, is refused, and a good folder beside it is adopted."""
+    weights = write_adapter(site.folder) / WEIGHTS
+    weights.rename(tmp_path / "elsewhere")
+    if kind == "fifo":
+        os.mkfifo(weights)
+    elif kind == "socket":
+        here = os.open(site.folder, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{here}/{WEIGHTS}")
+        os.close(here)
+    elif kind == "symlink":
+        weights.symlink_to(tmp_path / "elsewhere")
+    else:
+        weights.mkdir()
+    write_adapter(site.at("v1", "good"))
+    assert site.settle() == {"good": "v1"}
+    assert site.refusal()
+
+
+def test_a_link_is_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
+    """A symlink where a folder is expected is told and not followed; nor is a loop."""
+    site.folder.parent.mkdir(parents=True)
+    site.folder.symlink_to(make_adapter())
+    site.at("v1", "loop").symlink_to(site.folder.parent)
+    assert site.settle() == {}
+    assert "SymbolicLink" in site.refusal()
+    assert "SymbolicLink" in site.refusal("loop")
+
+
+def test_taken_away_once_is_nothing_twice_is_withdrawn(site: Site) -> None:
+    """One look that misses the folder may be the volume's; two in a row withdraw the name."""
+    write_adapter(site.folder)
+    site.settle()
+    away = site.folder.rename(site.registry.layout.root / "away")
+    assert site.step(1) == {"dropped": "v1"}
+    assert site.adopter.waiting()
+    away.rename(site.folder)
+    assert site.step(1) == {"dropped": "v1"}
+    site.folder.rename(away)
+    assert site.step(1) == {"dropped": "v1"}
+    assert site.step(1) == {}
+    assert not site.adopter.waiting()
+
+
+def test_a_frozen_look_does_not_count(site: Site) -> None:
+    """Of two looks that miss a folder the first does not count if the volume was in doubt between."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.folder)
+    site.step(1)
+    site.adopter.step(Desired(frozen="in doubt"))
+    assert site.step(1) == {"dropped": "v1"}
+    assert site.step(1) == {}
+
+
+def test_a_vanished_revision_is_not_withdrawn(site: Site) -> None:
+    """Records that went with their folder are absence, and absence withdraws nothing, however often."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.folder.parent)
+    for _ in range(4):
+        assert site.step(1) == {"dropped": "v1"}
+        assert not site.adopter.waiting()
+
+
+def test_only_what_a_folder_registered_is_withdrawn(site: Site, make_adapter: MakeAdapter) -> None:
+    """A folder of a registered adapter that is gone is damage, which others report: no tombstone."""
+    put(site.registry, site.scope, make_adapter(), name="registered")
+    shutil.rmtree(site.at("v1", "registered"))
+    site.step(1)
+    assert site.step(1) == {"registered": "v1"}
+
+
+def test_a_withdrawn_name_waits_for_another_folder(site: Site) -> None:
+    """Unregistered with its folder left in place, it comes back only when the folder changes."""
+    write_adapter(site.folder)
+    site.settle()
+    operations.unregister(site.registry, site.scope, "dropped", writer="test")
+    assert site.settle() == {}
+    assert site.settle() == {}
+    write_adapter(site.folder, seed=1)
+    assert site.settle() == {"dropped": "v1"}
+
+
+def test_a_withdrawn_registration_leaves_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
+    """What an unregistered adapter left for gc is not adopted as if somebody had dropped it."""
+    put(site.registry, site.scope, make_adapter(), name="dropped")
+    operations.unregister(site.registry, site.scope, "dropped", writer="test")
+    assert site.settle() == {}
+    assert site.settle() == {}
+    assert not site.adopter.waiting()
+
+
+def test_changed_in_place_is_adopted_anew(site: Site) -> None:
+    """A dropped folder with other bytes is the next generation, with another digest and id."""
+    write_adapter(site.folder)
+    site.settle()
+    before = site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")]
+    write_adapter(site.folder, seed=1)
+    assert site.settle() == {"dropped": "v1"}
+    after = site.view.desired.records[before.key]
+    assert (before.generation, after.generation) == (1, 2)
+    assert before.spec.digest != after.spec.digest
+    assert before.spec.int_id != after.spec.int_id
+    assert before.uid == after.uid
+
+
+def test_touched_is_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes under another time are known again afterwards, and not hashed for ever."""
+    write_adapter(site.folder)
+    site.settle()
+    digest = site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")].spec.digest
+    os.utime(site.folder / WEIGHTS, (1, 1))
+    site.settle()
+    record = site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")]
+    assert record.spec.digest == digest
+    monkeypatch.setattr(operations, "register", pytest.fail)
+    site.settle()
+    assert not site.adopter.waiting()
+
+
+def test_a_registered_folder_is_left_alone(site: Site, make_adapter: MakeAdapter) -> None:
+    """Changed bytes of a registered adapter are its digest's business: nothing is adopted."""
+    put(site.registry, site.scope, make_adapter(), name="dropped")
+    write_adapter(site.folder, seed=1)
+    assert site.settle() == {"dropped": "v1"}
+    assert site.generation() == 1
+
+
+def test_the_greatest_revision_is_active(site: Site) -> None:
+    """Of several revisions dropped at once v10 serves, whatever order they are listed in."""
+    for revision in ("v2", "v10", "v9", "v1"):
+        write_adapter(site.at(revision, "dropped"), seed=len(revision))
+    assert site.settle() == {"dropped": "v10"}
+
+
+def test_two_adopters_at_once(site: Site) -> None:
+    """Both see the same folder and try: one generation, one pointer, and both know it."""
+    write_adapter(site.folder)
+    other = Site(site.registry, site.scope)
+    for one in (site, other):
+        one.step()
+        one.clock.now += SETTLE_S
+    for one in (site, other):  # neither sees what the other does before it acts
+        one.adopter.step(one.view.desired)
+    for one in (site, other):
+        assert one.step() == {"dropped": "v1"}
+        assert one.generation() == 1
+        assert not one.adopter.waiting()
+
+
+def test_another_adopter_at_work_is_waited_for(site: Site) -> None:
+    """While the lease is another's nothing is done; if its holder has died it is taken over in time."""
+    write_adapter(site.folder)
+    scope = site.scope
+    path = site.registry.layout.lease(f"adopt-{scope.namespace}--{scope.model}--v1--dropped")
+    left_by_another_host(path)
+    assert site.settle() == {}
+    assert not site.adopter.waiting()
+    path.unlink()
+    assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
+
+
+def test_what_an_adopter_left_inactive_is_activated(site: Site) -> None:
+    """Killed between record and pointer: the next adopter finds a name without pointer and gives it one."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.registry.layout.active(site.scope))
+    fresh = Site(site.registry, site.scope)
+    assert fresh.step() == {"dropped": "v1"}
+
+
+def vanish_before_reading(site: Site, patch: pytest.MonkeyPatch) -> None:
+    def gone(folder: Path) -> bool:
+        shutil.rmtree(folder)
+        return looks_preallocated(folder)
+
+    patch.setattr(adopt, "looks_preallocated", gone)
+
+
+def vanish_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:
+    real = artifacts.hash_files
+
+    def gone(folder: Path, *args: Any) -> object:
+        shutil.rmtree(folder)
+        return real(folder, *args)
+
+    patch.setattr(artifacts, "hash_files", gone)
+
+
+def fail_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:
+    fail(patch, "fsync", errno.EIO, times=1 << 30)
+
+
+@pytest.mark.parametrize("trouble", [vanish_before_reading, vanish_while_hashed, fail_while_hashed])
+def test_trouble_in_the_middle_writes_nothing(
+    site: Site, trouble: Callable[[Site, pytest.MonkeyPatch], None]
+) -> None:
+    """A folder that goes, or a volume that fails, between the look and the record: none is written."""
+    write_adapter(site.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        trouble(site, patch)
+        assert site.settle() == {}
+    assert site.view.desired.records == {}
+    write_adapter(site.folder)
+    site.step(adopt.RETRY_S)
+    assert site.settle() == {"dropped": "v1"}
+
+
+def test_a_withdrawal_that_fails_is_tried_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that is read-only for a while keeps the name, without a hurry, and then lets it go."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.folder)
+    with monkeypatch.context() as patch:
+        fail(patch, "link", errno.EROFS, times=1 << 30)
+        for _ in range(4):
+            assert site.step(1) == {"dropped": "v1"}
+        assert not site.adopter.waiting()
+    site.step(1)
+    assert site.step(1) == {}
+
+
+def test_the_base_model_s_name_is_refused(site: Site) -> None:
+    """A folder named like the base model is told to be a conflict."""
+    write_adapter(site.at("v1", "tiny"))
+    assert site.settle() == {}
+    assert Conflict.__name__ in site.refusal("tiny")
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_many_folders_do_not_hide_other_changes(
+    site: Site, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """A step ends after ADOPTING_S and says that it waits; the next one goes on, and all are adopted."""
+    names = [f"many-{number:02d}" for number in range(20)]
+    for name in names:
+        folder = write_adapter(site.at("v1", name))
+        if marked:
+            (folder / "_READY").touch()
+    if not marked:
+        site.step()
+        site.clock.now += SETTLE_S
+    real = operations.register
+
+    def slow(*args: object, **kwargs: object) -> object:
+        site.clock.now += adopt.ADOPTING_S / 4
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(operations, "register", slow)
+    steps = 0
+    while len(site.step()) < len(names):
+        assert site.adopter.waiting()
+        steps += 1
+    assert 2 <= steps <= 5
 
 
 def test_natural_order() -> None:
     """v10 comes after v9."""
     assert natural_order("v10") > natural_order("v9")
+    assert sorted(["r2", "r10", "r1b", "r1a"], key=natural_order) == ["r1a", "r1b", "r2", "r10"]

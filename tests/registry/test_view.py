@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import RegistryLost
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.errors import Conflict, InputError, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry import atomic, operations
+from lora_fs.sidecar.registry.atomic import TemporaryNames
+from lora_fs.sidecar.registry.codec import seal, unseal
+from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
-from tests.registry.conftest import MakeAdapter
+from lora_fs.sidecar.registry.view import RETRY_MOST_S, RegistryView
+from tests.registry.conftest import Clock, MakeAdapter
+from tests.registry.faults import fail
 from tests.registry.test_operations import put
+from tests.registry.test_root import change_marker
+
+EVERY_TRY = 1 << 30
 
 
 def names(view: RegistryView) -> list[str]:
@@ -61,3 +72,250 @@ def test_an_unmounted_volume_is_not_an_empty_registry(
     root.with_name("away").rename(root)
     view.refresh(force=True)
     assert names(view) == ["a1"]
+
+
+@pytest.fixture
+def view(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> RegistryView:
+    """A view that has seen ``a1`` at v1."""
+    put(registry, scope, make_adapter())
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    return view
+
+
+def record_path(registry: Registry, scope: Scope, generation: int, name: str = "a1") -> Path:
+    return registry.layout.revision(scope, "v1") / generation_name(name, generation)
+
+
+def test_one_body_a_generation(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """Of two writers of one generation the second is told, and the first one's bytes stay."""
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    first = registry.append(series, lambda _: {"writer": "first"}, writer="first", expect=1)
+    with pytest.raises(Conflict, match="expected generation 1, found 2"):
+        registry.append(series, lambda _: {"writer": "second"}, writer="second", expect=1)
+    assert registry.latest(series)[1] == first
+
+
+def test_a_lost_race_is_run_again(
+    registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that was overtaken builds on what overtook it, unless it said what it expects."""
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    stale = registry.latest(series)
+    registry.append(series, lambda _: {"uid": "overtaker"}, writer="overtaker")
+    answers, real = [stale], Registry.latest
+    monkeypatch.setattr(Registry, "latest", lambda *args: answers.pop() if answers else real(*args))
+    with pytest.raises(Conflict, match="first"):
+        registry.append(series, lambda _: {}, writer="slow", expect=1)
+    answers.append(stale)
+    done = registry.append(series, lambda _: {}, writer="slow")
+    assert (done.generation, done.uid) == (3, "overtaker")
+
+
+def test_a_generation_only_rises(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A listing that forgets the newest generation takes nothing back."""
+    operations.unregister(registry, scope, "a1", writer="test")
+    view.refresh()
+    record_path(registry, scope, 2).rename(registry.layout.root / "away")
+    shutil.rmtree(registry.layout.active(scope))
+    view.refresh(force=True)
+    assert names(view) == []
+    assert view.desired.records[AdapterKey(*scope, "v1", "a1")].generation == 2
+
+
+def test_a_stale_writer_cannot_resurrect(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A writer that slept since before the tombstone finds its generation taken."""
+    slept = registry.latest(registry.records(AdapterKey(*scope, "v1", "a1")))[1]
+    assert slept is not None
+    operations.unregister(registry, scope, "a1", writer="test")
+    body = seal(slept.model_copy(update={"generation": 2}))
+    assert not atomic.publish(record_path(registry, scope, 2), body, TemporaryNames())
+    view.refresh(force=True)
+    assert names(view) == []
+
+
+def test_without_every_hint_one_scan_converges(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView
+) -> None:
+    """HEAD, leases and replicas deleted: the next scan knows everything, old view and new."""
+    put(registry, scope, make_adapter(seed=1), name="a2")
+    registry.layout.head.unlink()
+    shutil.rmtree(registry.layout.leases)
+    shutil.rmtree(registry.layout.replicas)
+    fresh = RegistryView(registry, (scope,))
+    for one in (view, fresh):
+        one.refresh(force=True)
+        assert names(one) == ["a1", "a2"]
+    put(registry, scope, make_adapter(seed=2), name="a3")
+    view.refresh()
+    assert names(view) == ["a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"null", b"\x00" * 100, b"{", b"[" * 100_000])
+def test_no_unsealed_body_is_acted_on(
+    registry: Registry, scope: Scope, view: RegistryView, content: bytes
+) -> None:
+    """Whatever lies under the next generation's name, what was before it is in force."""
+    record_path(registry, scope, 2).write_bytes(content)
+    (registry.layout.active(scope) / generation_name("a1", 2)).write_bytes(content)
+    fresh = RegistryView(registry, (scope,))
+    for one in (view, fresh):
+        one.refresh(force=True)
+        assert names(one) == ["a1"]
+        assert len(one.desired.problems) == 2
+
+
+def test_a_seal_broken_by_hand_is_not_acted_on(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A body edited without its seal is damage, however well it reads."""
+    text = record_path(registry, scope, 1).read_text()
+    edited = text.replace('"present"', '"deleted"').replace('"generation": 1', '"generation": 2')
+    record_path(registry, scope, 2).write_text(edited)
+    view.refresh(force=True)
+    assert names(view) == ["a1"]
+
+
+def test_a_tombstone_under_damage_is_seen(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A view that missed the tombstone takes it, though a damaged generation lies above it."""
+    operations.unregister(registry, scope, "a1", writer="test")
+    record_path(registry, scope, 3).write_text("garbage")
+    fresh = RegistryView(registry, (scope,))
+    for one in (view, fresh):
+        one.refresh(force=True)
+        assert not one.desired.records[AdapterKey(*scope, "v1", "a1")].present
+
+
+def test_damage_is_looked_at_less_and_less(
+    registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that stays damaged is tried again, after ever longer pauses, and not at every poll."""
+    clock, scans, scan = Clock(), 0, Registry.scan
+
+    def counting(*args: object) -> object:
+        nonlocal scans
+        scans += 1
+        return scan(*args)  # type: ignore[arg-type]
+
+    record_path(registry, scope, 2).write_text("garbage")
+    monkeypatch.setattr(Registry, "scan", counting)
+    view = RegistryView(registry, (scope,), scan_s=1e9, clock=clock)
+    while clock.now < 600:
+        view.refresh()
+        clock.now += 0.1
+    assert 20 < scans < 40
+    good = unseal(record_path(registry, scope, 1).read_bytes())
+    record_path(registry, scope, 2).write_bytes(seal({**good, "generation": 2}))
+    clock.now += RETRY_MOST_S
+    assert view.refresh()
+    assert view.desired.problems == {}
+    assert view.desired.records[AdapterKey(*scope, "v1", "a1")].generation == 2
+
+
+def test_a_record_copied_elsewhere_is_nobodys(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """``cp -r v1 v2`` copies records that say v1: they are damage in v2, and not served from there."""
+    shutil.copytree(registry.layout.revision(scope, "v1"), registry.layout.revision(scope, "v2"))
+    shutil.copytree(registry.layout.scope(scope), registry.layout.scope(Scope("other", "tiny")))
+    view = RegistryView(registry, (scope, Scope("other", "tiny")))
+    view.refresh()
+    assert [record.key for _, _, record in view.desired.active()] == [AdapterKey(*scope, "v1", "a1")]
+    assert len(view.desired.problems) == 4
+
+
+def test_the_last_generation_there_can_be(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A file that claims the greatest generation leaves no name for the next: the write is refused."""
+    record_path(registry, scope, 10**18 - 1).write_text("garbage")
+    with pytest.raises(InputError, match="remove that file"):
+        operations.unregister(registry, scope, "a1", writer="test")
+
+
+@pytest.mark.parametrize("call", ["listdir", "open"])
+def test_unknown_is_never_empty(
+    registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A first look that fails is no state; a later one leaves the state as it was, and says so."""
+    operations.unregister(registry, scope, "a1", writer="test")
+    fresh = RegistryView(registry, (scope,))
+    with monkeypatch.context() as patch:
+        where = str(registry.layout.revision(scope, "v1"))
+        fail(patch, call, errno.EIO, times=EVERY_TRY, when=lambda path, *_: str(path).startswith(where))
+        with pytest.raises(VolumeUnavailable):
+            fresh.refresh()
+        assert fresh.desired.version == 0
+        view.refresh()
+        assert view.desired.records[AdapterKey(*scope, "v1", "a1")].present
+        assert len(view.desired.problems) == 1
+        assert view.desired.frozen is None
+    for one in (view, fresh):
+        one.refresh(force=True)
+        assert not one.desired.records[AdapterKey(*scope, "v1", "a1")].present
+        assert one.desired.problems == {}
+
+
+@pytest.mark.parametrize("call", ["listdir", "open"])
+def test_what_may_not_be_read_stops_nobody_else(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    view: RegistryView,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """One folder, or one record, without permission is a problem of its own, also at the first look."""
+    put(registry, scope, make_adapter(seed=1), name="b1", revision="r2")
+    forbidden = str(registry.layout.revision(scope, "r2"))
+    fail(monkeypatch, call, errno.EACCES, times=EVERY_TRY, when=lambda p, *_: str(p).startswith(forbidden))
+    fresh = RegistryView(registry, (scope,))
+    for one in (view, fresh):
+        one.refresh()
+        assert names(one) == ["a1"]
+        assert len(one.desired.problems) == 1
+
+
+def frozen(view: RegistryView) -> bool:
+    return view.desired.frozen is not None
+
+
+def test_a_few_vanished_records_are_not_reported(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView
+) -> None:
+    """Up to five, or a fifth, may go without a freeze; they stay in force; a return thaws."""
+    for index in range(6):
+        put(registry, scope, make_adapter(), name=f"b{index}", revision="r2")
+    view.refresh()
+    folder = registry.layout.revision(scope, "r2")
+    (folder / generation_name("b0", 1)).rename(registry.layout.root / "away")
+    view.refresh(force=True)
+    assert not frozen(view)
+    folder.rename(folder.with_name(".gone"))
+    view.refresh(force=True)
+    assert frozen(view)
+    assert len(names(view)) == 7
+    folder.with_name(".gone").rename(folder)
+    view.refresh(force=True)
+    assert not frozen(view)
+
+
+def test_a_restored_registry_is_read_anew(registry: Registry, scope: Scope, view: RegistryView) -> None:
+    """A raised epoch forgets what was known, lower generations included."""
+    copy = registry.layout.root.with_name("backup")
+    shutil.copytree(registry.layout.root, copy)
+    operations.unregister(registry, scope, "a1", writer="test")
+    view.refresh()
+    assert names(view) == []
+    shutil.rmtree(registry.layout.root)
+    copy.rename(registry.layout.root)
+    change_marker(registry.layout.root, epoch=2)
+    view.refresh(force=True)
+    assert names(view) == ["a1"]
+    assert view.desired.records[AdapterKey(*scope, "v1", "a1")].generation == 1
+
+
+def test_bodies_are_read_once(
+    registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan of a tree that did not change opens the marker and HEAD, and no record."""
+    listings = view.desired.listings
+    calls = fail(monkeypatch, "open", errno.EIO, times=0)
+    assert not view.refresh(force=True)
+    assert {Path(str(args[0])).name for args in calls} <= {"lora-fs.json", "HEAD"}
+    assert os.path.exists(registry.layout.head)
+    assert view.desired.listings[scope].revisions["v1"] is listings[scope].revisions["v1"]

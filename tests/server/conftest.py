@@ -151,8 +151,10 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine() -> Iterator[FakeEngine]:
+    fake = FakeEngine()
+    yield fake
+    fake.go.set()  # a stream nobody reads any more ends at once
 
 
 @pytest.fixture

@@ -1,0 +1,104 @@
+"""unregister, promote and rollback: what a name serves."""
+
+from __future__ import annotations
+
+import click
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.wait import wait_for
+from lora_fs.sidecar.model import Pointer
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.settings import writer_id
+
+
+@click.command()
+@parameters.existing_name
+@parameters.revision_option
+@click.option("--all-revisions", is_flag=True, help="The name with everything it has")
+@click.option("--keep-files", is_flag=True, help="gc never removes its files")
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def unregister(
+    context: Context,
+    name: str,
+    revision: str | None,
+    all_revisions: bool,
+    keep_files: bool,
+    wait: float | None,
+    output: str,
+) -> None:
+    """Take NAME away, everywhere.
+
+    \b
+    Examples:
+      lora-fs unregister support --wait 20
+      lora-fs unregister support --revision v1
+    """
+    scope, registry = context.scope(), context.registry()
+    gone = operations.unregister(
+        registry,
+        scope,
+        name,
+        revision=revision,
+        all_revisions=all_revisions,
+        keep_files=keep_files,
+        writer=writer_id(),
+    )
+    registry.close()
+    if wait is not None:
+        wait_for(context, scope, gone, wait, absent=name)
+    if output == "json":
+        context.emit({"records": [record.model_dump(mode="json") for record in gone]})
+        return
+    context.say(f"unregistered {name} ({', '.join(record.revision for record in gone)}) in {scope}")
+
+
+@click.command()
+@parameters.existing_name
+@parameters.existing_revision
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def promote(context: Context, name: str, revision: str, wait: float | None, output: str) -> None:
+    """Let NAME serve REVISION.
+
+    \b
+    Example:
+      lora-fs promote support v2 --wait 20
+    """
+    registry = context.registry()
+    pointer = operations.promote(registry, context.scope(), name, revision, writer=writer_id())
+    registry.close()
+    _follow(context, pointer, "promoted", wait, output)
+
+
+@click.command()
+@parameters.existing_name
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def rollback(context: Context, name: str, wait: float | None, output: str) -> None:
+    """Let NAME serve the revision it served before.
+
+    \b
+    Example:
+      lora-fs rollback support --wait 20
+    """
+    registry = context.registry()
+    pointer = operations.rollback(registry, context.scope(), name, writer=writer_id())
+    registry.close()
+    _follow(context, pointer, "rolled back", wait, output)
+
+
+def _follow(context: Context, pointer: Pointer, verb: str, wait: float | None, output: str) -> None:
+    if wait is not None:
+        wait_for(context, context.scope(), [pointer], wait, fail_on=pointer.name)
+    if output == "json":
+        context.emit({"pointer": pointer.model_dump(mode="json")})
+        return
+    context.say(f"{verb} {pointer.name}: serves {pointer.revision}")
+
+
+COMMANDS = (unregister, promote, rollback)

@@ -1,0 +1,100 @@
+"""``lora-fs`` run in this process, by the entry point's own path from errors to exit codes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.cli.main import run
+from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
+from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.codec import seal
+from tests.registry.conftest import write_adapter
+
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+LoraFs = Callable[..., Ran]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the registry is to be, exported as a user would."""
+    folder = tmp_path / "volume"
+    monkeypatch.setenv("LORA_FS_ROOT", str(folder))
+    monkeypatch.setenv("LORA_FS_MODEL", MODEL)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def lora_fs(root: Path, capsys: pytest.CaptureFixture[str]) -> LoraFs:
+    """``lora_fs("list", "-o", "json")``."""
+
+    def call(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = run(list(arguments))
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[int], str]:
+    """``folder(seed)``: an adapter's folder; equal seeds are equal bytes."""
+    return lambda seed: str(write_adapter(tmp_path / f"lora-{seed}", seed))
+
+
+@pytest.fixture
+def report(root: Path) -> Callable[..., None]:
+    """``report("a", recent={…}, phases={…})``: what a replica would have written just now."""
+
+    def write(
+        replica: str,
+        *,
+        recent: dict[str, int] | None = None,
+        phases: dict[str, Phase] | None = None,
+        namespaces: tuple[str, ...] = ("default",),
+        age_s: float = 0,
+        conditions: tuple[str, ...] = (),
+    ) -> None:
+        at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
+        told = {
+            name: AdapterStatus(
+                key=("default", MODEL, "v1", name), generation=1, phase=phase, message=f"{phase.value} it is"
+            )
+            for name, phase in (phases or {}).items()
+        }
+        status = ReplicaStatus(
+            replica=replica,
+            model=MODEL,
+            namespaces=namespaces,
+            updated_at=at.isoformat(),
+            adapters=told,
+            recent=recent or {},
+            conditions=conditions,
+        )
+        (root / ".replicas").mkdir(parents=True, exist_ok=True)
+        atomic.replace(root / ".replicas" / f"{replica}.json", seal(status))
+
+    return write

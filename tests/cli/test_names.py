@@ -1,0 +1,124 @@
+"""unregister, promote, rollback, list, show: what a name serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import LoraFs
+
+Folder = Callable[[int], str]
+
+
+@pytest.fixture
+def two(lora_fs: LoraFs, folder: Folder) -> LoraFs:
+    """``a`` with v1 and v2; it serves v2."""
+    lora_fs("register", "a", folder(1), "--label", "team=x", "--policy", "sticky")
+    lora_fs("register", "a", folder(2))
+    return lora_fs
+
+
+def serves(lora_fs: LoraFs, name: str = "a") -> str | None:
+    """Which revision the name serves."""
+    pointer = lora_fs("show", name, "-o", "json").json["pointer"]
+    return None if pointer is None else pointer["revision"]
+
+
+def test_promote_and_roll_back(two: LoraFs) -> None:
+    """The name moves to the revision, and back."""
+    assert two("promote", "a", "v1").out == "promoted a: serves v1\n"
+    assert serves(two) == "v1"
+    assert two("rollback", "a").out == "rolled back a: serves v2\n"
+    assert serves(two) == "v2"
+    assert two("promote", "a", "v1", "-o", "json").json["pointer"]["previous_revision"] == "v2"
+
+
+def test_promote_what_is_not_there(two: LoraFs) -> None:
+    """Not found, with what there is."""
+    ran = two("promote", "a", "v9")
+    assert ran.code == 3
+    assert "v1, v2" in ran.err
+
+
+def test_roll_back_to_nothing(lora_fs: LoraFs, folder: Folder) -> None:
+    """A name that served nothing before says so."""
+    lora_fs("register", "a", folder(1))
+    assert lora_fs("rollback", "a").code == 2
+    assert lora_fs("rollback", "nobody").code == 3
+
+
+def test_unregister_needs_to_know_which(two: LoraFs) -> None:
+    """With several revisions one has to be chosen, or all of them."""
+    ran = two("unregister", "a")
+    assert ran.code == 2
+    assert "--all-revisions" in ran.err
+    assert two("unregister", "a", "--revision", "v1").code == 0
+    assert serves(two) == "v2"
+    assert two("unregister", "a").out == "unregistered a (v2) in default/tiny\n"
+    assert two("show", "a").code == 3
+    assert two("unregister", "a").code == 3
+
+
+def test_unregister_all(two: LoraFs) -> None:
+    """In JSON each tombstone is told."""
+    ran = two("unregister", "a", "--all-revisions", "-o", "json")
+    assert [(r["revision"], r["state"]) for r in ran.json["records"]] == [
+        ("v1", "deleted"),
+        ("v2", "deleted"),
+    ]
+
+
+def test_list(two: LoraFs, folder: Folder) -> None:
+    """A row a revision, one line each however long, and the serving one marked."""
+    two("register", "b" * 128, folder(3))
+    lines = two("list", "-o", "wide").out.splitlines()
+    assert lines[0].split()[:3] == ["NAME", "REVISION", "ACTIVE"]
+    assert [line.split()[:2] for line in lines[1:]] == [["a", "v1"], ["a", "v2"], ["b" * 128, "v1"]]
+    assert "*" in lines[2]
+    assert "*" not in lines[1]
+    assert two("list", "-o", "name").out.split() == ["a", "b" * 128]
+
+
+def test_show(two: LoraFs) -> None:
+    """A page with everything that was registered."""
+    page = two("show", "a").out
+    assert page.startswith("a in default/tiny serves v2, before that v1\n")
+    for words in ("team=x", "sticky", "rank 4", "sha256:", "file://"):
+        assert words in page
+
+
+def test_nothing_is_registered(lora_fs: LoraFs, folder: Folder) -> None:
+    """An empty registry lists nothing, and that is no failure."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    assert lora_fs("list", "-o", "json").json == []
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "show a", "unregister a", "promote a v1", "status", "doctor", "gc"]
+)
+def test_an_empty_mount(lora_fs: LoraFs, root: Path, words: str) -> None:
+    """A folder without a marker is no registry: said, and none is made."""
+    root.mkdir()
+    ran = lora_fs(*words.split())
+    assert ran.code == 3
+    assert "mounted" in ran.err
+    assert list(root.iterdir()) == []
+
+
+def test_a_record_that_cannot_be_read(two: LoraFs, root: Path) -> None:
+    """The rest is listed, and it is told which one is not."""
+    (record,) = (root / "default" / "tiny" / "v1").glob("a.@*.json")
+    record.write_text("garbage")
+    ran = two("list", "-o", "json")
+    assert [r["revision"] for r in ran.json] == ["v2"]
+    assert record.name in ran.err
+
+
+def test_tenants_are_apart(lora_fs: LoraFs, folder: Folder) -> None:
+    """A name in one namespace is unknown in another."""
+    lora_fs("--namespace", "team-a", "register", "a", folder(1))
+    assert lora_fs("--namespace", "team-a", "list", "-o", "name").out == "a\n"
+    assert lora_fs("--namespace", "team-b", "list", "-o", "name").out == ""

@@ -1,0 +1,50 @@
+"""Faults put under the registry: a call that fails, fails once done, or is never come back from."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# The calls by which the registry and the lease touch a volume: those that change it, and all.
+CHANGES = "open write fsync link unlink rename replace mkdir rmdir utime ftruncate".split()
+CALLS = [*CHANGES, *"read close scandir listdir stat lstat fstat".split()]
+
+
+def fail(
+    patch: pytest.MonkeyPatch,
+    call: str,
+    code: int,
+    *,
+    times: int = 1,
+    when: Callable[..., bool] = lambda *_, **__: True,
+    after: bool = False,
+) -> list[tuple[Any, ...]]:
+    """Let ``os.<call>`` raise ``code`` the first ``times`` it is called with ``when``; returns its calls.
+
+    Args:
+        after: do it first, then raise, as when the reply is lost.
+    """
+    real, seen = getattr(os, call), Counter[str]()
+    calls: list[tuple[Any, ...]] = []
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if seen["failed"] < times and when(*args, **kwargs):
+            seen["failed"] += 1
+            if after:
+                real(*args, **kwargs)
+            raise OSError(code, os.strerror(code), *map(str, args[:1]))
+        return real(*args, **kwargs)
+
+    patch.setattr(os, call, faulty)
+    return calls
+
+
+def without_links(patch: pytest.MonkeyPatch) -> None:
+    """A volume that refuses link(), as s3fs and gcsfuse do."""
+    fail(patch, "link", errno.EPERM, times=1 << 30)

@@ -1,0 +1,270 @@
+"""The file operations under faults: who won is read back, and a refusal leaves nothing visible."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.errors import CorruptRecord, InputError, UnknownOutcome, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.layout import Generation, generation_name
+from lora_fs.sidecar.registry.store import Registry
+from tests.registry.conftest import Clock, MakeAdapter
+from tests.registry.faults import fail
+from tests.registry.test_operations import put, served
+
+REFUSALS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES]
+DATA = b'{"mine": true}\n'
+
+
+@pytest.fixture
+def names() -> TemporaryNames:
+    return TemporaryNames()
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EEXIST, errno.ESTALE, errno.EPERM])
+def test_a_lost_reply_does_not_lose_the_race(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A link that landed and answered an error is ours: the bytes read back are our own."""
+    fail(monkeypatch, "link", code, after=True)
+    assert atomic.publish(tmp_path / "a", DATA, names)
+    names.sweep(wait=True)
+    assert left_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EEXIST, errno.EPERM])
+def test_the_loser_is_told_whatever_the_error(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Another's bytes under the name are a lost race; some volumes answer EPERM for it."""
+    (tmp_path / "a").write_bytes(b"another's")
+    fail(monkeypatch, "link", code)
+    assert not atomic.publish(tmp_path / "a", DATA, names)
+    assert (tmp_path / "a").read_bytes() == b"another's"
+
+
+def test_a_link_that_did_nothing_is_ambiguous(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error and no name: the write may still land, so it is neither a win nor a loss."""
+    monkeypatch.setattr(atomic, "READ_BACK_S", (0.0, 0.0))
+    fail(monkeypatch, "link", errno.EIO)
+    with pytest.raises(Ambiguous):
+        atomic.publish(tmp_path / "a", DATA, names)
+
+
+def test_no_links_is_said(tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that refuses link() and shows no name has none."""
+    fail(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(LinkUnsupported):
+        atomic.publish(tmp_path / "a", DATA, names)
+    names.sweep(wait=True)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "link"])
+def test_a_refusal_leaves_nothing_visible(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    """Full, over quota, read-only or forbidden: VolumeUnavailable, and the folder is as it was."""
+    with monkeypatch.context() as patch:
+        fail(patch, call, code)
+        with pytest.raises(VolumeUnavailable, match=os.strerror(code)):
+            atomic.publish(tmp_path / "a", DATA, names)
+    names.sweep(wait=True)
+    assert left_in(tmp_path) == []
+    assert atomic.publish(tmp_path / "a", DATA, names)
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync"])
+def test_a_refused_unique_file_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Where link() is missing, a file that could not be written whole does not stay under its name."""
+    fail(monkeypatch, call, errno.ENOSPC)
+    with pytest.raises(VolumeUnavailable, match="full"):
+        atomic.create_unique(tmp_path / "a", DATA)
+    assert left_in(tmp_path) == []
+
+
+def test_a_unique_file_that_cannot_be_taken_back_is_ambiguous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not known to be gone is not gone."""
+    fail(monkeypatch, "fsync", errno.EIO)
+    fail(monkeypatch, "unlink", errno.EIO)
+    with pytest.raises(Ambiguous):
+        atomic.create_unique(tmp_path / "a", DATA)
+
+
+def test_a_refused_hint_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hint that cannot be replaced stays as it was, without a temporary name beside it."""
+    atomic.replace(tmp_path / "HEAD", b"old")
+    fail(monkeypatch, "replace", errno.EROFS)
+    with pytest.raises(VolumeUnavailable):
+        atomic.replace(tmp_path / "HEAD", b"new")
+    assert left_in(tmp_path) == ["HEAD"]
+    assert atomic.read_bytes(tmp_path / "HEAD") == b"old"
+
+
+def test_short_writes_and_reads_are_gone_on_with(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that took three bytes, and a read that gave two, lose nothing."""
+    write, read = os.write, os.read
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, bytes(data)[:3]))
+    monkeypatch.setattr(os, "read", lambda handle, count: read(handle, min(count, 2)))
+    assert atomic.publish(tmp_path / "a", DATA, names)
+    assert (tmp_path / "a").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_stale_handle_is_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """ESTALE twice and then success reads the file; thrice is VolumeUnavailable, not absence."""
+    (tmp_path / "a").write_bytes(DATA)
+    with monkeypatch.context() as patch:
+        fail(patch, call, errno.ESTALE, times=2)
+        assert atomic.read_bytes(tmp_path / "a") == DATA
+    fail(monkeypatch, call, errno.ESTALE, times=3)
+    with pytest.raises(VolumeUnavailable):
+        atomic.read_bytes(tmp_path / "a")
+
+
+def test_a_stale_folder_is_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ESTALE twice and then success lists it; an error that stays is not an empty folder."""
+    (tmp_path / "a").touch()
+    with monkeypatch.context() as patch:
+        fail(patch, "listdir", errno.ESTALE, times=2)
+        assert atomic.list_names(tmp_path) == ["a"]
+    fail(monkeypatch, "listdir", errno.EIO)
+    with pytest.raises(VolumeUnavailable):
+        atomic.list_names(tmp_path)
+    assert atomic.list_names(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "symlink", "folder"])
+def test_what_is_no_file_never_blocks(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, kind: str
+) -> None:
+    """A FIFO, socket, symlink or folder in a record's place is damage, and the one before it serves."""
+    put(registry, scope, make_adapter())
+    folder = registry.layout.revision(scope, "v1")
+    path = folder / generation_name("a1", 2)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        here = os.open(folder, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+    elif kind == "symlink":
+        path.symlink_to(folder / generation_name("a1", 1))
+    else:
+        path.mkdir()
+    key = AdapterKey(*scope, "v1", "a1")
+    with pytest.raises(CorruptRecord):
+        registry.read(registry.records(key), Generation(2, ""))
+    assert served(registry, scope) == {"a1": "v1"}
+    assert registry.latest(registry.records(key))[0].generation == 2
+
+
+def test_temporary_names_outlive_the_link_by_50_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are unlinked no sooner than 50 ms after link() returned, however long it took."""
+    clock = Clock()
+    names = TemporaryNames(clock)
+    link = os.link
+
+    def slow(*args: Any) -> None:
+        link(*args)
+        clock.now += 10
+
+    monkeypatch.setattr(os, "link", slow)
+    assert atomic.publish(tmp_path / "a", DATA, names)
+    names.sweep()
+    assert len(left_in(tmp_path)) == 2
+    clock.now += 0.049
+    names.sweep()
+    assert len(left_in(tmp_path)) == 2
+    clock.now += 0.002
+    names.sweep()
+    assert left_in(tmp_path) == ["a"]
+
+
+def test_names_expected_absent_are_never_opened(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look-up fails: on NFS a name that was missed once stays hidden for half a minute."""
+    source = make_adapter()
+    misses: list[str] = []
+
+    def recorded(call: str) -> None:
+        real = getattr(os, call)
+
+        def recording(path: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return real(path, *args, **kwargs)
+            except FileNotFoundError:
+                if str(path).startswith(str(registry.layout.root)):
+                    misses.append(f"{call} {path}")
+                raise
+
+        monkeypatch.setattr(os, call, recording)
+
+    for call in ("open", "stat", "lstat"):
+        recorded(call)
+    put(registry, scope, source)
+    put(registry, scope, source, name="a2")
+    served(registry, scope)
+    monkeypatch.undo()
+    # Lockfiles are taken by look-up, and a copy's random name is used once.
+    assert [miss for miss in misses if ".lock" not in miss and ".incoming/" not in miss] == []
+
+
+def test_an_unknown_outcome_is_retried_by_its_request_id(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write landed and was not acknowledged: the retry returns it, and never writes it twice."""
+    put(registry, scope, make_adapter())
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    with monkeypatch.context() as patch:
+        opened = generation_name("a1", 2)
+        fail(patch, "open", errno.EIO, when=lambda path, *_, **__: str(path).endswith(opened))
+        with pytest.raises(UnknownOutcome) as unknown:
+            registry.append(series, lambda _: {"writer": "first"}, writer="first")
+    registry.append(series, lambda _: {}, writer="another")
+    request_id = unknown.value.request_id
+    again = registry.append(series, lambda _: {}, writer="first", request_id=request_id)
+    assert (again.generation, again.writer) == (2, "first")
+    assert registry.latest(series)[0].generation == 3
+
+
+def test_more_than_readers_read_is_refused(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """A record of more than 4 MiB would never be read back: it is refused, and nothing is written."""
+    put(registry, scope, make_adapter())
+    with pytest.raises(InputError, match="4194304"):
+        put(registry, scope, make_adapter(seed=1), labels={"k": "v" * (5 << 20)})
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_new_folders_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent of every folder that is made is synced."""
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync_folder", synced.append)
+    atomic.make_folder(tmp_path / "a" / "b")
+    atomic.make_folder(tmp_path / "a" / "b")
+    assert synced == [tmp_path, tmp_path / "a"]

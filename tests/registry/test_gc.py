@@ -1,0 +1,215 @@
+"""gc removes what nobody needs and nothing else: in doubt it leaves things where they are."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.registry import gc, operations
+from lora_fs.sidecar.registry.adopt import Adopter
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.layout import generation_name
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import Clock, MakeAdapter, write_adapter
+from tests.registry.faults import fail
+from tests.registry.test_operations import put, served
+
+DAY_S = 24 * 3600.0
+
+
+@pytest.fixture
+def key(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> AdapterKey:
+    """An adapter that was registered and withdrawn, its artifact left behind."""
+    put(registry, scope, make_adapter())
+    operations.unregister(registry, scope, "a1", writer="test")
+    return AdapterKey(*scope, "v1", "a1")
+
+
+def found(registry: Registry, older_than_s: float = 0.0, in_use: object = frozenset()) -> list[Path]:
+    scope = Scope("default", "tiny")
+    registry.close()  # its own temporary names are due in 50 ms
+    return [item.path for item in gc.find(registry, scope, in_use, older_than_s)]  # type: ignore[arg-type]
+
+
+def age(path: Path, seconds: float) -> None:
+    """Let a file look as old as that."""
+    then = path.lstat().st_mtime - seconds
+    os.utime(path, (then, then), follow_symlinks=False)
+
+
+def report(registry: Registry, key: AdapterKey, phase: Phase = Phase.READY) -> Path:
+    """A replica that holds an adapter."""
+    one = AdapterStatus(key=tuple(key), generation=1, phase=phase)
+    status = ReplicaStatus(replica="r0", model="tiny", namespaces=("default",), adapters={"a1": one})
+    path = registry.layout.replica("r0")
+    path.write_bytes(seal(status))
+    return path
+
+
+def test_a_withdrawn_artifact_goes_when_it_is_old(registry: Registry, key: AdapterKey) -> None:
+    """The tombstone's age decides; the records stay."""
+    artifact = registry.layout.artifact(key)
+    assert found(registry, DAY_S) == []
+    age(artifact.parent / generation_name("a1", 2), DAY_S + 1)
+    assert found(registry, DAY_S) == [artifact]
+    gc.collect(gc.find(registry, key.scope, frozenset(), DAY_S))
+    assert not artifact.exists()
+    assert registry.latest(registry.records(key))[0].generation == 2
+    assert os.listdir(registry.layout.incoming(key.scope)) == []
+
+
+def test_what_a_replica_reports_stays(registry: Registry, key: AdapterKey) -> None:
+    """Loaded, loading or draining somewhere is in use; failed is not."""
+    for phase in Phase:
+        report(registry, key, phase)
+        expected = {key} if phase is not Phase.FAILED else set()
+        assert gc.in_use(registry) == expected
+        assert bool(found(registry, in_use=gc.in_use(registry))) is (not expected)
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "fifo", "EIO"])
+def test_unknown_is_not_unused(
+    registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """A report that cannot be read refuses; and without reports no artifact is listed at all."""
+    path = report(registry, key)
+    if damage == "EIO":
+        fail(monkeypatch, "open", errno.EIO, when=lambda name, *_: str(name) == str(path))
+    elif damage == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"garbage" if damage == "garbage" else b"")
+    with pytest.raises(VolumeUnavailable, match=r"r0\.json"):
+        gc.in_use(registry)
+    assert found(registry, in_use=None) == []
+
+
+def test_a_present_artifact_stays(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """What is registered, served or not, is not garbage at any age."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(seed=1))
+    assert found(registry) == []
+
+
+def test_what_another_record_names_stays(registry: Registry, key: AdapterKey) -> None:
+    """An artifact that any scope's record links to is in use, though its own name was withdrawn."""
+    artifact = registry.layout.artifact(key)
+    put(registry, Scope("other", "tiny"), artifact, name="linked", link=True)
+    assert found(registry) == []
+    operations.unregister(registry, Scope("other", "tiny"), "linked", writer="test")
+    assert found(registry) == [artifact]
+
+
+def test_kept_files_stay(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """``keep_files``, and what was linked, is its owner's."""
+    put(registry, scope, make_adapter(), name="kept")
+    operations.unregister(registry, scope, "kept", writer="test", keep_files=True)
+    linked = write_adapter(registry.layout.root / "default" / "tiny" / "v1" / "linked")
+    put(registry, scope, linked, name="linked", revision="v1", link=True)
+    operations.unregister(registry, scope, "linked", writer="test")
+    assert found(registry) == []
+
+
+def test_a_dropped_folder_is_its_owner_s(registry: Registry, scope: Scope) -> None:
+    """What somebody copied into the tree is never removed, registered or withdrawn."""
+    write_adapter(registry.layout.revision(scope, "v1") / "dropped")
+    clock, view = Clock(), RegistryView(registry, (scope,))
+    adopter = Adopter(registry, Expectation(), settle_s=0.0, writer="test", clock=clock)
+    view.refresh()
+    adopter.step(view.desired)
+    assert served(registry, scope) == {"dropped": "v1"}
+    operations.unregister(registry, scope, "dropped", writer="test")
+    assert found(registry) == []
+
+
+def test_a_damaged_newest_record_keeps_the_artifact(registry: Registry, key: AdapterKey) -> None:
+    """Over the tombstone lies a record that cannot be read: it may have registered the adapter again."""
+    (registry.layout.artifact(key).parent / generation_name("a1", 3)).write_text("garbage")
+    assert found(registry) == []
+
+
+def test_registered_again_in_between_stays(
+    registry: Registry, scope: Scope, key: AdapterKey, make_adapter: MakeAdapter
+) -> None:
+    """What was garbage when it was found is looked at again before it goes."""
+    garbage = gc.find(registry, scope, frozenset(), 0)
+    put(registry, scope, make_adapter(), revision="v1")
+    gc.collect(garbage)
+    assert registry.layout.artifact(key).is_dir()
+
+
+def test_registered_again_at_the_worst_moment(
+    registry: Registry, scope: Scope, key: AdapterKey, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """Whichever of gc's removal and register's record comes first, the adapter has its bytes."""
+    source, artifact = make_adapter(), registry.layout.artifact(key)
+    answers = [True, False]  # the record came between the look and the removal: put back
+    gc.collect([gc.Garbage(artifact, "test", lambda: answers.pop(0))])
+    assert artifact.is_dir()
+    with pytest.MonkeyPatch.context() as patch:  # removed between register's look and its record
+        real = Registry.append
+
+        def racing(*args: object, **kwargs: object) -> object:
+            if artifact.exists():
+                artifact.rename(tmp_path / "removed")
+            patch.undo()
+            return real(*args, **kwargs)  # type: ignore[arg-type]
+
+        patch.setattr(Registry, "append", racing)
+        put(registry, scope, source, revision="v1")
+    assert artifact.is_dir()
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_temporary_names_come_first(registry: Registry, scope: Scope, key: AdapterKey) -> None:
+    """Whatever dead writers left goes before any artifact; what is fresh stays."""
+    layout = registry.layout
+    places = [layout.root, layout.leases, layout.active(scope), layout.revision(scope, "v1")]
+    left = [place / ".tmp-dead" for place in places]
+    for path in left:
+        path.write_bytes(b"half")
+    (layout.incoming(scope) / "upload").mkdir()
+    assert found(registry, 3600.0) == []
+    paths = found(registry)
+    assert set(paths) == {*left, layout.incoming(scope) / "upload", layout.artifact(key)}
+    assert set(paths[:4]) == set(left)
+    gc.collect(gc.find(registry, scope, frozenset(), 0))
+    assert found(registry) == []
+
+
+def test_old_hints_go(registry: Registry, key: AdapterKey) -> None:
+    """Reports and leases of a day ago are of the dead; younger ones stay, whatever age is asked for."""
+    status, lock = report(registry, key), registry.layout.lease("adopt-x")
+    lock.touch()
+    assert not {status, lock} & set(found(registry))
+    age(status, DAY_S + 1)
+    age(lock, DAY_S + 1)
+    assert {status, lock} <= set(found(registry))
+
+
+def test_a_removal_that_fails_is_told(
+    registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only volume is VolumeUnavailable, and the artifact stays whole."""
+    garbage = gc.find(registry, key.scope, frozenset(), 0)
+    fail(monkeypatch, "rename", errno.EROFS)
+    with pytest.raises(VolumeUnavailable, match="read-only"):
+        gc.collect(garbage)
+    assert len(os.listdir(registry.layout.artifact(key))) == 2
+
+
+def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: AdapterKey) -> None:
+    """Two collections of one list: the second finds nothing to do."""
+    (registry.layout.root / ".tmp-dead").touch()
+    garbage = gc.find(registry, scope, frozenset(), 0)
+    gc.collect(garbage)
+    gc.collect(garbage)
+    assert found(registry) == []

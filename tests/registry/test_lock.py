@@ -1,0 +1,121 @@
+"""Leases are hints: what holds one up is bounded, and what breaks one stops nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from filelock import SoftFileLease
+
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry import lock, store
+from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.store import Registry
+from tests.registry.conftest import MakeAdapter
+from tests.registry.test_operations import put, served
+from tests.registry.test_races import FORK
+
+
+def left_by_another_host(path: Path, lease_s: float = lock.LEASE_S) -> None:
+    """The lockfile of a holder that was killed on a host whose processes cannot be asked for."""
+    held = SoftFileLease(path, lease_duration=lease_s)
+    held.acquire()
+    lines = path.read_text().splitlines()
+    held.release()
+    told = ["host=elsewhere" if line.startswith("host=") else line for line in lines]
+    path.write_text("\n".join(told) + "\n")
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    """While a lease is held another taker is refused at once; afterwards it is had."""
+    path = tmp_path / "a.lock"
+    with lease(path, wait_s=0) as first, lease(path, wait_s=0) as second:
+        assert (first, second) == (True, False)
+    with lease(path, wait_s=0) as again:
+        assert again
+    assert not path.exists()
+
+
+def test_a_dead_holder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender that asks now and then, and never waits, has it when the lease has run out."""
+    monkeypatch.setattr(lock, "LEASE_S", 0.3)
+    path = tmp_path / "a.lock"
+    left_by_another_host(path, 0.3)
+    refused, deadline = 0, time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with lease(path, wait_s=0) as had:
+            if had:
+                break
+        refused += 1
+    assert had
+    assert refused > 1
+
+
+def test_a_stuck_lease_costs_a_writer_a_bounded_wait(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Each of a register's writes waits LEASE_WAIT_S at most, and is done without the lease."""
+    source = make_adapter()
+    left_by_another_host(registry.layout.lease(f"{scope.namespace}--{scope.model}"))
+    started = time.monotonic()
+    put(registry, scope, source)
+    assert time.monotonic() - started < 2 * store.LEASE_WAIT_S + 2
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def _hold_and_die(path: Path) -> None:
+    with lease(path, wait_s=5) as had:
+        assert had
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_on_this_host_holds_nothing(tmp_path: Path) -> None:
+    """Its lockfile stays behind and the next taker has the lease."""
+    path = tmp_path / "a.lock"
+    holder = FORK.Process(target=_hold_and_die, args=(path,))
+    holder.start()
+    holder.join()
+    assert path.exists()
+    with lease(path, wait_s=5) as had:
+        assert had
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "filelock/2\npid=1\n", "\x00" * 4096])
+def test_a_garbled_lockfile_is_passed_over(tmp_path: Path, content: str) -> None:
+    """A lockfile of no known form is not had, or is had; it raises nothing."""
+    path = tmp_path / "a.lock"
+    path.write_text(content)
+    with lease(path, wait_s=0.05) as had:
+        assert had in (True, False)
+
+
+def test_another_version_s_lease_is_passed_over(tmp_path: Path) -> None:
+    """A lease of another duration, which cannot be agreed on, is passed over."""
+    path = tmp_path / "a.lock"
+    left_by_another_host(path, 99.0)
+    with lease(path, wait_s=0.05) as had:
+        assert not had
+
+
+def test_without_their_folder_writes_go_on(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """``.leases`` deleted while writers run: they write, and make it anew for HEAD's draft."""
+    registry.layout.leases.rmdir()
+    put(registry, scope, make_adapter())
+    assert served(registry, scope) == {"a1": "v1"}
+    assert registry.layout.leases.is_dir()
+
+
+def test_the_refused_are_remembered_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many leases are refused, the memory of them does not grow for ever."""
+    monkeypatch.setattr(lock, "_contended", {})
+    monkeypatch.setattr(lock, "_REMEMBERED", 2)
+    for number in range(4):
+        left_by_another_host(tmp_path / f"{number}.lock")
+        with lease(tmp_path / f"{number}.lock", wait_s=0) as had:
+            assert not had
+    assert len(lock._contended) == 2

@@ -1,0 +1,146 @@
+"""Volumes without link(): unique names, the greatest (generation, token) wins, siblings are shown."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry import gc, operations
+from lora_fs.sidecar.registry.layout import parse_generation
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from tests.registry.conftest import MakeAdapter
+from tests.registry.faults import without_links
+from tests.registry.test_operations import put, served
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    without_links(monkeypatch)
+    opened = Registry(tmp_path / "root", create=True)
+    yield opened
+    opened.close()
+
+
+def siblings(registry: Registry, monkeypatch: pytest.MonkeyPatch, scope: Scope) -> list[Record]:
+    """Two writers that saw the same newest generation, as without a lease they may."""
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    seen = registry.latest(series)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "latest", lambda *_: seen)
+        return [registry.append(series, lambda _: {}, writer=name) for name in ("one", "two")]
+
+
+def test_a_registry_without_links_says_so(registry: Registry) -> None:
+    """The probe at creation finds out, and the marker tells every later reader and writer."""
+    assert registry.marker.tier == "lww"
+    assert Registry(registry.layout.root).marker.tier == "lww"
+
+
+def test_names_are_unique(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """Register, promote, roll back and unregister work, and every name carries its writer's token."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(seed=1))
+    operations.rollback(registry, scope, "a1", writer="test")
+    assert served(registry, scope) == {"a1": "v1"}
+    parsed = [parse_generation(name) for name in os.listdir(registry.layout.active(scope))]
+    assert sorted(p[1].generation for p in parsed if p and p[1].token) == [1, 2, 3]
+    operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
+    assert served(registry, scope) == {}
+
+
+def test_a_conditional_write_is_refused(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """``expect`` cannot be promised here, so it is refused and nothing is written."""
+    put(registry, scope, make_adapter())
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    with pytest.raises(Conflict, match="no hard links"):
+        registry.append(series, lambda _: {}, writer="test", expect=1)
+    assert registry.latest(series)[0].generation == 1
+
+
+def test_the_greatest_token_wins_in_every_reader(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two writers of one generation every view and every writer takes the same one."""
+    put(registry, scope, make_adapter())
+    early = RegistryView(registry, (scope,))
+    early.refresh()
+    written = siblings(registry, monkeypatch, scope)
+    key, winner = written[0].key, max(record.token for record in written)
+    assert {record.generation for record in written} == {2}
+    late = RegistryView(registry, (scope,))
+    for view in (early, late):
+        view.refresh()
+        assert view.desired.records[key].token == winner
+    newest = registry.latest(registry.records(key))[1]
+    assert newest is not None
+    assert newest.token == winner
+
+
+def test_siblings_are_kept_and_shown_until_the_next_write(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators are told of the conflict once, without a re-reading of the tree; a write settles it."""
+    put(registry, scope, make_adapter())
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    siblings(registry, monkeypatch, scope)
+    view.refresh()
+    (problem,) = view.desired.problems.values()
+    assert "2 writers published the same generation of a1" in problem
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "scan", pytest.fail)
+        assert not view.refresh()
+    registry.append(registry.records(AdapterKey(*scope, "v1", "a1")), lambda _: {}, writer="third")
+    view.refresh()
+    assert view.desired.problems == {}
+    assert len([n for n in os.listdir(registry.layout.revision(scope, "v1")) if ".@00000002." in n]) == 2
+
+
+def test_two_writers_at_once_converge(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """After 40 promotions by two threads every view serves the same revision."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(seed=1))
+    views = [RegistryView(registry, (scope,)) for _ in range(3)]
+
+    def write(first: int) -> None:
+        for turn in range(20):
+            operations.promote(registry, scope, "a1", f"v{1 + (turn + first) % 2}", writer=str(first))
+            views[first].refresh(force=True)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    for view in views:
+        view.refresh(force=True)
+    pointers = [view.desired.pointers[scope, "a1"] for view in views]
+    assert len({pointer.token for pointer in pointers}) == 1
+    assert pointers[0] == operations.active(registry, scope, "a1")
+
+
+def test_withdrawn_artifacts_are_found(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """The tombstone's name carries a token; gc finds it all the same."""
+    put(registry, scope, make_adapter())
+    operations.unregister(registry, scope, "a1", writer="test")
+    (item,) = gc.find(registry, scope, set(), 0)
+    assert item.path == registry.layout.artifact(AdapterKey(*scope, "v1", "a1"))
+
+
+def test_a_copied_sibling_is_nobodys(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """A file whose name carries another token than its body is damage, not a vote."""
+    put(registry, scope, make_adapter())
+    folder = registry.layout.revision(scope, "v1")
+    (record,) = folder.glob("a1.@*.json")
+    (folder / f"a1.@00000001.{'f' * 32}.json").write_bytes(record.read_bytes())
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    assert any("another writer's" in problem for problem in view.desired.problems.values())
+    assert served(registry, scope) == {"a1": "v1"}

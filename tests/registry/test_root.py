@@ -1,0 +1,201 @@
+"""The marker: what is a registry, whose it is, and what an empty or foreign folder is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from pyfakefs.fake_filesystem import FakeFilesystem
+
+from lora_fs.sidecar.errors import FormatTooNew, NotFound, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry import filesystem, root
+from lora_fs.sidecar.registry.codec import seal, unseal
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from tests.registry.conftest import MakeAdapter
+from tests.registry.faults import fail, without_links
+from tests.registry.test_operations import put, served
+from tests.registry.test_races import FORK
+
+VOLUME = Path("/volume")
+
+
+def change_marker(path: Path, **fields: object) -> None:
+    """What another lora-fs, or another volume, would have there."""
+    marker = Layout(path).marker
+    marker.write_bytes(seal({**unseal(marker.read_bytes()), **fields}))
+
+
+@pytest.mark.parametrize("folder", ["/volume", "/volume/a/b"])
+def test_created_once(fs: FakeFilesystem, folder: str) -> None:
+    """Creating makes the folders, the marker and HEAD; creating again finds them, whole and the same."""
+    first = root.create(Path(folder))
+    assert root.create(Path(folder)) == first == root.read_marker(Path(folder))
+    assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".leases", ".replicas"}
+
+
+def test_nothing_is_no_registry(fs: FakeFilesystem) -> None:
+    """A missing and an empty folder hold none, and are not made one by opening it."""
+    fs.create_dir(VOLUME)
+    for folder in (VOLUME, VOLUME / "missing"):
+        with pytest.raises(NotFound, match="mounted"):
+            Registry(folder)
+    assert os.listdir(VOLUME) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"garbage", b"\x00" * 500])
+def test_a_damaged_marker_is_told_from_none(
+    fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """It is RegistryLost, and no new registry is made over it."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    root.create(VOLUME)
+    Layout(VOLUME).marker.write_bytes(content)
+    for attempt in (root.read_marker, root.create):
+        with pytest.raises(RegistryLost, match="damaged"):
+            attempt(VOLUME)
+    assert Layout(VOLUME).marker.read_bytes() == content
+
+
+def test_a_lost_marker_is_not_replaced(fs: FakeFilesystem) -> None:
+    """Once records were written a missing marker is RegistryLost; a new registry is made on demand only."""
+    root.create(VOLUME)
+    root.advance_head(VOLUME, 1)
+    Layout(VOLUME).marker.unlink()
+    with pytest.raises(RegistryLost, match="backup"):
+        root.create(VOLUME)
+    Layout(VOLUME).head.unlink()
+    assert root.create(VOLUME).epoch == 1
+
+
+def test_a_newer_reader_is_asked_for(fs: FakeFilesystem) -> None:
+    """A format this one cannot read is FormatTooNew, even where its marker has another shape."""
+    root.create(VOLUME)
+    change_marker(VOLUME, format=2, min_reader=2, tier="quorum", registry_uuid=7)
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        Registry(VOLUME)
+
+
+def test_a_newer_writer_is_asked_for(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """A format this one may only read is read and not written, from the moment the marker says so."""
+    put(registry, scope, make_adapter())
+    change_marker(registry.layout.root, format=2, min_writer=2, shiny="new")
+    assert served(registry, scope) == {"a1": "v1"}
+    with pytest.raises(FormatTooNew, match="upgrade"):
+        put(registry, scope, make_adapter(seed=1))
+    assert served(registry, scope) == {"a1": "v1"}
+    assert not list(registry.layout.scope(scope).glob("v2/*"))
+
+
+def test_another_registry_is_neither_read_nor_written(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Another uuid at the same place is RegistryLost, though its HEAD moves like any other."""
+    put(registry, scope, make_adapter())
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    change_marker(registry.layout.root, registry_uuid="another")
+    root.advance_head(registry.layout.root, 1)
+    with pytest.raises(RegistryLost, match="another volume"):
+        view.refresh()
+    with pytest.raises(RegistryLost, match="another volume"):
+        put(registry, scope, make_adapter(seed=1))
+    assert [name for _, name, _ in view.desired.active()] == ["a1"]
+
+
+def test_an_empty_mount_is_not_written_to(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Without the volume a write is refused, instead of landing in the folder it was mounted on."""
+    root_folder = registry.layout.root
+    root_folder.rename(root_folder.with_name("away"))
+    root_folder.mkdir()
+    with pytest.raises(RegistryLost):
+        put(registry, scope, make_adapter())
+    assert os.listdir(root_folder) == []
+
+
+def test_a_volume_that_fails_is_not_a_lost_registry(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO on the marker is VolumeUnavailable: later it may answer."""
+    fail(monkeypatch, "open", errno.EIO)
+    with pytest.raises(VolumeUnavailable):
+        registry.check_identity()
+    registry.check_identity()
+
+
+@pytest.mark.parametrize("make", ["mkdir", "fifo", "symlink", "garbage", "none"])
+def test_head_in_any_form_stops_nobody(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, make: str
+) -> None:
+    """HEAD as a folder, a FIFO, a link, garbage or nothing: writes land and a scan finds them."""
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    head = registry.layout.head
+    head.unlink()
+    if make == "mkdir":
+        head.mkdir()
+    elif make == "fifo":
+        os.mkfifo(head)
+    elif make == "symlink":
+        head.symlink_to("/dev/zero")
+    elif make == "garbage":
+        head.write_bytes(b"\x00garbage")
+    put(registry, scope, make_adapter())
+    view.refresh(force=True)
+    assert [name for _, name, _ in view.desired.active()] == ["a1"]
+
+
+def _create(path: Path, start: object, tier: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if tier == "lww":
+            without_links(patch)
+        start.wait()  # type: ignore[attr-defined]
+        (path.parent / str(os.getpid())).write_text(root.create(path).registry_uuid)
+
+
+@pytest.mark.parametrize("tier", ["cas", "lww"])
+def test_two_creators_agree(tmp_path: Path, tier: str) -> None:
+    """Processes that create one registry at the same moment have the same uuid, and it is the one there."""
+    for attempt in range(5):
+        path = tmp_path / str(attempt) / "root"
+        path.parent.mkdir()
+        start = FORK.Barrier(3)
+        creators = [FORK.Process(target=_create, args=(path, start, tier)) for _ in range(3)]
+        for creator in creators:
+            creator.start()
+        for creator in creators:
+            creator.join(60)
+        told = {entry.read_text() for entry in path.parent.iterdir() if entry.is_file()}
+        assert told == {root.read_marker(path).registry_uuid}
+        assert not list(path.glob(".tmp-*"))
+
+
+def test_the_kind_of_a_mount(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest mount point wins, spaces and umlauts in it are understood, and no /proc is unknown."""
+    folder = Path("/mnt/données x/deep")
+    fs.create_dir(folder)
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    line = f"1 1 {number} / /mnt/données\\040x rw - nfs4 server:/ rw\n"
+    fs.create_file("/mounts", contents=f"1 1 {number} / / rw - ext4 /dev/a rw\n{line}")
+    monkeypatch.setattr(filesystem, "MOUNTS", Path("/mounts"))
+    assert filesystem.kind_of(folder) == "nfs4"
+    assert filesystem.kind_of(Path("/mnt")) == "ext4"
+    assert filesystem.timing_for("nfs4").settle_s > filesystem.timing_for("ext4").settle_s
+    monkeypatch.setattr(filesystem, "MOUNTS", Path("/nowhere"))
+    assert filesystem.kind_of(folder) == "unknown"
+
+
+def test_a_marker_keeps_what_it_does_not_know(fs: FakeFilesystem) -> None:
+    """Unknown fields of a newer writer are read along."""
+    root.create(VOLUME)
+    change_marker(VOLUME, shiny="new")
+    assert root.read_marker(VOLUME).model_dump()["shiny"] == "new"
+    assert isinstance(root.read_marker(VOLUME), Marker)
