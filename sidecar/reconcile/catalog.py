@@ -63,14 +63,31 @@ def find(
     if served is not None:
         return served
     plain, at, revision = name.rpartition("@")
-    if not at or plain in catalog.conflicts:
+    scoped = _scoped(model, namespaces, plain) if at and plain not in catalog.conflicts else None
+    if scoped is None:
         return None
+    record = desired.records.get(AdapterKey(*scoped[0], revision, scoped[1]))
+    return Served(name, record) if record is not None and record.present else None
+
+
+def is_withdrawn(desired: Desired, model: str, namespaces: tuple[str, ...], name: str) -> bool:
+    """Whether the volume says that ``name`` is gone: by a tombstone. Absence says nothing."""
+    plain, at, revision = name.rpartition("@")
+    scoped = _scoped(model, namespaces, plain if at else name)
+    if scoped is None:
+        return False
+    pointer = desired.pointers.get(scoped)
+    if not at and (pointer is None or pointer.revision is None):
+        return pointer is not None
+    wanted = revision if at else str(pointer and pointer.revision)
+    record = desired.records.get(AdapterKey(*scoped[0], wanted, scoped[1]))
+    return record is not None and not record.present
+
+
+def _scoped(model: str, namespaces: tuple[str, ...], plain: str) -> tuple[Scope, str] | None:
     namespace, slash, bare = plain.partition("/")
     if bool(slash) != (len(namespaces) > 1):
         return None
     if not slash:
         namespace, bare = namespaces[0], plain
-    if namespace not in namespaces:
-        return None
-    record = desired.records.get(AdapterKey(namespace, model, revision, bare))
-    return Served(name, record) if record is not None and record.present else None
+    return (Scope(namespace, model), bare) if namespace in namespaces else None

@@ -20,7 +20,7 @@ from lora_fs.sidecar.engine.protocol import Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan, status
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.residents import Residents
 from lora_fs.sidecar.reconcile.staging import Stager
@@ -235,6 +235,8 @@ class Replica:
         entries = []
         for name, path in self._residents.paths.items():
             served = self.lookup(name)
+            if served is None and not is_withdrawn(self._volume.desired, self.model, self.namespaces, name):
+                continue  # nothing is known of it, as while its record cannot be read: it stays
             entries.append(
                 plan.Resident(
                     name,

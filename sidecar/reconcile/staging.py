@@ -91,7 +91,7 @@ class Stager:
                 )
             names = [entry.path for entry in record.spec.files]
             try:
-                copied = artifacts.copy_files(source, copying, names)
+                copied = artifacts.copy_files(source, copying, names, sync=False)
             except VolumeUnavailable as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     finding = _finding("missing", f"a registered file is gone: {error}")

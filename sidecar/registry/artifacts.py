@@ -34,7 +34,9 @@ def _open_regular(path: Path) -> int:
     return handle
 
 
-def _copy_hashing(source: Path, target: Path | None, progress: Progress | None) -> FileEntry:
+def _copy_hashing(
+    source: Path, target: Path | None, progress: Progress | None, *, sync: bool = True
+) -> FileEntry:
     digest = hashlib.sha256()
     size = 0
     try:
@@ -48,7 +50,7 @@ def _copy_hashing(source: Path, target: Path | None, progress: Progress | None) 
                         writer.write(chunk)
                     if progress is not None:
                         progress(len(chunk))
-                if writer is not None:
+                if writer is not None and sync:
                     writer.flush()
                     os.fsync(writer.fileno())
             finally:
@@ -71,22 +73,30 @@ def digest_of(files: Sequence[FileEntry]) -> str:
 
 
 def copy_files(
-    source: Path, target: Path, files: Sequence[str], progress: Progress | None = None
+    source: Path, target: Path, files: Sequence[str], progress: Progress | None = None, *, sync: bool = True
 ) -> tuple[FileEntry, ...]:
-    """Copy and hash the served files (and those carried along) into a new folder, synced."""
+    """Copy and hash the served files (and those carried along) into a new folder.
+
+    Args:
+        sync: make it survive a power loss; a copy that a restart makes anew need not.
+    """
     try:
         target.mkdir(parents=True)
     except OSError as error:
         raise atomic.unavailable(error, f"cannot create {target}") from error
-    entries = tuple(_copy_hashing(source / name, target / name, progress) for name in files)
+    entries = tuple(_copy_hashing(source / name, target / name, progress, sync=sync) for name in files)
     for name in CARRIED:
         try:
             regular = stat.S_ISREG((source / name).lstat().st_mode)
         except OSError:
             continue  # not there: nothing to carry
         if regular:
-            _copy_hashing(source / name, target / name, None)
-    atomic.sync_folder(target)
+            _copy_hashing(source / name, target / name, None, sync=sync)
+    try:
+        if sync:
+            atomic.sync_folder(target)
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot copy {source}") from error
     return entries
 
 

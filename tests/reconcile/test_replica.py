@@ -16,6 +16,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from lora_fs.sidecar.registry.view import Desired
 from tests.reconcile.conftest import Rig
 
 pytestmark = pytest.mark.anyio
@@ -308,6 +309,23 @@ async def test_an_unread_volume_is_unknown_not_empty(make_rig: MakeRig) -> None:
     await rig.settle()
     assert "a" in rig.engine.adapters
     assert not rig.replica.readiness().ready
+
+
+async def test_a_resident_whose_record_cannot_be_read(make_rig: MakeRig) -> None:
+    """A sidecar that starts then knows nothing of it, and unloads it only for a tombstone."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    whole = rig.volume.desired
+    for pointers in (whole.pointers, {}):
+        rig.volume.desired = Desired(whole.version + 1, {}, pointers)
+        rig.replica = rig.start()
+        await rig.settle()
+        assert "a" in rig.engine.adapters
+    rig.volume.desired = whole
+    rig.volume.remove("a")
+    await rig.settle()
+    assert "a" not in rig.engine.adapters
 
 
 async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> None:
