@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -34,17 +36,149 @@ API: dict[str, type[BaseModel]] = {
     "lora-adapters": bodies.AdapterList,
     "list-lora-adapters": bodies.DynamoList,
     "metadata": bodies.Metadata,
+    "health": bodies.Health,
     "readiness": bodies.ReadinessBody,
     "error": bodies.ErrorBody,
 }
 
+SEAL = {
+    "description": "SHA-256 of the canonical JSON of the object without this field",
+    "pattern": "^[0-9a-f]{64}$",
+    "title": "Sum",
+    "type": "string",
+}
+
+# What a reader of the files needs to know of a field whose name does not say it, by the type's name.
+GENERATION = {
+    "apiVersion": "Another one than this is not read",
+    "kind": "What this file is",
+    "namespace": "As the folder it lies in",
+    "model": "As the folder it lies in: the base model's id with / written --",
+    "name": "As the file's name begins",
+    "generation": "As the file's name says; the greatest one of a name is in force",
+    "previous": "What this one builds on; null for the first that could be read",
+    "epoch": "The marker's, when this was written",
+    "request_id": "Of the write: a retry that repeats it writes nothing a second time",
+    "token": "Of the write, random: no two writers have the same bytes",
+    "writer": "For people",
+    "updated_at": "RFC 3339. For people: no decision rests on it",
+    "sum": SEAL["description"],
+}
+FIELDS: dict[str, dict[str, str]] = {
+    "Marker": {
+        "format": "What this registry is written in, for people",
+        "min_reader": "The least format that a reader has to know",
+        "min_writer": "The least format that a writer has to know",
+        "registry_uuid": "Which registry this is: another one in its place is refused",
+        "epoch": "Raised when the registry was restored from a backup",
+        "tier": "cas: link() decides who writes; lww: the last writer wins",
+    },
+    "Head": {
+        "epoch": "The marker's",
+        "seq": "Raised by each write",
+        "snap": "Kept for later",
+        "gc_floor": "Kept for later",
+        "nonce": "Random, so that two writes at one seq differ",
+    },
+    "Previous": {"generation": "Its number", "sum": "Its seal"},
+    "Record": {
+        **GENERATION,
+        "revision": "As the folder it lies in",
+        "uid": "Of the revision, through all its generations",
+        "origin": "Who registered it: only what a folder registered is withdrawn with its folder",
+        "keep_files": "The files are never removed by gc",
+    },
+    "Pointer": {
+        **GENERATION,
+        "revision": "What the plain name serves; null: nothing",
+        "previous_revision": "What a rollback goes back to",
+        "canary": "Kept for later",
+    },
+    "Canary": {"revision": "The other one", "percent": "Its share of the requests"},
+    "AdapterSpec": {
+        "base_model": "As the adapter was registered with",
+        "digest": "Over the paths, sizes and hashes of `files`: docs/format.md",
+        "size_bytes": "Of `files`",
+        "files": "The served ones, config and weights; others in the folder are not part of it",
+        "policy": "When it is loaded and evicted; null: as the sidecar is set",
+        "labels": "For people and their tools",
+    },
+    "FileEntry": {
+        "path": "Relative to the artifact's folder",
+        "size_bytes": "Its length",
+        "sha256": "Of its content",
+    },
+    "LoraShape": {
+        "rank": "The greatest one of its modules",
+        "alpha": "The scaling's numerator",
+        "target_modules": "The modules that it changes",
+        "dtype": "Of its tensors",
+        "use_rslora": "Scaled by the root of the rank",
+    },
+    "Policy": {
+        "kind": "lazy: loaded when asked for, evicted idle; sticky: kept; eager: at boot; pinned: for good",
+        "ttl_s": "Idle seconds before a lazy one is evicted",
+        "priority": "Eager ones are loaded the greatest first",
+    },
+    "Source": {"uri": "Without credentials", "pin": "The commit or etag"},
+    "ReplicaStatus": {
+        "apiVersion": "Another one than this is not read",
+        "kind": "What this file is",
+        "replica": "As the file's name begins",
+        "model": "The folder of its scopes",
+        "namespaces": "Those that it serves",
+        "url": "Where other hosts reach its sidecar",
+        "engine": "ready or unknown",
+        "heartbeat": "Counts the writes",
+        "updated_at": "RFC 3339. A replica that is silent for a minute is taken for gone",
+        "counts": "How many adapters are in each phase",
+        "adapters": "By served name; evicted ones are only counted",
+        "recent": "The last 512 series it saw, and their generations",
+        "conditions": "What is wrong there, each `Type: message`",
+    },
+    "AdapterStatus": {
+        "key": "namespace, model, revision, name",
+        "generation": "Of the record",
+        "reason": "Of the phase, one word",
+        "message": "Of the phase, for people",
+        "attempts": "How often it failed",
+        "retry_in_s": "Seconds until it is tried again; null: nothing waits",
+        "since": "Kept for later",
+    },
+}
+
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema of one type: requests as they are read, everything else as it is written."""
+    """The schema of one type: files and requests as they are read, answers as they are written."""
     kind = {**STORED, **API}[name]
-    mode = "validation" if name.endswith("-request") or name in STORED else "serialization"
-    body = kind.model_json_schema(mode=mode)  # type: ignore[arg-type]
+    mode: Literal["validation", "serialization"] = "serialization"
+    if name.endswith("-request") or name in STORED:
+        mode = "validation"
+    body = kind.model_json_schema(mode=mode)
+    if name in STORED:  # a file without its seal is no file, whatever the type defaults to
+        body["properties"]["sum"] = SEAL
+        body["required"] = [*body.get("required", ()), "sum"]
+    for shape in (body, *body.get("$defs", {}).values()):
+        _describe(shape)
     return {"$schema": DIALECT, "$id": f"{BASE}/{name}.json", **body}
+
+
+def _describe(shape: dict[str, Any]) -> None:
+    """Put what is said of a type's fields, here or in its docstring, where a schema says it."""
+    summary, _, attributes = inspect.cleandoc(shape.get("description", "")).partition("\n\nAttributes:\n")
+    shape["description"] = _plain(summary)
+    for name, text in FIELDS.get(shape["title"], {}).items():
+        shape["properties"][name]["description"] = text
+    for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
+        shape["properties"][match[1]].setdefault("description", _plain(match[2]))
+    for field in shape.get("properties", {}).values():
+        if "description" in field:
+            field["description"] = _plain(field["description"])
+
+
+def _plain(text: str) -> str:
+    """One line, without the marks of a docstring."""
+    return " ".join(text.replace("``", "`").split())
 
 
 def render(name: str) -> str:

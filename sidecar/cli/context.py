@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 
 from lora_fs.sidecar.errors import (
@@ -24,6 +27,10 @@ from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation, load_base_config
+from lora_fs.sidecar.validate.report import printable
+
+GAP = "  "
+LEAST_FOLDED = 24
 
 # The first match from the top wins.
 EXIT_CODES: tuple[tuple[type[LoraFsError], int], ...] = (
@@ -52,6 +59,15 @@ class Context:
     def registry(self, *, create: bool = False) -> Registry:
         return Registry(self.root(), create=create)
 
+    @contextmanager
+    def opened(self, *, create: bool = False) -> Iterator[Registry]:
+        """The registry, to write to; what it left half done is tidied at the end."""
+        registry = self.registry(create=create)
+        try:
+            yield registry
+        finally:
+            registry.close()
+
     def scope(self) -> Scope:
         if not self.settings.model:
             raise click.UsageError("say which base model: --model ID or LORA_FS_MODEL")
@@ -68,8 +84,31 @@ class Context:
         return Expectation(tuple(ids), config, settings.max_rank, frozenset(allow + settings.allow))
 
     def say(self, text: str) -> None:
-        """Print a line for people, as it is."""
-        self.out.print(text, markup=False, highlight=False)
+        """Print a line for people; what a terminal would act on is escaped."""
+        click.echo(printable(text))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], folds: str = "") -> None:
+        """Print a row a line, no cell cut, escaped as ``say`` does.
+
+        Args:
+            folds: the column that is folded where a terminal is too narrow for a row.
+        """
+        cells = [[printable(cell) for cell in row] for row in (columns, *rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        folded = columns.index(folds) if folds and self.out.is_terminal else None
+        if folded is not None:
+            others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
+            widths[folded] = min(widths[folded], max(LEAST_FOLDED, self.out.width - others))
+        for row in cells:
+            lines = [""] if folded is None else textwrap.wrap(row[folded], widths[folded]) or [""]
+            for number, line in enumerate(lines):
+                shown = [cell if number == 0 else "" for cell in row]
+                if folded is not None:
+                    shown[folded] = line
+                padded = (
+                    cell + " " * (width - cell_len(cell)) for cell, width in zip(shown, widths, strict=True)
+                )
+                click.echo(GAP.join(padded).rstrip())
 
     def emit(self, value: Mapping[str, Any] | list[Any]) -> None:
         """Print JSON for scripts."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 import click
-from rich.table import Table
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
@@ -13,7 +14,8 @@ from lora_fs.sidecar.registry.view import Desired, RegistryView
 
 
 def _read(context: Context) -> Desired:
-    view = RegistryView(context.registry(), (context.scope(),))
+    scope = context.scope()
+    view = RegistryView(context.registry(), (scope,))
     view.refresh()
     for problem in view.desired.problems.values():
         click.echo(f"lora-fs: unreadable, left out or shown as it was before: {problem}", err=True)
@@ -23,7 +25,7 @@ def _read(context: Context) -> Desired:
 def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]]:
     """Every present record, with whether the plain name serves it."""
     records = (record for record in desired.records.values() if record.present)
-    chosen = sorted((r for r in records if name in (None, r.name)), key=lambda r: (r.name, r.revision))
+    chosen = sorted((r for r in records if name in (None, r.name)), key=_order)
     pointers = {
         key[1]: pointer.revision for key, pointer in desired.pointers.items() if name in (None, key[1])
     }
@@ -32,7 +34,12 @@ def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]
 
 @click.command("list")
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "wide", "json", "name"]), default="text", show_default=True
+    "-o",
+    "--output",
+    type=click.Choice(["text", "wide", "json", "name"]),
+    default="text",
+    show_default=True,
+    help="For people, with more columns, for scripts, or names only",
 )
 @click.pass_obj
 def list_adapters(context: Context, output: str) -> None:
@@ -51,21 +58,18 @@ def list_adapters(context: Context, output: str) -> None:
         for name in sorted({record.name for record, _ in rows}):
             click.echo(name)
         return
-    table = Table(box=None, pad_edge=False)
     wide = ["DIGEST", "ORIGIN", "POLICY", "UPDATED"] if output == "wide" else []
-    for column in ("NAME", "REVISION", "ACTIVE", "RANK", "SIZE", *wide):
-        table.add_column(column, no_wrap=True)
+    cells = []
     for record, active in rows:
         policy = record.spec.policy.kind.value if record.spec.policy else "default"
         more = [record.spec.digest[7:19], record.origin, policy, record.updated_at[:19]] if wide else []
         mark = "*" if active else ""
-        cells = (record.name, record.revision, mark, str(record.spec.lora.rank), _size(record), *more)
-        table.add_row(*cells)
-    context.out.print(table)
+        cells.append((record.name, record.revision, mark, str(record.spec.lora.rank), _size(record), *more))
+    context.table(("NAME", "REVISION", "ACTIVE", "RANK", "SIZE", *wide), cells)
 
 
 @click.command()
-@parameters.existing_name
+@parameters.name
 @parameters.output
 @click.pass_obj
 def show(context: Context, name: str, output: str) -> None:
@@ -108,14 +112,22 @@ def show(context: Context, name: str, output: str) -> None:
             "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()) or "none",
             "written": f"{record.updated_at[:19]} by {record.writer}, generation {record.generation}",
         }
-        context.say(f"\n{record.revision}")
+        context.say("")
+        context.say(record.revision)
         for title, text in lines.items():
             context.say(f"  {title:<11}{text}")
 
 
+def _order(record: Record) -> tuple[str, list[tuple[int, str]]]:
+    """By name, and v2 before v10."""
+    parts = re.split(r"([0-9]+)", record.revision)
+    return record.name, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+
+
 def _size(record: Record) -> str:
     size = record.spec.size_bytes
-    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+    unit, scale = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6) if size >= 100_000 else ("kB", 1e3)
+    return f"{size / scale:.1f} {unit}"
 
 
 COMMANDS = (list_adapters, show)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,22 +11,48 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli import listing, maintain, names, register, serve, status
+from lora_fs.sidecar.cli import listing, maintain, names, parameters, register, serve, status, validation
 from lora_fs.sidecar.cli.context import Context, exit_code
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.settings import load_settings
 
-INTERRUPTED = 130
-UNBOUNDED = 100_000  # columns: what reads a pipe wants one line a row
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--root", type=click.Path(path_type=Path), help="Registry folder [LORA_FS_ROOT, DYNAMO_LORA_PATH]"
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+ENVIRONMENT = (
+    "Which registry: --root, --namespace and --model before the command, "
+    "or LORA_FS_ROOT, LORA_FS_NAMESPACE and LORA_FS_MODEL."
 )
-@click.option("--namespace", multiple=True, help="Tenant [LORA_FS_NAMESPACE; default: default]")
-@click.option("--model", help="Base model: hub id, path or served name [LORA_FS_MODEL]")
-@click.option("--base-config", type=click.Path(path_type=Path), help="The base model's config.json")
+
+
+class Commands(click.Group):
+    """The commands; a reader of the output that went away ends one without a word."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
+            return 0
+        return result
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--root",
+    type=parameters.Place(),
+    metavar="DIR",
+    help="The registry's folder [LORA_FS_ROOT, DYNAMO_LORA_PATH]",
+)
+@click.option(
+    "--namespace", multiple=True, metavar="NAME", help="Tenant [LORA_FS_NAMESPACE; default: default]"
+)
+@click.option("--model", metavar="ID", help="Base model: hub id, path or served name [LORA_FS_MODEL]")
+@click.option(
+    "--base-config",
+    type=parameters.Place(),
+    metavar="PATH",
+    help="The base model's config.json, or its folder [LORA_FS_BASE_CONFIG]",
+)
 @click.version_option(__version__, prog_name="lora-fs")
 @click.pass_context
 def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -> None:
@@ -50,15 +75,17 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
     if namespace:
         options |= {"namespace": namespace[0], "namespaces": namespace}
     try:
-        width = None if sys.stdout.isatty() else UNBOUNDED
-        context.obj = Context(load_settings(**options), Console(width=width, soft_wrap=True))
+        context.obj = Context(load_settings(**options), Console())
     except ValidationError as error:
         first = error.errors()[0]
-        raise click.UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        field = ".".join(map(str, first["loc"]))
+        variable = field if field.isupper() else f"LORA_FS_{field.upper()}"
+        raise click.UsageError(f"{variable}={first['input']}: {first['msg']}") from error
 
 
-for module in (register, names, listing, status, serve, maintain):
+for module in (register, validation, names, listing, status, serve, maintain):
     for command in module.COMMANDS:
+        command.epilog = ENVIRONMENT if command.name != "demo" else None
         cli.add_command(command)
 
 
@@ -66,23 +93,33 @@ def run(arguments: list[str] | None = None) -> int:
     """Run one command line; returns its documented exit code. Every known error is one sentence."""
     try:
         code = cli.main(arguments, prog_name="lora-fs", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except click.NoSuchOption as error:
+        _misplaced(error).show()
+        return USAGE
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("lora-fs: interrupted", err=True)
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
-        return 0
+        return _fail("interrupted", INTERRUPTED)
     except LoraFsError as error:
-        click.echo(f"lora-fs: {error}", err=True)
-        return exit_code(error)
+        return _fail(str(error), exit_code(error))
     except OSError as error:
-        click.echo(f"lora-fs: {error}", err=True)
-        return 1
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(f"{where}{error.strerror or error}", FAILED)
+
+
+def _misplaced(error: click.NoSuchOption) -> click.UsageError:
+    """An option of the group that stands behind the command is almost right: say where it belongs."""
+    if error.option_name not in {option for parameter in cli.params for option in parameter.opts}:
+        return error
+    where = f"write {error.option_name} before the command: lora-fs {error.option_name} … COMMAND"
+    return click.UsageError(where, error.ctx)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"lora-fs: {message}", err=True)
+    return code
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import click
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.status import ago, seen_s
 from lora_fs.sidecar.cli.wait import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
 from lora_fs.sidecar.model import Scope
@@ -30,10 +31,11 @@ from lora_fs.sidecar.registry.view import RegistryView
 @click.option(
     "--older-than",
     type=click.FloatRange(min=0),
+    callback=parameters.finite,
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Leave what is younger",
+    help="Leave what is younger than so many hours",
 )
 @parameters.output
 @click.pass_obj
@@ -46,24 +48,26 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
       lora-fs gc --older-than 48
     """
     scope, registry = context.scope(), context.registry()
+    unknown: LoraFsError | None = None
     with lease(registry.layout.lease("gc"), wait_s=0) as had:
         if not had and not dry_run:
             raise OperatorError("another gc is at work on this volume, or it cannot be written")
         try:
             in_use = gc.in_use(registry)
         except LoraFsError as error:
-            click.echo(f"lora-fs: no adapter's files are removed: {error}", err=True)
-            in_use = None
+            in_use, unknown = None, error
         found = gc.find(registry, scope, in_use, older_than * 3600)
         if not dry_run:
             gc.collect(found)
     if output == "json":
         items = [{"path": str(item.path), "why": item.why} for item in found]
-        context.emit({"dry_run": dry_run, "removed": items})
-        return
-    for item in found:
-        context.say(f"{'would remove' if dry_run else 'removed'} {item.path}: {item.why}")
-    context.say(f"{len(found)} {'thing' if len(found) == 1 else 'things'}")
+        context.emit({"dry_run": dry_run, "removed": items, "kept": str(unknown) if unknown else None})
+    else:
+        for item in found:
+            context.say(f"{'would remove' if dry_run else 'removed'} {item.path}: {item.why}")
+        context.say(f"{len(found)} {'thing' if len(found) == 1 else 'things'}")
+    if unknown is not None:
+        raise OperatorError(f"every adapter's files are kept: {unknown}")
 
 
 class Check(NamedTuple):
@@ -108,18 +112,27 @@ def _scope(scope: Scope, registry: Registry) -> Iterator[Check]:
     for key, folder in gone.items():
         if not folder.is_dir():
             yield Check(False, f"{key}: its files are gone from {folder}")
-    yield Check(True, f"{len(present)} revisions are registered in {scope}")
+    revisions = "1 revision is" if len(present) == 1 else f"{len(present)} revisions are"
+    yield Check(True, f"{revisions} registered in {scope}")
 
 
 def _replicas(registry: Registry) -> Iterator[Check]:
     reports = read_reports(registry.layout)
     for replica in reports.replicas:
         age = age_s(replica)
-        yield Check(age < LIVE_S, f"replica {replica.replica} wrote {age:.0f} s ago")
+        yield Check(age < LIVE_S, f"replica {replica.replica} wrote {ago(seen_s(replica))}")
         for condition in replica.conditions:
             yield Check(False, f"replica {replica.replica}: {condition}")
     for replica_id, problem in reports.unreadable.items():
         yield Check(False, f"replica {replica_id}: its report cannot be read: {problem}")
+
+
+def _to_the_end(part: Iterator[Check]) -> Iterator[Check]:
+    """What cannot be looked at is told, and does not hide the rest."""
+    try:
+        yield from part
+    except (LoraFsError, OSError) as error:
+        yield Check(False, str(error))
 
 
 @click.command()
@@ -129,11 +142,13 @@ def doctor(context: Context, output: str) -> None:
     """Check the volume: its filesystem, its promises, every record of the scope, every replica.
 
     \b
-    Example:
+    Examples:
       lora-fs doctor
+      lora-fs doctor -o json
     """
     registry, root = context.registry(), context.root()
-    checks = [*_volume(root, registry), *_scope(context.scope(), registry), *_replicas(registry)]
+    parts = (_volume(root, registry), _scope(context.scope(), registry), _replicas(registry))
+    checks = [check for part in parts for check in _to_the_end(part)]
     bad = sum(not check.ok for check in checks)
     if output == "json":
         context.emit({"ok": not bad, "checks": [check._asdict() for check in checks]})

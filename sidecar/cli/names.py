@@ -7,13 +7,13 @@ import click
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.model import Pointer
+from lora_fs.sidecar.model import AdapterKey, Pointer
 from lora_fs.sidecar.registry import operations
 from lora_fs.sidecar.settings import writer_id
 
 
 @click.command()
-@parameters.existing_name
+@parameters.name
 @parameters.revision_option
 @click.option("--all-revisions", is_flag=True, help="The name with everything it has")
 @click.option("--keep-files", is_flag=True, help="gc never removes its files")
@@ -35,29 +35,32 @@ def unregister(
     Examples:
       lora-fs unregister support --wait 20
       lora-fs unregister support --revision v1
+      lora-fs unregister support --all-revisions
     """
-    scope, registry = context.scope(), context.registry()
-    gone = operations.unregister(
-        registry,
-        scope,
-        name,
-        revision=revision,
-        all_revisions=all_revisions,
-        keep_files=keep_files,
-        writer=writer_id(),
-    )
-    registry.close()
-    if wait is not None:
-        wait_for(context, scope, gone, wait, absent=name)
+    if revision is not None and all_revisions:
+        raise click.UsageError("--revision and --all-revisions exclude each other")
+    scope = context.scope()
+    with context.opened() as registry:
+        gone = operations.unregister(
+            registry,
+            scope,
+            name,
+            revision=revision,
+            all_revisions=all_revisions,
+            keep_files=keep_files,
+            writer=writer_id(),
+        )
     if output == "json":
         context.emit({"records": [record.model_dump(mode="json") for record in gone]})
-        return
-    context.say(f"unregistered {name} ({', '.join(record.revision for record in gone)}) in {scope}")
+    else:
+        context.say(f"unregistered {name} ({', '.join(record.revision for record in gone)}) in {scope}")
+    if wait is not None:
+        wait_for(context, scope, gone, wait, gone={record.key for record in gone})
 
 
 @click.command()
-@parameters.existing_name
-@parameters.existing_revision
+@parameters.name
+@parameters.revision
 @parameters.wait
 @parameters.output
 @click.pass_obj
@@ -65,17 +68,16 @@ def promote(context: Context, name: str, revision: str, wait: float | None, outp
     """Let NAME serve REVISION.
 
     \b
-    Example:
+    Examples:
       lora-fs promote support v2 --wait 20
     """
-    registry = context.registry()
-    pointer = operations.promote(registry, context.scope(), name, revision, writer=writer_id())
-    registry.close()
+    with context.opened() as registry:
+        pointer = operations.promote(registry, context.scope(), name, revision, writer=writer_id())
     _follow(context, pointer, "promoted", wait, output)
 
 
 @click.command()
-@parameters.existing_name
+@parameters.name
 @parameters.wait
 @parameters.output
 @click.pass_obj
@@ -83,22 +85,23 @@ def rollback(context: Context, name: str, wait: float | None, output: str) -> No
     """Let NAME serve the revision it served before.
 
     \b
-    Example:
+    Examples:
       lora-fs rollback support --wait 20
     """
-    registry = context.registry()
-    pointer = operations.rollback(registry, context.scope(), name, writer=writer_id())
-    registry.close()
+    with context.opened() as registry:
+        pointer = operations.rollback(registry, context.scope(), name, writer=writer_id())
     _follow(context, pointer, "rolled back", wait, output)
 
 
 def _follow(context: Context, pointer: Pointer, verb: str, wait: float | None, output: str) -> None:
-    if wait is not None:
-        wait_for(context, context.scope(), [pointer], wait, fail_on=pointer.name)
     if output == "json":
         context.emit({"pointer": pointer.model_dump(mode="json")})
-        return
-    context.say(f"{verb} {pointer.name}: serves {pointer.revision}")
+    else:
+        context.say(f"{verb} {pointer.name}: serves {pointer.revision}")
+    if wait is not None and pointer.revision is not None:
+        scope = context.scope()
+        loads = AdapterKey(*scope, pointer.revision, pointer.name)
+        wait_for(context, scope, [pointer], wait, loads=loads)
 
 
 COMMANDS = (unregister, promote, rollback)

@@ -1,21 +1,41 @@
 """The options and arguments that commands share: how they are parsed, and how they complete.
 
-Completion never fails: where the registry cannot be read, there is nothing to propose.
+Completion never fails and never speaks: where the registry cannot be read, nothing is proposed.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-from lora_fs.sidecar.model import Scope, check_segment, model_slug
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.model import AdapterKey, Scope, check_segment, model_slug
 from lora_fs.sidecar.registry import operations
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import load_settings
+from lora_fs.sidecar.validate import CODES
 
+MAX_LOOKED_AT = 200  # records read for one completion; beyond it withdrawn names are proposed, too
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Place(click.Path):
+    """A path that was really given: an empty one would be the folder one happens to be in."""
+
+    name = "path"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if value == "" or "\0" in str(value):
+            self.fail("the path is empty, or holds a NUL byte: is a variable unset?", param, ctx)
+        return Path(str(value))
 
 
 def seconds(_: object, __: object, value: str | None) -> int | None:
@@ -28,12 +48,24 @@ def seconds(_: object, __: object, value: str | None) -> int | None:
     return int(match[1]) * _UNITS[match[2] or "s"]
 
 
+def finite(_: object, __: object, value: float | None) -> float | None:
+    """Refuse ``nan`` and ``inf``, which no wait would ever end by."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("write a number")
+    return value
+
+
 def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
     """Parse ``key=value``, any number of times."""
     pairs = [item.partition("=") for item in value]
     if any(not key or not equals for key, equals, _value in pairs):
         raise click.BadParameter("write it as key=value")
     return {key: text for key, _equals, text in pairs}
+
+
+def segment(what: str) -> Callable[[object, object, str | None], str | None]:
+    """Refuse what cannot be a folder's name, before anything is looked for."""
+    return lambda _, __, value: value if value is None else check_segment(what, value)
 
 
 def _registry(context: click.Context) -> tuple[Registry, Scope]:
@@ -46,33 +78,79 @@ def _registry(context: click.Context) -> tuple[Registry, Scope]:
     return Registry(settings.root), scope
 
 
+def _registered(registry: Registry, scope: Scope, incomplete: str) -> Iterator[str]:
+    looked_at = 0
+    for revision, listing in registry.scan(scope).revisions.items():
+        for name, generation in listing.records.items():
+            if not name.startswith(incomplete):
+                continue
+            looked_at += 1
+            try:
+                known = looked_at > MAX_LOOKED_AT
+                series = registry.records(AdapterKey(*scope, revision, name))
+                if known or registry.read(series, generation).present:
+                    yield name
+            except LoraFsError:
+                yield name
+
+
 def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     try:
-        registry, scope = _registry(context)
-        found = sorted(registry.scan(scope).pointers)
+        found = set(_registered(*_registry(context), incomplete))
     except Exception:
         return []
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in sorted(found)]
 
 
 def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     try:
         registry, scope = _registry(context)
-        found = operations.present_revisions(registry, scope, str(context.params.get("name")))
+        named = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
+        found = operations.present_revisions(registry, scope, named)
     except Exception:
         return []
     return [CompletionItem(revision) for revision in sorted(found) if revision.startswith(incomplete)]
 
 
+def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    found = (code for code, entry in CODES.items() if entry.overridable)
+    return [CompletionItem(code) for code in found if code.startswith(incomplete)]
+
+
 output = click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for scripts",
 )
 wait = click.option(
-    "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait until every live replica follows"
+    "--wait",
+    type=click.FloatRange(min=0),
+    callback=finite,
+    metavar="SECONDS",
+    help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
 )
-existing_name = click.argument("name", shell_complete=_names)
-existing_revision = click.argument("revision", shell_complete=_revisions)
-revision_option = click.option("--revision", help="This revision only", shell_complete=_revisions)
+name = click.argument("name", callback=segment("name"), shell_complete=_names)
+revision = click.argument("revision", callback=segment("revision"), shell_complete=_revisions)
+source = click.argument("source", shell_complete=_folders)
+path = click.argument("path", shell_complete=_folders)
+revision_option = click.option(
+    "--revision",
+    metavar="R",
+    callback=segment("revision"),
+    shell_complete=_revisions,
+    help="This revision only [default: the only one there is]",
+)
 allow = click.option(
-    "--allow", multiple=True, metavar="CODE", help="Accept this finding of `validate`; repeatable"
+    "--allow",
+    multiple=True,
+    metavar="CODE",
+    shell_complete=_codes,
+    help="Take this finding as a warning; repeatable [more: LORA_FS_ALLOW]",
 )

@@ -1,43 +1,56 @@
-"""register and validate: what becomes of a folder."""
+"""register: a folder becomes a revision that every replica serves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.errors import InputError, InvalidAdapter
-from lora_fs.sidecar.model import Policy, PolicyKind
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
 from lora_fs.sidecar.registry import operations
 from lora_fs.sidecar.registry.operations import Registered, Registration
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.local import resolve
-from lora_fs.sidecar.validate import validate
 
 
 @click.command()
-@click.argument("name")
-@click.argument("source")
-@click.option("--revision", help="Default: the next vN")
+@parameters.name
+@parameters.source
+@click.option(
+    "--revision", metavar="R", callback=parameters.segment("revision"), help="[default: the next vN]"
+)
 @click.option("--base-model", metavar="ID", help="What it was made for, when its config does not say")
 @click.option(
     "--policy",
     type=click.Choice([kind.value for kind in PolicyKind]),
-    help="When it is in the engine [default: as each sidecar is set, lazy]",
+    help="When it is in the engine [default: as each sidecar is set]",
 )
 @click.option(
     "--ttl",
     callback=parameters.seconds,
     metavar="TIME",
-    help="Evict a lazy adapter after this idle time: 90s, 15m, 1h [default: LORA_FS_DEFAULT_TTL_S, 1h]",
+    help="Evict a lazy adapter after this idle time: 90s, 15m, 1h, 2d; a bare number is seconds "
+    "[default: LORA_FS_DEFAULT_TTL_S, 1h]",
 )
-@click.option("--priority", type=int, default=0, help="Eager and pinned: greater is loaded first")
+@click.option(
+    "--priority",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Eager and pinned: greater is loaded first",
+)
 @click.option("--label", multiple=True, callback=parameters.labels, metavar="K=V", help="Repeatable")
-@click.option("--link", is_flag=True, help="Refer to the folder where it is, under an allowed source")
+@click.option(
+    "--link",
+    is_flag=True,
+    help="Refer to the folder where it is, under the root or LORA_FS_ALLOWED_SOURCES; do not copy it",
+)
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
 @click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
@@ -69,31 +82,28 @@ def register(
       lora-fs register support ./support-lora-2 --no-activate
       lora-fs register billing ./billing-lora --policy eager --priority 10 --label team=finance
     """
-    folder = resolve(source)
-    scope, settings = context.scope(), context.settings
+    folder, scope, settings = resolve(source), context.scope(), context.settings
     if link:
         _check_linked(folder, context.root(), settings)
-    registry = context.registry(create=not dry_run)
+    expectation = context.expectation(base_model, allow)
     chosen = _policy(settings, policy, ttl, priority)
     wanted = Registration(name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    quiet = output == "json" or not context.out.is_terminal
-    with Progress(*columns, transient=True, disable=quiet) as bar:
-        size = sum(path.stat().st_size for path in folder.glob("adapter_model.*") if path.is_file())
-        task = bar.add_task(f"reading {folder.name}", total=3 * size)
+    with context.opened(create=not dry_run) as registry, reading(folder, times=3) as advance:
+        before = operations.active(registry, scope, name)
         done = operations.register(
             registry,
             scope,
             wanted,
-            context.expectation(base_model, allow),
+            expectation,
             writer=writer_id(),
             dry_run=dry_run,
-            progress=lambda count: bar.advance(task, count),
+            progress=advance,
         )
-    registry.close()
+        pointer = before if dry_run else operations.active(registry, scope, name)
+    _tell(context, done, (before, pointer), wanted, dry_run, output)
     if wait is not None and not dry_run:
-        wait_for(context, scope, [done.record], wait, fail_on=name)
-    _tell(context, done, dry_run, output)
+        moved = [pointer] if activate and pointer is not None else []
+        wait_for(context, scope, [done.record, *moved], wait, loads=done.record.key)
 
 
 def _policy(settings: Settings, policy: str | None, ttl: int | None, priority: int) -> Policy | None:
@@ -114,44 +124,41 @@ def _check_linked(folder: Path, root: Path, settings: Settings) -> None:
         )
 
 
-def _tell(context: Context, done: Registered, dry_run: bool, output: str) -> None:
-    record = done.record.model_dump(mode="json")
+def _tell(
+    context: Context,
+    done: Registered,
+    pointers: tuple[Pointer | None, Pointer | None],
+    wanted: Registration,
+    dry_run: bool,
+    output: str,
+) -> None:
+    record, (before, after) = done.record, tuple(p.revision if p else None for p in pointers)
+    moves = wanted.activate and before != record.revision
     if output == "json":
-        warnings = [finding.model_dump(mode="json") for finding in done.report.warnings]
-        context.emit({"changed": done.changed, "dry_run": dry_run, "record": record, "warnings": warnings})
+        context.emit(
+            {
+                "changed": done.changed or done.amended or moves,
+                "dry_run": dry_run,
+                "record": record.model_dump(mode="json"),
+                "pointer": pointers[1].model_dump(mode="json") if pointers[1] else None,
+                "warnings": [finding.model_dump(mode="json") for finding in done.report.warnings],
+            }
+        )
         return
     for finding in done.report.warnings:
         context.say(f"warning: {finding.render()}")
-    verb = "would register" if dry_run else "registered"
-    if not done.changed:
-        verb = "unchanged: the same bytes are registered as"
-    context.say(f"{verb} {done.record.name}@{done.record.revision} in {done.record.key.scope}")
-
-
-@click.command("validate")
-@click.argument("path")
-@parameters.allow
-@parameters.output
-@click.pass_obj
-def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: str) -> None:
-    """Check the adapter in PATH as register would; exit 5 if it cannot be served.
-
-    \b
-    Examples:
-      lora-fs validate ./support-lora
-      lora-fs validate ./support-lora -o json
-    """
-    report = validate(Path(path), context.expectation(allow=allow))
-    if output == "json":
-        context.emit({"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]})
-        if not report.ok:
-            raise click.exceptions.Exit(5)
+    what = f"{record.name}@{record.revision} in {record.key.scope}"
+    if done.changed:
+        serves = "" if wanted.activate else f" ({record.name} serves {after or 'nothing'})"
+        context.say(f"{'would register' if dry_run else 'registered'} {what}{serves}")
         return
-    if not report.ok:
-        raise InvalidAdapter(path, report.findings)
-    for finding in report.findings:
-        context.say(f"warning: {finding.render()}")
-    context.say(f"{path} can be served")
+    serves = (
+        f"; {record.name} {'would serve' if dry_run else 'serves'} {record.revision} now" if moves else ""
+    )
+    if not done.amended and not moves:
+        context.say(f"unchanged: the same bytes are registered as {what}")
+        return
+    context.say(f"the same bytes{', with a new policy or labels' if done.amended else ''}: {what}{serves}")
 
 
-COMMANDS = (register, validate_folder)
+COMMANDS = (register,)

@@ -2,55 +2,89 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 import click
-from rich.table import Table
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, public_name, read_reports
-from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 
+WATCH_S = 1.0
+COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
-def _table(scope: Scope, desired: Desired, reports: Reports) -> Table:
-    replicas = reports.of(scope)
-    table = Table(box=None, pad_edge=False)
-    for column in ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN"):
-        table.add_column(column, overflow="fold", no_wrap=column != "REASON")
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One adapter on one replica. ``replica`` and ``phase`` are None where none has reported."""
+
+    adapter: str
+    revision: str
+    replica: str | None
+    phase: str | None
+    reason: str
+    seen_s: float | None
+    live: bool
+
+    def cells(self) -> tuple[str, ...]:
+        seen = ago(self.seen_s) + ("" if self.live else " (stale)") if self.replica else "-"
+        return (self.adapter, self.revision, self.replica or "-", self.phase or "-", self.reason, seen)
+
+
+def ago(seconds: float | None) -> str:
+    """``4 s ago``, ``3 min ago``, ``5 h ago``, ``12 d ago``."""
+    if seconds is None:
+        return "at an unknown time"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def seen_s(replica: ReplicaStatus) -> float | None:
+    """The age of a report, None if it does not say when it was written."""
+    age = age_s(replica)
+    return round(age, 1) if math.isfinite(age) else None
+
+
+def _rows(scope: Scope, desired: Desired, replicas: list[ReplicaStatus]) -> Iterator[Row]:
     named = {name: record for _, name, record in desired.active()}
     for name, record in sorted(named.items()):
         for replica in replicas:
-            table.add_row(name, record.revision, replica.replica, *_cells(replica, scope, name))
+            one = replica.adapters.get(public_name(replica, scope, name))
+            yield _row(replica, name, one.key[2] if one else record.revision, one)
         if not replicas:
-            table.add_row(name, record.revision, "-", "-", "no replica has reported", "-")
+            yield Row(name, record.revision, None, None, "no replica has reported", None, False)
     for replica in replicas:
         prefix = f"{scope.namespace}/" if len(replica.namespaces) > 1 else ""
-        for public, status in sorted(replica.adapters.items()):
+        for public, one in sorted(replica.adapters.items()):
             name = public.removeprefix(prefix)
             if public.startswith(prefix) and name not in named:
-                cells = (status.phase.value, status.message or status.reason, _seen(replica))
-                table.add_row(name, status.key[2], replica.replica, *cells)
+                yield _row(replica, name, one.key[2], one)
+
+
+def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | None) -> Row:
+    phase = one.phase if one is not None else Phase.EVICTED
+    reason = (one.message or one.reason) if one is not None else "loads at the first request"
+    if one is not None and one.retry_in_s:
+        reason += f"; again in {one.retry_in_s:.0f} s"
+    seen = seen_s(replica)
+    return Row(name, revision, replica.replica, phase.value, reason, seen, age_s(replica) < LIVE_S)
+
+
+def _troubles(replicas: list[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
+    for replica in replicas:
         for condition in replica.conditions:
-            table.add_row("", "", replica.replica, "!", condition, _seen(replica))
+            yield ("", "", replica.replica, "!", condition, ago(seen_s(replica)))
     for replica_id, problem in reports.unreadable.items():
-        table.add_row("", "", replica_id, "!", f"its report cannot be read: {problem}", "-")
-    return table
-
-
-def _cells(replica: ReplicaStatus, scope: Scope, name: str) -> tuple[str, str, str]:
-    status = replica.adapters.get(public_name(replica, scope, name))
-    if status is None:
-        return Phase.EVICTED.value, "loads at the first request", _seen(replica)
-    retry = f"; again in {status.retry_in_s:.0f} s" if status.retry_in_s else ""
-    return status.phase.value, (status.message or status.reason) + retry, _seen(replica)
-
-
-def _seen(replica: ReplicaStatus) -> str:
-    age = age_s(replica)
-    return f"{age:.0f} s ago" + (" (stale)" if age > LIVE_S else "")
+        yield ("", "", replica_id, "!", f"its report cannot be read: {problem}", "-")
 
 
 @click.command()
@@ -64,23 +98,33 @@ def status(context: Context, watch: bool, output: str) -> None:
     Examples:
       lora-fs status
       lora-fs status --watch
+      lora-fs status -o json
     """
     scope, layout = context.scope(), Layout(context.root())
     view = RegistryView(context.registry(), (scope,))
+    view.refresh()
     while True:
         reports = read_reports(layout)
+        replicas = reports.of(scope)
+        rows = list(_rows(scope, view.desired, replicas))
         if output == "json":
-            replicas = [replica.model_dump(mode="json") for replica in reports.of(scope)]
-            context.emit({"replicas": replicas, "unreadable": reports.unreadable})
+            written = [replica.model_dump(mode="json") for replica in replicas]
+            adapters = [asdict(row) for row in rows]
+            context.emit({"adapters": adapters, "replicas": written, "unreadable": reports.unreadable})
         else:
-            view.refresh()
-            table = _table(scope, view.desired, reports)
             if watch:
                 context.out.clear()
-            context.out.print(table)
+            told = [row.cells() for row in rows] + list(_troubles(replicas, reports))
+            context.table(COLUMNS, told, folds="REASON")
+        for problem in view.desired.problems.values():
+            click.echo(f"lora-fs: unreadable, left out or shown as it was before: {problem}", err=True)
         if not watch:
             return
-        time.sleep(1)
+        time.sleep(WATCH_S)
+        try:
+            view.refresh()
+        except TemporaryError as error:
+            click.echo(f"lora-fs: what is registered is as it was before: {error}", err=True)
 
 
 COMMANDS = (status,)

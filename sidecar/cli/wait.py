@@ -1,24 +1,30 @@
-"""``--wait``: until every live replica of the scope reports what was written."""
+"""``--wait``: until every live replica of the scope reports what was written.
+
+A replica whose report cannot be read is neither fine nor absent: it is waited for while the
+file is young, and told.
+"""
 
 from __future__ import annotations
 
 import datetime
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import click
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.errors import CorruptRecord, OperatorError, TemporaryError, WaitTimeout
-from lora_fs.sidecar.model import Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.layout import Layout
 
 LIVE_S = 60
-LOOK_S = 0.05
+LOOK_S, LOOK_MOST_S = 0.05, 0.5
 FORGOTTEN_S = 60  # a replica tells of the last 512 changes; older ones it has seen unless it says so
+UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +54,17 @@ def read_reports(layout: Layout) -> Reports:
 
 
 def age_s(status: ReplicaStatus) -> float:
-    """Seconds since a replica last wrote, by the clocks of both; for people and waits only."""
+    """Seconds since a replica last wrote, by the clocks of both; infinite if it does not say when."""
     return _since(status.updated_at)
 
 
 def _since(written: str) -> float:
-    at = datetime.datetime.fromisoformat(written)
-    return (datetime.datetime.now(datetime.UTC) - at).total_seconds()
+    try:
+        at = datetime.datetime.fromisoformat(written)
+    except ValueError:
+        return math.inf
+    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return max(0.0, (datetime.datetime.now(datetime.UTC) - at).total_seconds())
 
 
 def public_name(status: ReplicaStatus, scope: Scope, name: str) -> str:
@@ -68,43 +78,78 @@ def wait_for(
     written: Sequence[Record | Pointer],
     timeout_s: float,
     *,
-    fail_on: str | None = None,
-    absent: str | None = None,
+    loads: AdapterKey | None = None,
+    gone: Collection[AdapterKey] = (),
 ) -> None:
     """Wait until every live replica has seen ``written``; with none, say so and return.
 
     Args:
-        fail_on: a name that must not fail to load. absent: one that must be gone from the engines.
+        loads: what must not fail to load. gone: what must have left the engines.
     Raises:
-        WaitTimeout: names the replicas that lag. OperatorError: a replica failed on the name.
+        WaitTimeout: names the replicas that lag. OperatorError: a replica cannot load ``loads``.
     """
     layout = Layout(context.root())
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
     while True:
-        live = [status for status in read_reports(layout).of(scope) if age_s(status) < LIVE_S]
-        if not live:
+        reports = read_reports(layout)
+        live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
+        lagging = [f"{replica} (its report cannot be read)" for replica in _unknown(layout, reports)]
+        if not live and not lagging:
             click.echo(
                 f"lora-fs: written; no live replica of {scope} has reported, none to wait for", err=True
             )
             return
-        for status in live if fail_on is not None else ():
-            one = status.adapters.get(public_name(status, scope, fail_on or ""))
-            if one is not None and one.phase is Phase.FAILED:
-                raise OperatorError(f"written; {status.replica} cannot load {fail_on}: {one.message}")
-        lagging = [s.replica for s in live if not _follows(s, scope, written, absent)]
+        for status in live:
+            lagging += [f"{status.replica}{why}" for why in _lags(status, written, loads, gone)]
         if not lagging:
             return
-        if time.monotonic() > deadline:
-            raise WaitTimeout(f"written, and not yet seen by {', '.join(lagging)} after {timeout_s:g} s")
-        time.sleep(LOOK_S)
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise WaitTimeout(
+                f"written, and after {timeout_s:g} s not followed by {', '.join(lagging)}: "
+                "`lora-fs status` shows where they stand"
+            )
+        time.sleep(min(pause_s, remaining))
+        pause_s = min(1.5 * pause_s, LOOK_MOST_S)
 
 
-def _follows(
-    status: ReplicaStatus, scope: Scope, written: Sequence[Record | Pointer], absent: str | None
-) -> bool:
-    if absent is not None and public_name(status, scope, absent) in status.adapters:
-        return False
-    return all(_has_seen(status, body) for body in written)
+def _unknown(layout: Layout, reports: Reports) -> Iterator[str]:
+    """Replicas that wrote lately, and nobody can read what."""
+    for replica in reports.unreadable:
+        try:
+            written = layout.replica(replica).lstat().st_mtime
+        except OSError:
+            continue
+        if time.time() - written < LIVE_S:
+            yield replica
+
+
+def _lags(
+    status: ReplicaStatus,
+    written: Sequence[Record | Pointer],
+    loads: AdapterKey | None,
+    gone: Collection[AdapterKey],
+) -> Iterator[str]:
+    """Why a replica does not follow yet; nothing if it does."""
+    if not all(_has_seen(status, body) for body in written):
+        yield ""
+        return
+    told = [one for one in status.adapters.values() if AdapterKey(*one.key) in gone]
+    for one in told[:1]:
+        yield f" ({one.phase.value})"
+    generation = max((body.generation for body in written if isinstance(body, Record)), default=0)
+    for one in status.adapters.values():
+        if loads is None or AdapterKey(*one.key) != loads or one.generation < generation:
+            continue
+        if one.phase is Phase.FAILED:
+            raise OperatorError(f"written; {status.replica} cannot load {loads.name}: {_why(one)}")
+        if one.phase in UNDER_WAY:
+            yield f" ({one.phase.value})"
+            return
+
+
+def _why(one: AdapterStatus) -> str:
+    return one.message or one.reason or "it does not say why"
 
 
 def _has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:

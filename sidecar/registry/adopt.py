@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
-from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations
 from lora_fs.sidecar.registry.layout import Listing
 from lora_fs.sidecar.registry.lock import lease
@@ -41,6 +41,7 @@ class _Candidate:
     still_since: float
     refused: str | None = None  # why this fingerprint was not adopted
     not_before: float = 0.0
+    replaces: int | None = None  # the pointer's generation when an adoption began that did not end
 
 
 class Adopter:
@@ -66,7 +67,8 @@ class Adopter:
         self._gone_once: set[AdapterKey] = set()
         self._not_withdrawn: set[AdapterKey] = set()
         self._known: Mapping[Scope, ScopeListing] = {}
-        self._full_look_at, self._adopt_until = 0.0, 0.0
+        self._full_look_at, self._adopting_s = 0.0, 0.0
+        self._frozen = False
 
     def refusals(self) -> Mapping[AdapterKey, str]:
         """Folders that are not adopted, and why."""
@@ -74,13 +76,16 @@ class Adopter:
 
     def waiting(self) -> bool:
         """Whether a folder is settling: the caller should come back soon."""
+        if self._frozen:
+            return False
         now = self._clock()
         settling = any(not c.refused and c.not_before <= now for c in self._candidates.values())
         return settling or bool(self._gone_once - self._not_withdrawn)
 
     def step(self, desired: Desired) -> bool:
         """Look at the folders once; True if the registry was changed."""
-        if desired.frozen:
+        self._frozen = desired.frozen is not None
+        if self._frozen:
             self._gone_once.clear()
             return False
         now = self._clock()
@@ -95,7 +100,7 @@ class Adopter:
         for key in list(self._candidates):
             if key.name not in folders.get((key.scope, key.revision), ()):
                 del self._candidates[key]
-        self._adopt_until = now + ADOPTING_S
+        self._adopting_s = 0.0
         settling, changed = list(self._candidates), False
         for scope, revision in folders:
             names = folders[scope, revision]
@@ -134,8 +139,7 @@ class Adopter:
                 self._candidates[key] = _Candidate("", now, refused)
             return False
         if record is not None and record.spec.fingerprint == sight.fingerprint:
-            self._candidates.pop(key, None)
-            return record.present and self._activate_left_over(key, desired)
+            return self._activate_left_over(key, desired, record)
         candidate = self._candidates.get(key)
         if candidate is None or candidate.fingerprint != sight.fingerprint:
             candidate = self._candidates[key] = _Candidate(sight.fingerprint, now)
@@ -143,14 +147,17 @@ class Adopter:
             return False
         if not sight.names & READY_MARKS and now - candidate.still_since < self._settle_s:
             return False
-        if now > self._adopt_until:
+        if self._adopting_s > ADOPTING_S:
             return False
-        return self._adopt(key, candidate)
+        adopted = self._adopt(key, candidate)
+        self._adopting_s += self._clock() - now
+        return adopted
 
     def _adopt(self, key: AdapterKey, candidate: _Candidate) -> bool:
         folder = self._registry.layout.artifact(key)
         task = f"adopt-{key.scope.namespace}--{key.model}--{key.revision}--{key.name}"[:200]
         candidate.not_before = self._clock() + RETRY_S
+        self._candidates[key] = self._candidates.pop(key)  # behind those not tried yet
         with lease(self._registry.layout.lease(task), wait_s=0) as had:
             if not had:
                 return False
@@ -158,6 +165,8 @@ class Adopter:
                 if looks_preallocated(folder):
                     candidate.refused = "NotWhole: its tensors end in zeros, as an unfinished copy does"
                     return False
+                pointer = operations.active(self._registry, key.scope, key.name)
+                candidate.replaces = pointer.generation if pointer is not None else 0
                 operations.register(
                     self._registry,
                     key.scope,
@@ -167,7 +176,7 @@ class Adopter:
                         f"file://{folder}",
                         revision=key.revision,
                         policy=self._policy,
-                        activate=self._activates(key),
+                        activate=_activates(key, pointer),
                         origin="folder",
                         fingerprint=candidate.fingerprint,
                     ),
@@ -185,24 +194,33 @@ class Adopter:
         logger.info("adopted %s", key)
         return True
 
-    def _activates(self, key: AdapterKey) -> bool:
-        pointer = operations.active(self._registry, key.scope, key.name)
-        if pointer is None or pointer.revision is None:
-            return True
-        return natural_order(key.revision) > natural_order(pointer.revision)
+    def _activate_left_over(self, key: AdapterKey, desired: Desired, record: Record) -> bool:
+        """Point the name at what was recorded and no more.
 
-    def _activate_left_over(self, key: AdapterKey, desired: Desired) -> bool:
-        """Point the name at what an adopter recorded before it was killed: it never had a pointer."""
-        if (key.scope, key.name) in desired.pointers:
+        A killed adopter's record is known by a name that never had a pointer; this one's own, where
+        the volume failed before the pointer, by a pointer that has not moved since.
+        """
+        candidate = self._candidates.pop(key, None)
+        known = desired.pointers.get((key.scope, key.name))
+        replaces = candidate.replaces if candidate is not None else None
+        if not record.present or (known is not None and known.generation != replaces):
             return False
-        try:
-            if not self._activates(key):
+        if candidate is not None and replaces is not None:
+            self._candidates[key] = candidate
+            if self._clock() < candidate.not_before:
                 return False
-            operations.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
+            candidate.not_before = self._clock() + RETRY_S
+        try:
+            pointer = operations.active(self._registry, key.scope, key.name)
+            moved = pointer is not None and pointer.generation != replaces
+            left_over = not moved and _activates(key, pointer)
+            if left_over:
+                operations.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
         except LoraFsError as error:
             logger.warning("%s is registered and not active: %s", key, error)
             return False
-        return True
+        self._candidates.pop(key, None)
+        return left_over
 
     def _withdraw(self, desired: Desired, folders: Mapping[tuple[Scope, str], frozenset[str]]) -> bool:
         gone = {
@@ -218,8 +236,17 @@ class Adopter:
         self._not_withdrawn &= gone
         for key in twice:
             try:
+                if artifacts.look(self._registry.layout.artifact(key)) is not None:
+                    self._not_withdrawn.add(key)
+                    logger.warning("%s: its folder is not listed and is there", key)
+                    continue
                 operations.unregister(
-                    self._registry, key.scope, key.name, revision=key.revision, writer=self._writer
+                    self._registry,
+                    key.scope,
+                    key.name,
+                    revision=key.revision,
+                    writer=self._writer,
+                    taken_away=True,
                 )
                 logger.info("unregistered %s: its folder was taken away", key)
             except NotFound:
@@ -228,6 +255,12 @@ class Adopter:
                 self._not_withdrawn.add(key)
                 logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error)
         return bool(twice)
+
+
+def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
+    if pointer is None or pointer.revision is None:
+        return True
+    return natural_order(key.revision) > natural_order(pointer.revision)
 
 
 def _may_be_a_drop(record: Record | None) -> bool:

@@ -30,11 +30,14 @@ def seal(value: BaseModel | JsonObject) -> bytes:
     """Serialize with a fresh ``sum``, indented so that ``cat`` is enough to read it.
 
     Raises:
-        InputError: it is larger than what readers read.
+        InputError: it is larger than what readers read, or holds text that UTF-8 cannot.
     """
     body = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
     body = {name: item for name, item in body.items() if name != "sum"}
-    body["sum"] = _checksum(body)
+    try:
+        body["sum"] = _checksum(body)
+    except UnicodeEncodeError as error:
+        raise InputError(f"{error.object[error.start : error.end]!a} is not text: use UTF-8") from error
     data = json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
     if len(data) > MAX_SEALED_BYTES:
         raise InputError(f"{len(data)} bytes of JSON: {MAX_SEALED_BYTES} are the most that is read")

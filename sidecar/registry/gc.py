@@ -8,6 +8,7 @@ that slept cannot link one later.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -174,8 +175,13 @@ def _remove_artifact(artifact: Path, still: Callable[[], bool]) -> None:
     os.rename(artifact, aside)
     if still():
         shutil.rmtree(aside)
-    else:
+        return
+    try:
         os.rename(aside, artifact)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(aside)  # register missed it and placed its own copy
 
 
 def _older(path: Path, seconds: float) -> bool:

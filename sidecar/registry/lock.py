@@ -5,7 +5,8 @@ passed over rather than waited for: a holder that died, or a read-only volume, s
 
 Promise (filelock's ``SoftFileLease``): at most one holder while every holder keeps refreshing;
 a dead holder's claim can be taken after LEASE_S of the contender's own monotonic clock, in one
-attempt or over several: a contender that asks again goes on from what it saw before.
+attempt or over several: a contender that asks again goes on from what it saw before. An empty
+lockfile, as a holder killed while it made one leaves it, is removed after ABANDONED_S.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +22,13 @@ from pathlib import Path
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
 LEASE_S = 10.0
+ABANDONED_S = 10.0
 _REMEMBERED = 1024
 
 logger = logging.getLogger(__name__)
 
 _contended: dict[str, SoftFileLease] = {}  # each has seen its holder for a while; one user at a time
+_empty: dict[str, tuple[tuple[int, int], float]] = {}  # filelock never breaks one: which, and since when
 _guard = threading.Lock()
 
 
@@ -47,6 +51,7 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
         with _guard:
             if len(_contended) < _REMEMBERED:
                 _contended.setdefault(str(path), lock)
+            _remove_abandoned(path)
         yield False
         return
     try:
@@ -56,3 +61,20 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
             lock.release()
         except OSError as error:
             logger.warning("lease %s not released, it expires by itself: %s", path.name, error)
+
+
+def _remove_abandoned(path: Path) -> None:
+    try:
+        status = path.lstat()
+        if status.st_size:
+            _empty.pop(str(path), None)
+            return
+        which, now = (status.st_ino, status.st_ctime_ns), time.monotonic()
+        seen, since = _empty.get(str(path), (which, now))
+        if seen == which and now - since >= ABANDONED_S:
+            _empty.pop(str(path), None)
+            path.unlink()
+        elif len(_empty) < _REMEMBERED or str(path) in _empty:
+            _empty[str(path)] = (which, since if seen == which else now)
+    except OSError as error:
+        logger.debug("lease %s not looked at: %s", path.name, error)

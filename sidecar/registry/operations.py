@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,16 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The record in force afterwards; ``changed`` is False if these bytes were there already."""
+    """The record in force afterwards.
+
+    ``changed`` is False if these bytes were there already; ``amended`` if then their policy or
+    labels are new.
+    """
 
     record: Record
     changed: bool
     report: Report
+    amended: bool = False
 
 
 def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
@@ -126,10 +132,13 @@ def register(
     for record in existing.values():
         if record.spec.digest == digest and wanted.revision in (None, record.revision):
             if not dry_run:
-                record = _amend(registry, record, wanted, writer)
+                if _lost_its_copy(registry, record):
+                    _place_copy(registry, record.key, wanted, report, digest, progress)
+                there, record = record, _amend(registry, record, wanted, writer)
                 if wanted.activate:
                     _point(registry, scope, name, record.revision, writer=writer)
                 registry.announce()
+                return Registered(record, False, report, amended=record.generation != there.generation)
             return Registered(record, False, report)
     revision = wanted.revision or _next_revision(registry, scope, name, digest, report)
     key = AdapterKey.checked(*scope, revision, name)
@@ -148,8 +157,9 @@ def register(
         fingerprint=wanted.fingerprint,
     )
 
+    in_place = wanted.origin == ADOPTED_IN_PLACE
+
     def build(newest: Record | None) -> dict[str, Any]:
-        in_place = wanted.origin == ADOPTED_IN_PLACE
         if newest is not None and newest.spec.digest != digest and not in_place:
             raise Conflict(
                 f"revision {revision} of {name} exists with other bytes "
@@ -164,10 +174,11 @@ def register(
             "spec": spec.model_dump(mode="json"),
         }
 
+    # Asked before bytes are copied, which would else lie where those of the revision belong.
+    draft_fields = build(None if wanted.revision is None or in_place else _newest(registry, key))
     if dry_run:
-        _, newest = registry.latest(registry.records(key))
         draft = {
-            **build(newest),
+            **draft_fields,
             **{"namespace": scope.namespace, "model": scope.model, "name": name},
             **{"generation": 1, "request_id": "", "token": "", "writer": writer, "updated_at": ""},
         }
@@ -191,6 +202,19 @@ def register(
             raise
         registry.announce()
     return Registered(record, True, report)
+
+
+def _newest(registry: Registry, key: AdapterKey) -> Record | None:
+    """The newest record, without looking up a folder that is not there."""
+    listing = registry.mentions(key.scope, key.name).get(key.revision)
+    if listing is None or key.name not in listing.records:
+        return None
+    return registry.latest(registry.records(key))[1]
+
+
+def _lost_its_copy(registry: Registry, record: Record) -> bool:
+    artifact = registry.layout.artifact(record.key)
+    return registry.layout.resolve(record.spec.path) == artifact and not artifact.is_dir()
 
 
 def _amend(registry: Registry, record: Record, wanted: Registration, writer: str) -> Record:
@@ -307,9 +331,13 @@ def unregister(
     revision: str | None = None,
     all_revisions: bool = False,
     keep_files: bool = False,
+    taken_away: bool = False,
 ) -> list[Record]:
     """Withdraw a revision, or a name with all it has; returns the tombstones.
 
+    Args:
+        keep_files: leave them to their owner: gc does not remove them.
+        taken_away: its dropped folder is gone: one that comes is adopted, were it the same.
     Raises:
         NotFound: nothing of that name is registered.
         InputError: several revisions, and none was chosen.
@@ -323,22 +351,27 @@ def unregister(
         have = ", ".join(sorted(known))
         raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
     chosen = [revision] if revision is not None else sorted(known)
+
+    def withdraw(newest: Pointer | None) -> dict[str, Any] | None:
+        if newest is not None and newest.revision not in chosen:
+            return None  # promoted to another revision meanwhile
+        return {"revision": None, "previous_revision": None, "canary": None}
+
     pointer = active(registry, scope, name)
     if pointer is not None and pointer.revision in chosen:
-        withdrawn = {"revision": None, "previous_revision": None, "canary": None}
-        series = registry.pointers(scope, name)
-        registry.append(series, lambda _: withdrawn, writer=writer, announce=False)
+        registry.append(registry.pointers(scope, name), withdraw, writer=writer, announce=False)
     tombstones = []
     for chosen_revision in chosen:
         keep = keep_files or known[chosen_revision].keep_files
-        fields = {"state": State.DELETED, "keep_files": keep}
-        tombstones.append(
-            registry.append(
-                registry.records(AdapterKey(*scope, chosen_revision, name)),
-                lambda _, f=fields: f,  # type: ignore[misc]
-                writer=writer,
-                announce=False,
-            )
-        )
+        series = registry.records(AdapterKey(*scope, chosen_revision, name))
+        change = partial(_tombstone, keep_files=keep, taken_away=taken_away)
+        tombstones.append(registry.append(series, change, writer=writer, announce=False))
     registry.announce()
     return tombstones
+
+
+def _tombstone(newest: Record | None, *, keep_files: bool, taken_away: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"state": State.DELETED, "keep_files": keep_files}
+    if taken_away and newest is not None:
+        fields["spec"] = {**newest.spec.model_dump(mode="json"), "fingerprint": ""}
+    return fields

@@ -85,6 +85,10 @@ class Registry:
         self.marker = root.create(path) if create else root.read_marker(path)
         self._temporary = TemporaryNames()
 
+    def sweep(self) -> None:
+        """Remove this process's temporary names that are due: for who comes by anyway."""
+        self._temporary.sweep()
+
     def close(self) -> None:
         """Remove this process's temporary names."""
         self._temporary.sweep(wait=True)
@@ -242,7 +246,7 @@ class Registry:
         if self.marker.tier == "lww" and expect is not None:
             raise Conflict("this volume has no hard links: a conditional write cannot be promised")
         atomic.make_folder(series.folder)
-        for _ in range(RACES if expect is None else 1):
+        for _ in range(RACES if expect is None or request_id is not None else 1):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
             ):
@@ -253,7 +257,7 @@ class Registry:
             raise Conflict(f"{series.name}: other writers published first, time and again")
         if announce:
             self.announce()
-        self._temporary.sweep()
+        self.sweep()
         return body
 
     def _append_once(

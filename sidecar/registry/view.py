@@ -84,6 +84,7 @@ class RegistryView:
         Raises:
             VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
         """
+        self._registry.sweep()
         head = root.read_head(self._registry.layout.root)
         now = self._clock()
         due = self._scanned_at is None or now - self._scanned_at >= self._scan_s

@@ -12,20 +12,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from lora_fs.sidecar.model import AdapterStatus, Record
 
 
+class _Answer(BaseModel):
+    """Written whole: what has a default is there all the same, and its schema says so."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
 class LoadBody(BaseModel):
     """``POST /v1/load_lora_adapter``: vLLM's LoadLoRAAdapterRequest."""
 
-    lora_name: str
+    lora_name: str = Field(description="What clients send as their model")
     lora_path: str = Field(description="A folder on the volume, or under an allowed source")
     load_inplace: bool = Field(False, description="Register a new revision if the name exists")
-    is_3d_lora_weight: bool = False
+    is_3d_lora_weight: bool = Field(False, description="Taken for vLLM's clients, without effect")
 
 
 class UnloadBody(BaseModel):
     """``POST /v1/unload_lora_adapter``: vLLM's UnloadLoRAAdapterRequest."""
 
     lora_name: str = Field(description="A name with all its revisions, or name@revision")
-    lora_int_id: int | None = None
+    lora_int_id: int | None = Field(None, description="Taken for vLLM's clients, without effect")
 
 
 class ModelCard(BaseModel):
@@ -33,24 +39,24 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    id: str
+    id: str = Field(description="What clients send as their model")
     object: Literal["model"] = "model"
     created: int = Field(description="Unix seconds")
     owned_by: str = "vllm"
     root: str | None = Field(None, description="An adapter's place on the volume")
     parent: str | None = Field(None, description="The base model, for an adapter")
-    max_model_len: int | None = None
-    permission: list[Any] = []
+    max_model_len: int | None = Field(None, description="Tokens; null for an adapter")
+    permission: list[Any] = Field([], description="Empty for an adapter")
 
 
-class ModelList(BaseModel):
+class ModelList(_Answer):
     """``GET /v1/models``: the engine's own cards, then every adapter, sorted by name."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class Residency(BaseModel):
+class Residency(_Answer):
     """How an adapter stands in the engine."""
 
     in_flight: int = Field(description="Requests that use it now")
@@ -59,62 +65,68 @@ class Residency(BaseModel):
     engine_name: str = Field(description="What the engine calls it")
 
 
-class AdapterDescription(BaseModel):
+class AdapterDescription(_Answer):
     """An adapter: its record, this replica's status of it, and its residency if it is loaded."""
 
-    name: str
+    name: str = Field(description="What clients send as their model")
     record: Record
     status: AdapterStatus
-    residency: Residency | None
+    residency: Residency | None = Field(description="Null unless it is in the engine")
 
 
-class AdapterList(BaseModel):
+class AdapterList(_Answer):
     """``GET /v1/lora_adapters``."""
 
     object: Literal["list"] = "list"
-    replica: str
+    replica: str = Field(description="Whose answer this is")
     data: list[AdapterDescription]
 
 
-class DynamoList(BaseModel):
+class DynamoList(_Answer):
     """``GET /v1/list_lora_adapters``: the same, in Dynamo's shape."""
 
     status: Literal["success"] = "success"
     loras: list[AdapterDescription]
 
 
-class ReadinessBody(BaseModel):
+class Health(_Answer):
+    """``GET /health``: the process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ReadinessBody(_Answer):
     """``GET /readyz``; 503 while not ready."""
 
-    ready: bool
+    ready: bool = Field(description="The engine answers and the volume was read once")
     conditions: list[str] = Field(description="What is wrong, each ``Type: message``")
 
 
-class ServedModel(BaseModel):
+class ServedModel(_Answer):
     """The base model."""
 
-    name: str
+    name: str = Field(description="The folder of its scopes: Qwen--Qwen2.5-7B")
 
 
-class Capabilities(BaseModel):
+class Capabilities(_Answer):
     """What a router may ask of this replica."""
 
     lora_support: bool = True
     dynamic_loading: bool = True
 
 
-class LoadedLora(BaseModel):
+class LoadedLora(_Answer):
     """An adapter in the engine."""
 
     status: Literal["ready"] = "ready"
-    base_model: str
+    base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
     memory_usage: int = Field(description="Bytes of its files")
-    in_flight: int
+    in_flight: int = Field(description="Requests that use it now")
 
 
-class LoraCapacity(BaseModel):
+class LoraCapacity(_Answer):
     """How many more may be loaded; null where nothing bounds it."""
 
     max_loras: int | None
@@ -122,7 +134,7 @@ class LoraCapacity(BaseModel):
     available_slots: int | None
 
 
-class LoraEndpoints(BaseModel):
+class LoraEndpoints(_Answer):
     """Where to load, unload and list."""
 
     load_lora: str = "/v1/load_lora_adapter"
@@ -130,34 +142,34 @@ class LoraEndpoints(BaseModel):
     list_loras: str = "/v1/list_lora_adapters"
 
 
-class LoraMetadata(BaseModel):
+class LoraMetadata(_Answer):
     """The adapters of this replica."""
 
-    loaded_loras: dict[str, LoadedLora]
+    loaded_loras: dict[str, LoadedLora] = Field(description="By the name that clients send")
     lora_capacity: LoraCapacity
     lora_endpoints: LoraEndpoints = LoraEndpoints()
 
 
-class Metadata(BaseModel):
+class Metadata(_Answer):
     """``GET /metadata``: what this replica has, for service discovery."""
 
     model: ServedModel
-    replica: str
-    ready: bool
+    replica: str = Field(description="Whose answer this is")
+    ready: bool = Field(description="As /readyz says")
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(_Answer):
     """vLLM's error object."""
 
-    message: str
-    type: str
-    param: str | None
-    code: int
+    message: str = Field(description="A sentence that says what to do")
+    type: str = Field(description="The kind of error, e.g. NotFoundError")
+    param: str | None = Field(description="The field of the request that is at fault")
+    code: int = Field(description="The HTTP status")
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(_Answer):
     """Every error."""
 
     error: ErrorDetail

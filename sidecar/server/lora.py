@@ -8,7 +8,7 @@ Load and unload write the desired state, then wait, bounded, for this replica to
 from typing import Any
 
 from fastapi import APIRouter, Depends
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
@@ -21,7 +21,11 @@ from lora_fs.sidecar.server.bodies import (
 )
 from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (400, 401, 404, 422, 503)}
+# With a response class that has a media type of its own, FastAPI gives it to the errors, too.
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    **{code: {"model": ErrorBody} for code in (400, 401, 404, 422, 503)},
+}
 
 
 def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
@@ -29,16 +33,16 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     routes = APIRouter(tags=["adapters"])
     identify = Depends(admin)
 
-    @routes.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=_ERRORS)
-    async def load(body: LoadBody, writer: str = identify) -> str:
+    @routes.post("/v1/load_lora_adapter", response_class=Response, responses=_ANSWERS)
+    async def load(body: LoadBody, writer: str = identify) -> Response:
         request = LoadRequest(body.lora_name, body.lora_path, body.load_inplace)
         await replica.load_adapter(request, writer=writer)
-        return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @routes.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=_ERRORS)
-    async def unload(body: UnloadBody, writer: str = identify) -> str:
+    @routes.post("/v1/unload_lora_adapter", response_class=Response, responses=_ANSWERS)
+    async def unload(body: UnloadBody, writer: str = identify) -> Response:
         await replica.unload_adapter(body.lora_name, writer=writer)
-        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     def described() -> list[AdapterDescription]:
         statuses, residency = replica.statuses(), replica.residency()
@@ -52,6 +56,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
                 }
             )
             for name, served in replica.catalog().served.items()
+            if name in statuses  # the catalog may have grown since
         ]
 
     @routes.get("/v1/lora_adapters", summary="Records with this replica's status and residency")

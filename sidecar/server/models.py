@@ -1,12 +1,14 @@
 """``GET /v1/models``: the engine's own cards, then every adapter of the volume, sorted by name.
 
-The adapters' part is the same bytes on every replica. Rendered once a change.
+The adapters' part is the same bytes on every replica. Rendered once a change, whatever the records
+say: none of them keeps the others from being listed.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterable
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
@@ -16,20 +18,35 @@ from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
 from lora_fs.sidecar.server.errors_http import error_response
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
+_MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
+
 
 def card(served: Served, parent: str) -> JsonObject:
     """One adapter in vLLM's ModelCard shape. ``root`` is its place on the volume."""
-    created = datetime.datetime.fromisoformat(served.record.updated_at)
     return {
         "id": served.name,
         "object": "model",
-        "created": int(created.timestamp()),
+        "created": _unix_s(served.record.updated_at),
         "owned_by": "vllm",
         "root": served.record.spec.path,
         "parent": parent,
         "max_model_len": None,
         "permission": [],
     }
+
+
+def _unix_s(written: str) -> int:
+    """Seconds; 0 if it is no date, which a record may hold: ``updated_at`` is for people."""
+    try:
+        at = datetime.datetime.fromisoformat(written)
+    except ValueError:
+        return 0
+    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return int((at - datetime.datetime.fromtimestamp(0, datetime.UTC)).total_seconds())
+
+
+def _lasting(cards: Iterable[JsonObject]) -> list[JsonObject]:
+    return [{name: value for name, value in card.items() if name not in _MADE_ANEW} for card in cards]
 
 
 def router(replica: ReplicaPort) -> APIRouter:
@@ -50,16 +67,17 @@ def router(replica: ReplicaPort) -> APIRouter:
     async def list_models() -> Response:
         nonlocal rendered
         bases, catalog = replica.base_cards(), replica.catalog()
-        key = (catalog.version, tuple(c.get("id") for c in bases))
+        key = (catalog.version, _lasting(bases))
         if rendered[0] != key:
-            cards = [card(served, parent()) for served in catalog.served.values()]
+            base = parent()
+            cards = [card(served, base) for served in catalog.served.values()]
             rendered = (key, json.dumps({"object": "list", "data": [*bases, *cards]}).encode())
         return Response(rendered[1], media_type="application/json")
 
     @routes.get(
         "/v1/models/{model:path}",
         summary="One model",
-        responses={200: {"model": ModelCard}, 404: {"model": ErrorBody}},
+        responses={200: {"model": ModelCard}, 404: {"model": ErrorBody}, "default": {"model": ErrorBody}},
         response_class=JSONResponse,
     )
     async def get_model(model: str) -> Response:

@@ -11,10 +11,11 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from lora_fs.sidecar.model import JsonObject, Phase
+from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.server.bodies import (
+    Health,
     LoadedLora,
     LoraCapacity,
     LoraMetadata,
@@ -28,7 +29,8 @@ from lora_fs.sidecar.server.ports import ReplicaPort
 class _Scrape(Collector):
     """Reads the replica at each scrape: a series goes when its adapter goes.
 
-    Adapters that are merely registered have none: there may be ten thousand of them.
+    Only an adapter that is in the engine or failed has one: ten thousand may be registered, and as
+    many of them wait for their turn to be loaded.
     """
 
     def __init__(self, replica: ReplicaPort) -> None:
@@ -46,7 +48,8 @@ class _Scrape(Collector):
         loaded = GaugeMetricFamily("lora_fs_adapter_loaded", "In the engine", labels=["adapter_name"])
         flight = GaugeMetricFamily("lora_fs_adapter_in_flight", "Requests", labels=["adapter_name"])
         syncer = GaugeMetricFamily("lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"])
-        for name in sorted(told.keys() | residency.keys()):
+        failed = {name for name, status in told.items() if status.phase is Phase.FAILED}
+        for name in sorted(failed | residency.keys()):
             loaded.add_metric([name], name in residency)
             syncer.add_metric([name], name in residency)
             flight.add_metric([name], residency.get(name, {}).get("in_flight", 0))
@@ -62,9 +65,9 @@ def router(replica: ReplicaPort) -> APIRouter:
     registry = CollectorRegistry()
     registry.register(_Scrape(replica))
 
-    @routes.get("/health")
-    async def health() -> JsonObject:
-        return {"status": "ok"}
+    @routes.get("/health", summary="Liveness")
+    async def health() -> Health:
+        return Health()
 
     @routes.get("/readyz", response_model=ReadinessBody, responses={503: {"model": ReadinessBody}})
     async def readyz() -> JSONResponse:
@@ -72,7 +75,7 @@ def router(replica: ReplicaPort) -> APIRouter:
         body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
         return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

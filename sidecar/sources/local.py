@@ -1,25 +1,75 @@
-"""A folder on this machine: a path, or ``file://``."""
+"""A folder on this machine: a path, or ``file://``. What is no folder is told as what it is."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lora_fs.sidecar.errors import InputError, NotFound
+from lora_fs.sidecar.validate.report import shown
+
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
 
 
 def resolve(source: str) -> Path:
-    """The folder a SOURCE names.
+    """The folder a SOURCE names, links followed.
 
     Raises:
-        NotFound: no such folder. InputError: another scheme.
+        NotFound: nothing is there. InputError: it is no folder, or cannot be looked at.
     """
+    path = _path(source)
+    try:
+        mode = path.stat().st_mode
+        folder = path.resolve()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if path.is_symlink():
+            raise NotFound(
+                f"{shown(source)} is a link to {shown(os.readlink(path))}, which is not there"
+            ) from error
+        raise NotFound(
+            f"{shown(source)}: no such folder on this machine (looked in {shown(str(Path.cwd()))})"
+            if not path.is_absolute()
+            else f"{shown(source)}: no such folder on this machine"
+        ) from error
+    except PermissionError as error:
+        raise InputError(f"{shown(source)}: this user may not look there: check owner and mode") from error
+    except OSError as error:
+        what = "is a link to itself" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        raise InputError(f"{shown(source)}: {what}: give the folder that holds the adapter") from error
+    if not stat.S_ISDIR(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no folder")
+        raise InputError(
+            f"{shown(source)} is {kind}: give the folder that holds adapter_config.json and the weights"
+        )
+    return folder
+
+
+def _path(source: str) -> Path:
+    if not source:
+        raise InputError("the folder's path is empty: give the folder that holds the adapter")
     if "\0" in source:
-        raise InputError("SOURCE holds a NUL byte")
-    scheme = urlsplit(source).scheme if "://" in source else ""
-    if scheme not in ("", "file"):
+        raise InputError("the folder's path holds a NUL byte")
+    if "://" not in source:
+        return Path(source)
+    try:
+        url = urlsplit(source)
+    except ValueError as error:
+        raise InputError(f"{shown(source)} is no URL: {error}") from error
+    if url.scheme != "file":
+        scheme = shown(source.partition("://")[0])
         raise InputError(f"{scheme}:// is not supported yet: download it and give the folder")
-    path = Path(unquote(urlsplit(source).path) if scheme else source)
-    if not path.is_dir():
-        raise NotFound(f"{source}: no such folder")
-    return path.resolve()
+    if url.netloc not in ("", "localhost"):
+        raise InputError(f"{shown(source)} names host {shown(url.netloc)}: write file:///path for this one")
+    path = unquote(url.path)
+    if "\0" in path:
+        raise InputError("the folder's path holds a NUL byte")
+    return Path(path)

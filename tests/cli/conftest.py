@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from lora_fs.sidecar.cli.main import run
+from lora_fs.sidecar.cli.main import cli, run
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import seal
@@ -36,12 +37,23 @@ class Ran:
 LoraFs = Callable[..., Ran]
 
 
+def parse(words: Sequence[str]) -> click.Context:
+    """Parse a command line, ``lora-fs`` left out, by the real commands; raises what a user would be told."""
+    group = click.Context(cli, info_name="lora-fs")
+    _, rest, _ = cli.make_parser(group).parse_args(list(words))
+    name, command, arguments = cli.resolve_command(group, rest)
+    assert command is not None
+    return command.make_context(name, arguments, parent=group)
+
+
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the registry is to be, exported as a user would."""
     folder = tmp_path / "volume"
     monkeypatch.setenv("LORA_FS_ROOT", str(folder))
     monkeypatch.setenv("LORA_FS_MODEL", MODEL)
+    for name in ("FORCE_COLOR", "COLUMNS", "LORA_FS_NAMESPACE", "LORA_FS_ALLOWED_SOURCES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -65,6 +77,11 @@ def folder(tmp_path: Path) -> Callable[[int], str]:
     return lambda seed: str(write_adapter(tmp_path / f"lora-{seed}", seed))
 
 
+def seen(name: str = "a", *, record: int = 1, pointer: int = 1, revision: str = "v1") -> dict[str, int]:
+    """What a replica tells that has seen these generations of a name."""
+    return {f"default/{MODEL}/{revision}/{name}": record, f"default/{MODEL}/.active/{name}": pointer}
+
+
 @pytest.fixture
 def report(root: Path) -> Callable[..., None]:
     """``report("a", recent={…}, phases={…})``: what a replica would have written just now."""
@@ -77,11 +94,16 @@ def report(root: Path) -> Callable[..., None]:
         namespaces: tuple[str, ...] = ("default",),
         age_s: float = 0,
         conditions: tuple[str, ...] = (),
+        revision: str = "v1",
+        generation: int = 1,
     ) -> None:
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
         told = {
             name: AdapterStatus(
-                key=("default", MODEL, "v1", name), generation=1, phase=phase, message=f"{phase.value} it is"
+                key=("default", MODEL, revision, name.removeprefix("default/")),
+                generation=generation,
+                phase=phase,
+                message=f"{phase.value} it is",
             )
             for name, phase in (phases or {}).items()
         }

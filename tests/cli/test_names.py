@@ -122,3 +122,58 @@ def test_tenants_are_apart(lora_fs: LoraFs, folder: Folder) -> None:
     lora_fs("--namespace", "team-a", "register", "a", folder(1))
     assert lora_fs("--namespace", "team-a", "list", "-o", "name").out == "a\n"
     assert lora_fs("--namespace", "team-b", "list", "-o", "name").out == ""
+
+
+NO_NAMES = ["..", "a/b", "%2e", "a\0b", "x" * 5000, "ünï", ""]
+
+
+@pytest.mark.parametrize("command", ["unregister", "show", "rollback", "promote"])
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_that_are_no_names(two: LoraFs, command: str, name: str) -> None:
+    """Refused as such before anything is looked for, with a short message."""
+    ran = two(command, name, *(["v1"] if command == "promote" else []))
+    assert ran.code == 2
+    assert "invalid name" in ran.err
+    assert len(ran.err) < 400
+
+
+def test_one_or_all_revisions(two: LoraFs) -> None:
+    """Both at once are refused, and nothing is taken away."""
+    ran = two("unregister", "a", "--revision", "v1", "--all-revisions")
+    assert ran.code == 2
+    assert "exclude each other" in ran.err
+    assert len(two("list", "-o", "json").json) == 2
+
+
+@pytest.mark.parametrize("words", ["list", "show a", "unregister a", "status", "gc", "doctor", "rollback a"])
+def test_a_root_that_is_not_there(lora_fs: LoraFs, root: Path, words: str) -> None:
+    """Not found, with its path; nothing is made."""
+    ran = lora_fs(*words.split())
+    assert ran.code == 3
+    assert str(root) in ran.err
+    assert not root.exists()
+
+
+def test_show_escapes_what_a_terminal_would_act_on(lora_fs: LoraFs, folder: Folder) -> None:
+    """A label is another tenant's text."""
+    lora_fs("register", "a", folder(1), "--label", "k=\x1b[2J")
+    assert "\x1b" not in lora_fs("show", "a").out
+    assert lora_fs("show", "a", "-o", "json").json["revisions"][0]["spec"]["labels"] == {"k": "\x1b[2J"}
+
+
+def test_tables_are_never_cut(two: LoraFs, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
+    """On a narrow terminal, too, every cell can be copied; only a reason is folded."""
+    long = "b" * 128
+    two("register", long, folder(3))
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert any(line.startswith(f"{long}  v1") for line in two("list").out.splitlines())
+    assert "no replica has" in two("status").out
+    assert all(line == line.rstrip() for line in two("list", "-o", "wide").out.splitlines())
+
+
+def test_revisions_are_listed_in_their_order(lora_fs: LoraFs, folder: Folder) -> None:
+    """v2 stands before v10."""
+    for seed, revision in enumerate(("v10", "v2", "v1", "rc")):
+        lora_fs("register", "a", folder(seed), "--revision", revision)
+    assert [r["revision"] for r in lora_fs("list", "-o", "json").json] == ["rc", "v1", "v2", "v10"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.cli import listing
 from tests.cli.conftest import LoraFs
+from tests.registry.conftest import write_adapter
+from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 
@@ -37,6 +42,15 @@ def test_the_same_bytes_again(lora_fs: LoraFs, folder: Folder) -> None:
         "unchanged: the same bytes are registered as a@v1 in default/tiny\n",
     )
     assert lora_fs("list", "-o", "json").json == before
+
+
+def test_the_same_bytes_with_another_policy(lora_fs: LoraFs, folder: Folder) -> None:
+    """The policy is taken over, and it is said; the revision stays."""
+    lora_fs("register", "a", folder(1))
+    ran = lora_fs("register", "a", folder(1), "--policy", "pinned")
+    assert ran.out == "the same bytes, with a new policy or labels: a@v1 in default/tiny\n"
+    (record,) = lora_fs("list", "-o", "json").json
+    assert (record["revision"], record["spec"]["policy"]["kind"]) == ("v1", "pinned")
 
 
 def test_the_same_revision_with_other_bytes(lora_fs: LoraFs, folder: Folder) -> None:
@@ -109,25 +123,91 @@ def test_scopes_that_are_no_scopes(lora_fs: LoraFs, folder: Folder, option: str)
     assert lora_fs(option, "register", "a", folder(1)).code == USAGE
 
 
-@pytest.mark.parametrize("what", ["nothing", "file", "fifo", "socket", "dangling", "empty", "unsupported"])
-def test_sources_that_are_no_adapters(lora_fs: LoraFs, tmp_path: Path, what: str) -> None:
-    """Each is told by its path, and none is waited for."""
-    source = tmp_path / "source"
+SOURCES = {
+    "nothing": (NOT_FOUND, "no such folder"),
+    "dangling": (NOT_FOUND, "a link to nowhere"),
+    "below-a-file": (NOT_FOUND, "no such folder"),
+    "file": (USAGE, "is a file: give the folder"),
+    "fifo": (USAGE, "is a FIFO"),
+    "socket": (USAGE, "is a socket"),
+    "device": (USAGE, "is a device"),
+    "loop": (USAGE, "link to itself"),
+    "long": (USAGE, "too long"),
+    "blank": (USAGE, "empty"),
+    "nul": (USAGE, "NUL"),
+    "other-scheme": (USAGE, "s3:// is not supported yet"),
+    "other-host": (USAGE, "names host elsewhere"),
+    "no-url": (USAGE, "is no URL"),
+    "empty": (INVALID, "adapter_config.json"),
+}
+
+
+def make_source(what: str, source: Path) -> str:
+    """A SOURCE that is no adapter, and how to call it."""
     match what:
         case "file":
             source.write_text("x")
+        case "below-a-file":
+            source.write_text("x")
+            return "source/below"
         case "fifo":
             os.mkfifo(source)
         case "socket":
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind("source")
+        case "device":
+            return os.devnull
         case "dangling":
             source.symlink_to("nowhere")
+        case "loop":
+            source.symlink_to("source")
         case "empty":
             source.mkdir()
-    ran = lora_fs("register", "a", "s3://bucket/x" if what == "unsupported" else "source")
-    assert ran.code == {"empty": INVALID, "unsupported": USAGE}.get(what, NOT_FOUND), ran
-    assert ("source" in ran.err) or ("s3://" in ran.err)
+        case "long" | "blank" | "nul":
+            return {"long": "x" * 5000, "blank": "", "nul": "a\0b"}[what]
+        case "other-scheme":
+            return "s3://bucket/source"
+        case "other-host":
+            return "file://elsewhere/source"
+        case "no-url":
+            return "http://[source"
+    return "source"
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_sources_that_are_no_adapters(lora_fs: LoraFs, tmp_path: Path, what: str) -> None:
+    """Each is told by what it is, and none is waited for; ``validate`` says the same."""
+    source = make_source(what, tmp_path / "source")
+    code, words = SOURCES[what]
+    for command in (("register", "a"), ("validate",)):
+        ran = lora_fs(*command, source)
+        assert ran.code == code, ran
+        assert words in ran.err
+        assert len(ran.err) < 600
+        assert ran.out == ""
+
+
+def test_a_source_that_may_not_be_looked_at(
+    lora_fs: LoraFs, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says whose permission is missing; it is no traceback."""
+    source, stat = folder(1), Path.stat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if str(path) == source:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    ran = lora_fs("register", "a", source)
+    assert ran.code == USAGE
+    assert f"{source}: this user may not look there" in ran.err
+
+
+def test_a_source_by_its_url(lora_fs: LoraFs, folder: Folder) -> None:
+    """``file://`` is the same as the path."""
+    assert lora_fs("register", "a", f"file://{folder(1)}").code == DONE
+    assert lora_fs("register", "a", folder(1)).out.startswith("unchanged")
 
 
 def test_an_invalid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
@@ -154,7 +234,17 @@ def test_a_valid_adapter(lora_fs: LoraFs, folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--ttl 0", "--ttl soon", "--ttl -1", "--label x", "--label =x", "--policy often", "--wait -1"]
+    "words",
+    [
+        "--ttl 0",
+        "--ttl soon",
+        "--ttl -1",
+        "--label x",
+        "--label =x",
+        "--policy often",
+        "--wait -1",
+        "--wait nan",
+    ],
 )
 def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, words: str) -> None:
     """A usage error that names the option."""
@@ -163,9 +253,94 @@ def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, words: str
     assert words.split()[0] in ran.err
 
 
-def test_a_root_that_cannot_be_written(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+def test_a_root_that_is_a_file(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
     """A file in its place is told with its path."""
     root.write_text("not a folder")
     ran = lora_fs("register", "a", folder(1))
     assert ran.code == FAILED
     assert str(root) in ran.err
+
+
+@pytest.mark.parametrize(("code", "words"), [(errno.EROFS, "read-only"), (errno.ENOSPC, "full")])
+def test_a_volume_that_takes_no_write(
+    lora_fs: LoraFs, folder: Folder, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    """Exit 1 with one line that says why, whatever was to be written; reading goes on."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2))
+    register = f"register b {folder(3)}"
+    with monkeypatch.context() as patch:
+        for call in ("mkdir", "link", "rename", "replace"):
+            fail(patch, call, code, times=1 << 30)
+        fail(patch, "open", code, times=1 << 30, when=lambda _, flags, *__, **___: flags & os.O_CREAT)
+        for line in (register, "promote a v1", "rollback a", "unregister a --all-revisions"):
+            ran = lora_fs(*line.split())
+            assert ran.code == FAILED, ran
+            assert words in ran.err
+            assert len(ran.err.splitlines()) == 1
+        assert lora_fs("list", "-o", "name").out == "a\n"
+        assert lora_fs("status").code == DONE
+        assert words in lora_fs("doctor").out
+
+
+def test_an_error_nobody_thought_of(lora_fs: LoraFs, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system's word is one line with the file it is about."""
+    lora_fs("register", "a", folder(1))
+
+    def fail_oddly(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "/some/file")
+
+    monkeypatch.setattr(listing, "RegistryView", fail_oddly)
+    ran = lora_fs("list")
+    assert (ran.code, ran.err) == (FAILED, "lora-fs: /some/file: Input/output error\n")
+
+
+def test_the_same_bytes_with_something_new(lora_fs: LoraFs, folder: Folder) -> None:
+    """What changes beside the bytes is told: labels, policy, what the name serves."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2))
+    assert "would serve v1" in lora_fs("register", "a", folder(1), "--dry-run").out
+    assert lora_fs("register", "a", folder(1), "--no-activate").out.startswith("unchanged")
+    assert lora_fs("register", "a", folder(2), "--label", "k=v").out == (
+        "the same bytes, with a new policy or labels: a@v2 in default/tiny\n"
+    )
+    assert lora_fs("register", "a", folder(1)).out == (
+        "the same bytes: a@v1 in default/tiny; a serves v1 now\n"
+    )
+    told = lora_fs("register", "a", folder(1), "-o", "json").json
+    assert told["changed"] is False
+    assert told["pointer"]["revision"] == "v1"
+
+
+def test_not_activated(lora_fs: LoraFs, folder: Folder) -> None:
+    """It says what the plain name serves instead."""
+    ran = lora_fs("register", "a", folder(1), "--no-activate")
+    assert ran.out == "registered a@v1 in default/tiny (a serves nothing)\n"
+    lora_fs("promote", "a", "v1")
+    ran = lora_fs("register", "a", folder(2), "--no-activate")
+    assert ran.out == "registered a@v2 in default/tiny (a serves v1)\n"
+
+
+@pytest.mark.parametrize("revision", ["..", "a/b", "%2e", "x" * 5000, "", "é"])
+def test_revisions_that_are_no_revisions(lora_fs: LoraFs, folder: Folder, revision: str) -> None:
+    """The grammar of names holds for them, in every command that takes one."""
+    lora_fs("register", "a", folder(1))
+    for words in (
+        ["register", "a", folder(2), f"--revision={revision}"],
+        ["unregister", "a", f"--revision={revision}"],
+        ["promote", "a", revision],
+    ):
+        ran = lora_fs(*words)
+        assert ran.code == USAGE
+        assert "invalid revision" in ran.err
+
+
+def test_a_link_does_not_lead_out(
+    lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symlink in an allowed place refers to where it leads, and that is checked."""
+    lora_fs("register", "other", folder(0))
+    (root / "inside").symlink_to(folder(1))
+    assert lora_fs("register", "a", str(root / "inside"), "--link").code == USAGE
+    write_adapter(root / "own", 5)
+    assert lora_fs("register", "a", str(root / "own"), "--link").code == DONE

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.model import Phase
-from tests.cli.conftest import LoraFs
+from lora_fs.sidecar.model import Phase, ReplicaStatus
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.lock import lease
+from tests.cli.conftest import LoraFs, seen
 
 Folder = Callable[[int], str]
 Report = Callable[..., None]
-
-A = "default/tiny/v1/a"
 
 
 def test_no_replica_to_wait_for(lora_fs: LoraFs, folder: Folder) -> None:
@@ -30,22 +30,30 @@ def test_a_replica_that_follows(lora_fs: LoraFs, folder: Folder, report: Report)
     lora_fs("register", "other", folder(0))
     report("old", age_s=3600)
     report("elsewhere", namespaces=("team-b",))
-    report("quick", recent={A: 1})
+    report("quick", recent=seen())
     report("slow")
-    follow = threading.Timer(0.3, report, ("slow",), {"recent": {A: 1}})
+    follow = threading.Timer(0.3, report, ("slow",), {"recent": seen()})
     follow.start()
     assert lora_fs("register", "a", folder(1), "--wait", "20").code == 0
-    assert not follow.is_alive()
+    assert follow.finished.is_set()
 
 
 def test_a_replica_that_lags(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
-    """Exit 6, and it is named."""
-    report("quick", recent={A: 1})
+    """Exit 6, and it is named; what was written is told on stdout all the same."""
+    report("quick", recent=seen())
     report("slow")
-    ran = lora_fs("register", "a", folder(1), "--wait", "0.2")
+    ran = lora_fs("register", "a", folder(1), "--wait", "0.2", "-o", "json")
     assert ran.code == 6
+    assert ran.json["record"]["revision"] == "v1"
     assert "slow" in ran.err
     assert "quick" not in ran.err
+
+
+def test_the_record_alone_is_not_enough(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """The plain name serves it only where the pointer was seen, too."""
+    report("half", recent=seen(pointer=0))
+    assert lora_fs("register", "a", folder(1), "--wait", "0").code == 6
+    assert lora_fs("register", "a", folder(1), "--wait", "0", "--no-activate").code == 0
 
 
 @pytest.mark.parametrize("namespaces", [("default",), ("default", "team-b")])
@@ -54,20 +62,88 @@ def test_a_replica_that_cannot_load_it(
 ) -> None:
     """Exit 1 with its reason, also where it serves several tenants."""
     name = "a" if len(namespaces) == 1 else "default/a"
-    report("bad", recent={A: 1}, phases={name: Phase.FAILED}, namespaces=namespaces)
+    report("bad", recent=seen(), phases={name: Phase.FAILED}, namespaces=namespaces)
     ran = lora_fs("register", "a", folder(1), "--wait", "5")
     assert ran.code == 1
     assert "bad cannot load a: Failed it is" in ran.err
 
 
+def test_an_old_failure_is_not_the_new_ones(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """A replica that failed on v1 and has not seen v2 lags; once it has, v1 says nothing of v2."""
+    lora_fs("register", "a", folder(1))
+    report("r", recent=seen(), phases={"a": Phase.FAILED})
+    assert lora_fs("register", "a", folder(2), "--wait", "0").code == 6
+    report("r", recent=seen(revision="v2", pointer=2), phases={"a": Phase.FAILED})
+    assert lora_fs("register", "a", folder(2), "--wait", "0").code == 0
+
+
+def test_an_adapter_that_is_being_loaded(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """It is waited for, so that a failure at its end is told."""
+    report("r", recent=seen(), phases={"a": Phase.LOADING})
+    ran = lora_fs("register", "a", folder(1), "--policy", "eager", "--wait", "0")
+    assert ran.code == 6
+    assert "r (Loading)" in ran.err
+    follow = threading.Timer(0.2, report, ("r",), {"recent": seen(), "phases": {"a": Phase.FAILED}})
+    follow.start()
+    assert lora_fs("promote", "a", "v1", "--wait", "20").code == 1
+
+
+def test_promote_and_rollback_wait(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """Both wait for the pointer."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2))
+    report("r", recent=seen(pointer=2))
+    assert lora_fs("promote", "a", "v1", "--wait", "0").code == 6
+    report("r", recent=seen(pointer=4))
+    assert lora_fs("rollback", "a", "--wait", "0").code == 0
+
+
 def test_unregister_waits_until_it_is_gone(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
     """A replica that has seen the tombstone and still drains is waited for."""
     lora_fs("register", "a", folder(1))
-    report("r", recent={A: 2}, phases={"a": Phase.DRAINING})
-    assert lora_fs("unregister", "a", "--wait", "0.2").code == 6
-    report("r", recent={A: 2})
+    report("r", recent=seen(record=2), phases={"a": Phase.DRAINING})
+    ran = lora_fs("unregister", "a", "--wait", "0.2")
+    assert ran.code == 6
+    assert "r (Draining)" in ran.err
+    report("r", recent=seen(record=2))
     lora_fs("register", "a", folder(1), "--revision", "v1")
     assert lora_fs("unregister", "a", "--wait", "0").code == 6  # generation 4, seen up to 2
+
+
+def test_unregister_of_a_revision_that_is_not_served(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """The plain name goes on serving another revision: that is not waited for."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2))
+    report("r", recent=seen(record=2), phases={"a": Phase.READY}, revision="v2")
+    assert lora_fs("unregister", "a", "--revision", "v1", "--wait", "0").code == 0
+
+
+def test_a_young_report_that_cannot_be_read_is_waited_for(
+    lora_fs: LoraFs, folder: Folder, root: Path
+) -> None:
+    """Unknown is not absent; one that is old is left out as any stale one is."""
+    lora_fs("register", "other", folder(0))
+    torn = root / ".replicas" / "torn.json"
+    torn.write_text("{")
+    ran = lora_fs("register", "a", folder(1), "--wait", "0")
+    assert ran.code == 6
+    assert "torn (its report cannot be read)" in ran.err
+    age(torn)
+    assert lora_fs("register", "a", folder(1), "--wait", "0").code == 0
+
+
+@pytest.mark.parametrize("updated_at", ["", "yesterday", "2020-01-01T00:00:00", "2999-01-01T00:00:00Z"])
+def test_times_that_are_no_times(lora_fs: LoraFs, folder: Folder, root: Path, updated_at: str) -> None:
+    """A report that does not say when it was written is stale, and no command stumbles over it."""
+    lora_fs("register", "a", folder(1))
+    status = ReplicaStatus(replica="r", model="tiny", namespaces=("default",), updated_at=updated_at)
+    (root / ".replicas" / "r.json").write_bytes(seal(status))
+    ran = lora_fs("status")
+    assert ran.code == 0
+    assert ("stale" in ran.out) is not updated_at.startswith("2999")
+    assert lora_fs("status", "-o", "json").code == 0
+    assert lora_fs("doctor").code in (0, 1)
+    assert lora_fs("register", "b", folder(2), "--wait", "0").code in (0, 6)
 
 
 def test_status(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
@@ -80,7 +156,28 @@ def test_status(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
     assert ("a", "v1", "one", "Ready") in rows
     assert "stale" in rows[("a", "v1", "two", "Evicted")]
     assert any("VolumeUnavailable" in line for line in rows.values())
-    assert len(lora_fs("status", "-o", "json").json["replicas"]) == 2
+    told = lora_fs("status", "-o", "json").json
+    assert len(told["replicas"]) == 2
+    assert [(row["replica"], row["phase"], row["live"]) for row in told["adapters"]] == [
+        ("one", "Ready", True),
+        ("two", "Evicted", False),
+    ]
+    assert "5 min ago" in lora_fs("status").out
+
+
+def test_status_shows_what_a_terminal_would_act_on(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """A replica's words are shown escaped."""
+    lora_fs("register", "a", folder(1))
+    report("r", conditions=("Unreadable: \x1b[2J\r",))
+    assert "\x1b" not in lora_fs("status").out
+
+
+def test_status_of_what_is_no_longer_registered(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """An adapter that still drains has its row, by the name it had."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    report("r", phases={"a": Phase.DRAINING})
+    assert lora_fs("status").out.splitlines()[1].split()[:4] == ["a", "v1", "r", "Draining"]
 
 
 def test_a_report_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
@@ -130,11 +227,43 @@ def test_gc(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
 
 
 def test_gc_with_a_report_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
-    """What that replica uses is not known: no adapter's files are removed."""
+    """What that replica uses is not known: no adapter's files are removed, and that is a failure."""
     lora_fs("register", "a", folder(1))
     lora_fs("unregister", "a")
     age(root)
     (root / ".replicas" / "torn.json").write_text("{")
-    ran = lora_fs("gc")
-    assert "torn" in ran.err
+    for words in (("gc",), ("gc", "--dry-run"), ("gc", "-o", "json")):
+        ran = lora_fs(*words)
+        assert ran.code == 1
+        assert "torn" in ran.err
+    assert "torn" in ran.json["kept"]
     assert (root / "default" / "tiny" / "v1" / "a").is_dir()
+
+
+def test_gc_leaves_what_a_replica_serves(lora_fs: LoraFs, folder: Folder, report: Report, root: Path) -> None:
+    """Requests may still be under way there."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    age(root)
+    report("r", phases={"a": Phase.DRAINING})
+    assert lora_fs("gc").code == 0
+    assert (root / "default" / "tiny" / "v1" / "a").is_dir()
+
+
+def test_gc_leaves_what_is_kept(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """``--keep-files`` is for good."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a", "--keep-files")
+    age(root)
+    assert lora_fs("gc").code == 0
+    assert (root / "default" / "tiny" / "v1" / "a").is_dir()
+
+
+def test_one_gc_at_a_time(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """Another one is told that one is at work."""
+    lora_fs("register", "a", folder(1))
+    with lease(root / ".leases" / "gc.lock", wait_s=0) as had:
+        assert had
+        ran = lora_fs("gc")
+    assert ran.code == 1
+    assert "another gc" in ran.err

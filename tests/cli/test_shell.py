@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli
-from tests.cli.conftest import LoraFs
+from tests.cli.conftest import LoraFs, parse
 
 LORA_FS = str(Path(sys.executable).with_name("lora-fs"))
 
@@ -35,12 +38,7 @@ def test_every_command_has_an_example() -> None:
 @pytest.mark.parametrize(("name", "line"), list(examples()))
 def test_the_example_parses(name: str, line: str) -> None:
     """Its command and its options exist, and take what it gives them."""
-    words = shlex.split(line)[1:]
-    at = next(index for index, word in enumerate(words) if word in cli.commands)
-    assert name in ("", words[at])
-    command = cli.commands[words[at]]
-    assert command.make_context(words[at], words[at + 1 :]).params is not None
-    assert set(words[:at:2]) <= {option for parameter in cli.params for option in parameter.opts}
+    assert name in ("", parse(shlex.split(line)[1:]).info_name)
 
 
 def test_help_of_every_command(lora_fs: LoraFs) -> None:
@@ -51,7 +49,16 @@ def test_help_of_every_command(lora_fs: LoraFs) -> None:
         for option in command.params:
             if isinstance(option, click.Option):
                 assert option.opts[0] in ran.out
-                assert option.help or isinstance(option.type, click.Choice), (name, option.name)
+                assert option.help, (name, option.name)
+        assert "Examples:" in ran.out or "Example:" in ran.out
+        assert ("LORA_FS_ROOT" in ran.out) is (name != "demo")
+
+
+def test_help_of_the_group(lora_fs: LoraFs) -> None:
+    """It tells each option's variable, the exit codes, and how to get completion."""
+    text = lora_fs("--help").out
+    words = "LORA_FS_ROOT LORA_FS_NAMESPACE LORA_FS_MODEL LORA_FS_BASE_CONFIG 130 bash_source zsh_source"
+    assert [word for word in [*words.split(), "fish_source"] if word not in text] == []
 
 
 def test_an_unknown_command(lora_fs: LoraFs) -> None:
@@ -59,6 +66,44 @@ def test_an_unknown_command(lora_fs: LoraFs) -> None:
     ran = lora_fs("regsiter")
     assert ran.code == 2
     assert "regsiter" in ran.err
+
+
+@pytest.mark.parametrize("option", ["--root", "--model", "--namespace"])
+def test_an_option_of_the_group_behind_the_command(lora_fs: LoraFs, option: str) -> None:
+    """It says where the option belongs."""
+    ran = lora_fs("list", option, "x")
+    assert ran.code == 2
+    assert f"write {option} before the command" in ran.err
+
+
+def test_an_unknown_option(lora_fs: LoraFs) -> None:
+    """A usage error that names it."""
+    ran = lora_fs("list", "--al")
+    assert ran.code == 2
+    assert "--al" in ran.err
+
+
+def test_a_variable_that_cannot_be_read(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with what it holds."""
+    monkeypatch.setenv("LORA_FS_PORT", "many")
+    ran = lora_fs("list")
+    assert ran.code == 2
+    assert "LORA_FS_PORT=many" in ran.err
+
+
+def test_an_empty_root_is_not_the_folder_one_is_in(lora_fs: LoraFs) -> None:
+    """``--root "$UNSET"`` is a mistake, not the working directory."""
+    ran = lora_fs("--root", "", "list")
+    assert ran.code == 2
+    assert "is a variable unset?" in ran.err
+
+
+def test_no_model(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how to give one."""
+    monkeypatch.delenv("LORA_FS_MODEL")
+    ran = lora_fs("list")
+    assert ran.code == 2
+    assert "LORA_FS_MODEL" in ran.err
 
 
 def test_no_root(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,52 +122,183 @@ def test_dynamos_variable(lora_fs: LoraFs, root: Path, monkeypatch: pytest.Monke
     assert str(root) in lora_fs("list").err
 
 
-def complete(words: str, incomplete: str) -> list[str]:
-    """What bash would propose after ``words``."""
+def complete(words: str, incomplete: str, shell: str = "bash") -> list[str]:
+    """What a shell would propose after ``words``."""
     environment = {
         **os.environ,
-        "_LORA_FS_COMPLETE": "bash_complete",
+        "_LORA_FS_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": f"lora-fs {words} {incomplete}".rstrip(),
-        "COMP_CWORD": str(len(words.split()) + 1),
+        "COMP_CWORD": incomplete if shell == "fish" else str(len(words.split()) + 1),
     }
     ran = subprocess.run([LORA_FS], env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert not ran.stderr
-    return [line.partition(",")[2] for line in ran.stdout.splitlines() if line]
+    if shell == "zsh":
+        return ran.stdout.splitlines()[1::3]
+    return [line.partition(",")[2].partition("\t")[0] for line in ran.stdout.splitlines() if line]
 
 
-def test_completion(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:
-    """Commands, names and revisions are proposed, and nothing where there is no registry."""
-    lora_fs("register", "support", folder(1))
-    lora_fs("register", "support", folder(2))
-    lora_fs("register", "billing", folder(3))
-    assert complete("", "pro") == ["promote"]
-    assert complete("promote", "") == ["billing", "support"]
-    assert complete("show", "su") == ["support"]
-    assert complete("promote support", "") == ["v1", "v2"]
+def propose(*words: str) -> list[str]:
+    """The same in this process: what would be proposed for the last word."""
+    completion = ShellComplete(cli, {}, "lora-fs", "_LORA_FS_COMPLETE")
+    return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
+
+
+@pytest.fixture
+def three(lora_fs: LoraFs, folder: Callable[[int], str]) -> LoraFs:
+    """``support`` with v1 and v2, ``billing``, and ``gone``, which was unregistered."""
+    for name, seed in (("support", 1), ("support", 2), ("billing", 3), ("gone", 4)):
+        assert lora_fs("register", name, folder(seed)).code == 0
+    lora_fs("unregister", "gone")
+    return lora_fs
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_in_a_shell(three: LoraFs, shell: str) -> None:
+    """Names come from the registry, in each shell."""
+    assert complete("promote", "su", shell) == ["support"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str, lora_fs: LoraFs) -> None:
+    """Each shell gets its script, which calls the command by its name."""
+    environment = {**os.environ, "_LORA_FS_COMPLETE": f"{shell}_source"}
+    ran = subprocess.run([LORA_FS], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert "lora-fs" in ran.stdout
+
+
+def test_completion(three: LoraFs) -> None:
+    """Commands, registered names, revisions of the name, and codes are proposed."""
+    assert propose("pro") == ["promote"]
+    for command in ("promote", "unregister", "show", "rollback", "register"):
+        assert propose(command, "") == ["billing", "support"]
+    assert propose("show", "su") == ["support"]
+    assert propose("promote", "support", "") == ["v1", "v2"]
+    assert propose("unregister", "support", "--revision", "v") == ["v1", "v2"]
+    assert propose("promote", "gone", "") == []
+    assert "dora" in propose("validate", "--allow", "d")
+
+
+def test_completion_of_another_registry(three: LoraFs, root: Path) -> None:
+    """Options before the command count."""
+    assert propose("--namespace", "team-b", "show", "") == []
+    assert propose("--root", str(root), "--model", "tiny", "show", "b") == ["billing"]
+    assert propose("--root", str(root.parent), "show", "") == []
+
+
+def test_completion_is_silent(
+    three: LoraFs, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the registry cannot be read nothing is proposed, and nothing is said."""
     root.rename(root.with_name("gone"))
     assert complete("show", "su") == []
+    assert propose("promote", "support", "") == []
+    monkeypatch.setenv("LORA_FS_PORT", "many")
+    assert propose("show", "") == []
+    monkeypatch.delenv("LORA_FS_ROOT")
+    assert propose("show", "") == []
+    assert capsys.readouterr().err == ""
 
 
-def test_a_pipe_that_closes(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
-    """``lora-fs list | head`` ends without a word on stderr."""
+def test_completion_of_a_damaged_record(three: LoraFs, root: Path) -> None:
+    """A name whose record cannot be read is still one to type."""
+    (record,) = (root / "default" / "tiny" / "v1").glob("billing.@*.json")
+    record.write_text("garbage")
+    assert propose("show", "b") == ["billing"]
+
+
+@pytest.mark.parametrize("words", ["list", "show a", "status -o json", "doctor"])
+def test_a_pipe_that_closes(root: Path, lora_fs: LoraFs, folder: Callable[[int], str], words: str) -> None:
+    """``lora-fs list | head`` ends without a word on stderr, and is no failure."""
     lora_fs("register", "a", folder(1))
     read, write = os.pipe()
     os.close(read)
-    ran = subprocess.run([LORA_FS, "list"], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    ran = subprocess.run(
+        [LORA_FS, *words.split()], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60
+    )
     os.close(write)
-    assert ran.stderr == b""
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_words_that_are_not_utf_8(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
+    """They are refused or told escaped; no traceback."""
+    lora_fs("register", "a", folder(1))
+    for words in (
+        [b"show", b"\xff"],
+        [b"register", b"a", b"\xff"],
+        [b"register", b"b", folder(2).encode(), b"--label", b"k=\xff"],
+    ):
+        ran = subprocess.run([LORA_FS, *words], capture_output=True, text=True, check=False, timeout=60)
+        assert ran.returncode in (2, 3), ran
+        assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["register", "a"], ["validate"]])
+def test_a_bar_on_a_terminal(root: Path, folder: Callable[[int], str], words: list[str]) -> None:
+    """Reading is shown on a terminal's stderr; stdout is the result alone."""
+    ours, theirs = pty.openpty()
+    ran = subprocess.run(
+        [LORA_FS, *words, folder(1)], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=60
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "reading lora-1" in shown
+    assert len(ran.stdout.splitlines()) == 1
+    assert "reading" not in ran.stdout
+
+
+def interrupt(words: list[str], until: Callable[[subprocess.Popen[str]], object]) -> tuple[int, str]:
+    """Run a command, press Ctrl-C once ``until`` returns; its exit code and stderr."""
+    with subprocess.Popen(
+        [LORA_FS, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        until(running)
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=30)
+    return running.returncode, stderr.strip()
+
+
+def first_line(running: subprocess.Popen[str]) -> None:
+    """Return once the command has said something."""
+    assert running.stdout is not None
+    assert running.stdout.readline()
 
 
 def test_ctrl_c(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
     """It ends what watches with 130 and one line."""
     lora_fs("register", "a", folder(1))
-    with subprocess.Popen(
-        [LORA_FS, "status", "--watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as watching:
-        assert watching.stdout is not None
-        while "ADAPTER" not in watching.stdout.readline():
-            assert watching.poll() is None
-        watching.send_signal(signal.SIGINT)
-        _, stderr = watching.communicate(timeout=30)
-    assert watching.returncode == 130
-    assert stderr.strip() == "lora-fs: interrupted"
+    assert interrupt(["status", "--watch"], first_line) == (130, "lora-fs: interrupted")
+
+
+def test_ctrl_c_while_waiting(
+    lora_fs: LoraFs, folder: Callable[[int], str], report: Callable[..., None]
+) -> None:
+    """What was written stays written, and was told before the wait."""
+    report("slow")
+    ran = interrupt(["register", "a", folder(1), "--wait", "60"], first_line)
+    assert ran == (130, "lora-fs: interrupted")
+    assert lora_fs("list", "-o", "name").out == "a\n"
+
+
+def test_ctrl_c_while_copying(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:
+    """Nothing is registered, and the half copy is gone."""
+    lora_fs("register", "other", folder(0))
+    source = Path(folder(1))
+    with a_copy_ended_by(KeyboardInterrupt):
+        assert lora_fs("register", "a", str(source)).code == 130
+    assert lora_fs("list", "-o", "name").out == "other\n"
+    assert list((root / "default" / "tiny" / ".incoming").iterdir()) == []
+
+
+@contextmanager
+def a_copy_ended_by(error: type[BaseException]) -> Iterator[None]:
+    """Let the copy of an adapter's files end by ``error`` once the first one is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        sync = os.fsync
+
+        def stop(handle: int) -> None:
+            sync(handle)
+            raise error
+
+        patch.setattr(os, "fsync", stop)
+        yield

@@ -1,18 +1,70 @@
-"""The examples of ``docs/format.md`` are files lora-fs would read."""
+"""``docs/format.md`` is enough to read and write a registry: its examples and rules are tried."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
-from lora_fs.sidecar.registry.codec import unseal
+from lora_fs.sidecar.model import AdapterKey, AdapterSpec, FileEntry, Phase, Record
+from lora_fs.sidecar.reconcile.report import HEARTBEAT_S
+from lora_fs.sidecar.reconcile.volume import FOLDER_SCAN_S, RECENT, SCAN_SHARE
+from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry.atomic import UNLINK_AFTER_S
+from lora_fs.sidecar.registry.codec import decode, seal, unseal
+from lora_fs.sidecar.registry.filesystem import timing_for
+from lora_fs.sidecar.registry.layout import generation_name, parse_generation
+from lora_fs.sidecar.registry.lock import ABANDONED_S, LEASE_S
+from lora_fs.sidecar.registry.operations import int_id
+from lora_fs.sidecar.registry.store import LEASE_WAIT_S, RACES
+from tests.registry.conftest import write_adapter
 
-TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+ROOT = Path(__file__).parents[2]
+GOLDEN = {path.read_text(): path for path in (ROOT / "tests/golden/v1").rglob("*") if path.is_file()}
+TEXT = (ROOT / "docs" / "format.md").read_text()
 EXAMPLES = re.findall(r"<!-- schema: ([a-z-]+) -->\n```json\n(.*?)\n```", TEXT, re.DOTALL)
+examples = pytest.mark.parametrize(
+    ("name", "example"), EXAMPLES, ids=[f"{name}-{at}" for at, (name, _) in enumerate(EXAMPLES)]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def canonical(value: Any) -> str:
+    """Canonical JSON, written from the page's table alone."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    if isinstance(value, str):
+        short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+        return '"' + "".join(short.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)
+
+
+def summed(value: dict[str, Any]) -> str:
+    """The ``sum`` that an object has to carry."""
+    rest = {key: item for key, item in value.items() if key != "sum"}
+    return hashlib.sha256(canonical(rest).encode()).hexdigest()
+
+
+def record() -> Record:
+    """The record that the page shows."""
+    (text,) = (example for name, example in EXAMPLES if name == "record")
+    return decode(Record, text.encode())
 
 
 def test_every_json_block_names_its_schema() -> None:
@@ -21,7 +73,127 @@ def test_every_json_block_names_its_schema() -> None:
     assert {name for name, _ in EXAMPLES} == {"record", "pointer", "marker", "head", "replica-status"}
 
 
-@pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+@examples
 def test_the_example_is_valid(name: str, example: str) -> None:
     """Its seal holds and so does its schema."""
     Draft202012Validator(schemas.load(name)).validate(unseal(example.encode()))
+
+
+@examples
+def test_the_example_is_real(name: str, example: str) -> None:
+    """It is a file that lora-fs wrote, to the byte."""
+    assert f"{example}\n" in GOLDEN
+
+
+@pytest.mark.parametrize("path", GOLDEN.values(), ids=lambda path: path.name)
+def test_the_seal_is_what_the_page_says(path: Path) -> None:
+    """Software that knows the page alone gets the same sum for every file."""
+    value = json.loads(path.read_bytes())
+    assert summed(value) == value["sum"]
+
+
+@given(st.dictionaries(st.text(), values, max_size=4))
+def test_canonical_json_is_what_the_page_says(value: dict[str, Any]) -> None:
+    """For any text and any number that JSON can hold."""
+    assert json.loads(seal(value))["sum"] == summed(value)
+
+
+def test_the_digest_is_what_the_page_says() -> None:
+    """Of the rows shown, and of others in any order and any letters."""
+    (rows,) = re.findall(r"```text\n(\[\[.*\]\])\n```", TEXT)
+    assert record().spec.digest == "sha256:" + hashlib.sha256(rows.encode()).hexdigest()
+    files = [FileEntry(path=name, size_bytes=3, sha256="0" * 64) for name in ("é", "b", "Z")]
+    text = ",".join(f'["{name}",3,"{"0" * 64}"]' for name in ("Z", "b", "\\u00e9"))
+    assert artifacts.digest_of(files) == "sha256:" + hashlib.sha256(f"[{text}]".encode()).hexdigest()
+
+
+def test_the_integer_id_is_what_the_page_says() -> None:
+    """The record shown has the id of its own registry, the marker shown."""
+    (marker,) = (json.loads(example) for name, example in EXAMPLES if name == "marker")
+    shown = record()
+    text = f"{marker['registry_uuid']}|{'/'.join(shown.key)}|{shown.spec.digest}"
+    expected = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    assert expected == int_id(marker["registry_uuid"], AdapterKey(*shown.key), shown.spec.digest)
+    assert expected == shown.spec.int_id
+
+
+def test_the_fingerprint_is_what_the_page_says(tmp_path: Path) -> None:
+    """Over name, size and mtime of every entry, a folder and letters of any kind included."""
+    folder = write_adapter(tmp_path / "a1")
+    (folder / "é").mkdir()
+    (folder / "link").symlink_to("nowhere")
+    rows = ", ".join(
+        f'["{path.name}", {path.lstat().st_size}, {path.lstat().st_mtime_ns}]'
+        for path in sorted(folder.iterdir())
+    ).replace("é", "\\u00e9")
+    assert artifacts.fingerprint(folder) == hashlib.sha256(f"[{rows}]".encode()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize(
+    ("name", "parsed"),
+    [
+        ("a.@00000001.json", ("a", (1, ""))),
+        ("a.@123456789.json", ("a", (123456789, ""))),
+        (f"a.@00000002.{'0f' * 16}.json", ("a", (2, "0f" * 16))),
+        ("a.@00000000.json", None),
+        ("a.@1.json", None),
+        ("a.@0123456789.json", None),
+        (f"a.@{'9' * 19}.json", None),
+        (f"a.@00000002.{'0F' * 16}.json", None),
+        (".tmp-a.@00000001.json", None),
+        ("-a.@00000001.json", None),
+    ],
+)
+def test_names_have_the_grammar_of_the_page(name: str, parsed: tuple[str, tuple[int, str]] | None) -> None:
+    """One spelling a generation; everything else is no generation file."""
+    assert parse_generation(name) == parsed
+    if parsed is not None:
+        assert generation_name(parsed[0], *parsed[1]) == name
+
+
+def test_settle_times_are_those_of_the_page() -> None:
+    """Each filesystem that the page names waits as long as it says."""
+    rows = re.findall(r"^\| (.+) \| (\d+) s \|$", TEXT, re.MULTILINE)
+    told = {kind: float(s) for kinds, s in rows for kind in re.findall(r"`(\w+)`", kinds)}
+    assert {kind: timing_for(kind).settle_s for kind in told} == told
+    assert {"ext4", "nfs", "fuse"} <= told.keys()
+    (other,) = (float(s) for kinds, s in rows if kinds == "any other")
+    assert timing_for("unheard-of").settle_s == other
+
+
+def test_polls_are_those_of_the_page() -> None:
+    """A local filesystem is looked at as often as it says, and any other."""
+    (local, other) = map(
+        float, re.findall(r"(\S+) s apart on a local filesystem, (\S+) s on others", TEXT)[0]
+    )
+    assert timing_for("ext4").poll_s == local
+    assert {timing_for(kind).poll_s for kind in ("nfs4", "fuse.sshfs", "unheard-of")} == {other}
+
+
+def test_every_phase_is_told() -> None:
+    """The page's table of phases has each one that a status may have."""
+    (table,) = re.findall(r"^\| `phase` \|.*\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    told = [phase for row in table.splitlines() for phase in re.findall(r"`([A-Z]\w+)`", row.split("|")[1])]
+    assert sorted(told) == sorted(Phase)
+
+
+def test_every_field_of_a_record_is_told() -> None:
+    """Each one is in the page's table, but for those that say where the file lies."""
+    (table,) = re.findall(r"^\| `generation`, `previous` \|.*\n(?:\|.*\n)+", TEXT, re.MULTILINE)
+    told = set(re.findall(r"`(?:spec\.)?(\w+)`", table))
+    place = {"apiVersion", "kind", "namespace", "model", "revision", "name", "spec"}
+    assert Record.model_fields.keys() - told == place
+    assert AdapterSpec.model_fields.keys() <= told
+
+
+def test_waits_are_those_of_the_page() -> None:
+    """Of leases, of temporary names and of the scans that HEAD does not ask for."""
+    assert f"`SoftFileLease` with {LEASE_S:.0f} s" in TEXT
+    assert f"finds it empty for {ABANDONED_S:.0f} s" in TEXT
+    assert f"longer than {LEASE_WAIT_S} s" in TEXT
+    assert f"no sooner than {UNLINK_AFTER_S * 1000:.0f} ms" in TEXT
+    assert f"at most {RACES} times" in TEXT
+    assert f"folders every {FOLDER_SCAN_S:.0f} s" in TEXT
+    assert f"1/{SCAN_SHARE} of" in TEXT
+    assert f"every {HEARTBEAT_S:.0f} s; removed" in TEXT
+    assert f"the last {RECENT} series" in TEXT

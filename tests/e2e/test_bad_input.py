@@ -17,6 +17,7 @@ import pytest
 
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.waiting import wait_until
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -74,6 +75,22 @@ def test_broken_folder_dropped_beside_a_stream(pair: Pair, register: Register, a
         pieces.extend(chunk.choices[0].text for chunk in itertools.islice(steady, 5))
     pieces.extend(chunk.choices[0].text for chunk in steady)
     assert "".join(pieces) == "".join(undisturbed)
+
+
+def test_a_half_copied_folder(pair: Pair, register: Register, adapters: Adapters) -> None:
+    """However long half a copy lies there it is not adopted; the whole one is."""
+    register("whole", adapters(42))
+    data = (adapters(42) / WEIGHTS).read_bytes()
+    folder = pair.volume.scope_dir / "v1" / "half"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(adapters(42) / "adapter_config.json", folder)
+    with (folder / WEIGHTS).open("wb", buffering=0) as copying:
+        copying.write(data[: len(data) // 2])
+        wait_until("it is told", lambda: "v1/half" in pair.a.http.get("/readyz").text, timeout_s=20)
+        assert not {"half"} & (pair.a.names() | pair.b.names())
+        copying.write(data[len(data) // 2 :])
+    pair.wait_listed("half")
+    assert pair.answer("half") == pair.answer("whole")
 
 
 def test_folders_that_are_no_adapters(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel
 
 from lora_fs import schemas
-from lora_fs.sidecar.model import Phase, Pointer, Record, ReplicaStatus
+from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.registry import gc, operations
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.layout import parse_generation
 from lora_fs.sidecar.registry.root import Head, Marker, read_marker
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
 
 V1 = Path(__file__).parent / "v1"
-SCOPE = V1 / "default" / "Qwen--Qwen2.5-7B"
+OWN = Scope("default", "Qwen--Qwen2.5-7B")
+SCOPE = V1 / OWN.namespace / OWN.model
 RECORD = SCOPE / "v1" / "support.@00000001.json"
 FUTURE = SCOPE / "v1" / "tomorrow.@00000001.json"
 
@@ -88,3 +95,86 @@ def test_fields_of_a_newer_writer_survive() -> None:
     assert kept == json.loads(FUTURE.read_bytes())
     assert kept["shards"] == [1, 2]
     assert kept["spec"]["quantization"] == {"bits": 4}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """The files as a registry that this version opens."""
+    shutil.copytree(V1, tmp_path / "root")
+    return Registry(tmp_path / "root")
+
+
+def test_the_whole_tree_is_a_registry(registry: Registry) -> None:
+    """This version lists and reads every name in it, and finds nothing wrong."""
+    view = RegistryView(registry, (OWN,))
+    view.refresh()
+    desired = view.desired
+    assert (desired.problems, desired.frozen) == ({}, None)
+    assert {str(key): (r.generation, r.present) for key, r in desired.records.items()} == {
+        f"{OWN}/v1/support": (2, False),
+        f"{OWN}/v1/lww": (1, True),
+        f"{OWN}/v1/tomorrow": (1, True),
+    }
+    assert [pointer.revision for pointer in desired.pointers.values()] == [None]
+    assert gc.in_use(registry) == {AdapterKey(*OWN, "v1", "support")}
+
+
+def test_fields_of_a_newer_writer_outlive_a_withdrawal(registry: Registry) -> None:
+    """The tombstone that this version writes has all that the record had."""
+    (gone,) = operations.unregister(registry, OWN, "tomorrow", writer="test")
+    registry.close()
+    path = registry.layout.revision(OWN, "v1") / "tomorrow.@00000002.json"
+    before, after = json.loads(FUTURE.read_bytes()), unseal(path.read_bytes())
+    assert gone.state == after["state"] == "deleted"
+    assert after["previous"] == {"generation": 1, "sum": before["sum"]}
+    assert (after["shards"], after["spec"]) == (before["shards"], before["spec"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (Head, V1 / "HEAD"),
+        (Marker, V1 / "lora-fs.json"),
+        (Pointer, SCOPE / ".active" / "support.@00000001.json"),
+        (ReplicaStatus, V1 / ".replicas" / "pod-a.json"),
+    ],
+)
+def test_every_kind_keeps_what_it_does_not_know(kind: type[BaseModel], path: Path) -> None:
+    """A field that is added to any file of format 1 is there after a read and a write."""
+    newer = seal({**json.loads(path.read_bytes()), "future": {"of": [1, None]}})
+    assert json.loads(seal(decode(kind, newer))) == json.loads(newer)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("state", "archived"), ("origin", "s3"), ("kind", "Other"), ("apiVersion", "lora-fs/v2")],
+)
+def test_a_value_of_a_newer_writer_is_not_guessed(registry: Registry, field: str, value: str) -> None:
+    """The file is reported and the generation before it stays in force, as if its seal did not hold."""
+    v1 = registry.layout.revision(OWN, "v1")
+    newer = {**json.loads(FUTURE.read_bytes()), "generation": 2, field: value}
+    (v1 / "tomorrow.@00000002.json").write_bytes(seal(newer))
+    view = RegistryView(registry, (OWN,))
+    view.refresh()
+    assert [path.rsplit("/", 1)[-1] for path in view.desired.problems] == ["tomorrow.@00000002.json"]
+    assert view.desired.records[AdapterKey(*OWN, "v1", "tomorrow")].generation == 1
+
+
+def test_head_keeps_what_it_does_not_know(registry: Registry) -> None:
+    """The next writer raises the sequence and leaves a newer writer's field as it is."""
+    head = registry.layout.head
+    head.write_bytes(seal({**json.loads(head.read_bytes()), "feed": 7}))
+    registry.announce()
+    after = unseal(head.read_bytes())
+    assert (after["seq"], after["feed"]) == (3, 7)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(V1)))
+def test_a_changed_byte_is_seen(path: Path) -> None:
+    """None of them is read as another value when one of its letters or digits changed."""
+    data = path.read_bytes()
+    for at in range(0, len(data), max(1, len(data) // 50)):
+        if chr(data[at]).isalnum():
+            changed = b"1" if data[at : at + 1] != b"1" else b"2"
+            with pytest.raises(CorruptRecord):
+                unseal(data[:at] + changed + data[at + 1 :])

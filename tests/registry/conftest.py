@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.store import Registry
 
 MakeAdapter = Callable[..., Path]
@@ -62,7 +63,8 @@ def scope() -> Scope:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[Registry]:
-    opened = Registry(tmp_path / "root", create=True)
-    yield opened
-    opened.close()
+def registry(tmp_path: Path) -> Registry:
+    """Created without the 50 ms that its temporary names outlive their links, and never closed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic, "UNLINK_AFTER_S", 0.0)
+        return Registry(tmp_path / "root", create=True)

@@ -410,3 +410,91 @@ def test_natural_order() -> None:
     """v10 comes after v9."""
     assert natural_order("v10") > natural_order("v9")
     assert sorted(["r2", "r10", "r1b", "r1a"], key=natural_order) == ["r1a", "r1b", "r2", "r10"]
+
+
+def test_a_record_ends_the_settling(site: Site) -> None:
+    """A settling folder that somebody registers is no candidate any more: nothing is waited for."""
+    write_adapter(site.folder)
+    site.step()
+    assert site.adopter.waiting()
+    put(site.registry, site.scope, site.folder, name="dropped", revision="v1")
+    assert site.step(0.1) == {"dropped": "v1"}
+    assert not site.adopter.waiting()
+    site.settle()
+    assert site.generation() == 1
+
+
+def test_nothing_is_awaited_of_a_frozen_volume(site: Site) -> None:
+    """While absence is not believed nobody comes back soon; afterwards the folder settles on."""
+    write_adapter(site.folder)
+    site.step()
+    site.adopter.step(Desired(frozen="in doubt"))
+    assert not site.adopter.waiting()
+    assert site.settle() == {"dropped": "v1"}
+
+
+def test_a_folder_put_back_is_adopted_again(site: Site) -> None:
+    """Taken away, withdrawn, and put back with the same bytes and times: it is a drop like any other."""
+    write_adapter(site.folder)
+    site.settle()
+    away = site.folder.rename(site.registry.layout.root / "away")
+    site.step(1)
+    assert site.step(1) == {}
+    away.rename(site.folder)
+    assert site.settle() == {"dropped": "v1"}
+    assert site.generation() == 3
+
+
+def test_a_listing_that_lies_withdraws_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that listings hide is looked for by its name before it is given up."""
+    write_adapter(site.folder)
+    site.settle()
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [n for n in listdir(path) if n != site.folder.name])
+    site.step(1)
+    for _ in range(4):
+        assert site.step(1) == {"dropped": "v1"}
+        assert not site.adopter.waiting()
+    monkeypatch.undo()
+    shutil.rmtree(site.folder)
+    site.step(1)
+    assert site.step(1) == {}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_pointer_that_failed_is_written_later(site: Site, moved: bool) -> None:
+    """The volume failed between record and pointer: the name follows, unless a person moved it since."""
+    write_adapter(site.folder)
+    site.settle()
+    write_adapter(site.at("v2", "dropped"), seed=1)
+    active = str(site.registry.layout.active(site.scope))
+    with pytest.MonkeyPatch.context() as patch:
+        to_pointer = lambda _, path: str(path).startswith(active)  # noqa: E731
+        fail(patch, "link", errno.ENOSPC, times=1 << 30, when=to_pointer)
+        assert site.settle() == {"dropped": "v1"}
+        assert site.generation("v2") == 1
+        assert not site.adopter.waiting()
+        assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
+    if moved:
+        operations.promote(site.registry, site.scope, "dropped", "v2", writer="test")
+        operations.rollback(site.registry, site.scope, "dropped", writer="test")
+    assert site.step(adopt.RETRY_S) == {"dropped": "v1" if moved else "v2"}
+    assert site.step(adopt.FULL_LOOK_S) == {"dropped": "v1" if moved else "v2"}
+    assert not site.adopter.waiting()
+
+
+def test_the_refused_starve_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many refused folders, whose looks take longer than a step, do not keep a good one from adoption."""
+    for number in range(30):
+        write_adapter(site.at("v1", f"bad-{number}"))
+        (site.at("v1", f"bad-{number}") / WEIGHTS).unlink()
+    site.settle()
+    real = artifacts.look
+
+    def slow(folder: Path) -> object:
+        site.clock.now += adopt.ADOPTING_S / 10
+        return real(folder)
+
+    monkeypatch.setattr(artifacts, "look", slow)
+    write_adapter(site.folder)
+    assert site.settle() == {"dropped": "v1"}

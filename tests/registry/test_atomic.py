@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from lora_fs.sidecar.errors import CorruptRecord, InputError, UnknownOutcome, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, NotRegular, TemporaryNames
 from lora_fs.sidecar.registry.layout import Generation, generation_name
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put, served
@@ -268,3 +270,86 @@ def test_new_folders_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.Mo
     atomic.make_folder(tmp_path / "a" / "b")
     atomic.make_folder(tmp_path / "a" / "b")
     assert synced == [tmp_path, tmp_path / "a"]
+
+
+def test_a_conditional_retry_knows_its_own_late_write(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry that loses the race to its own first write, which showed late, returns that write."""
+    put(registry, scope, make_adapter())
+    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    stale = registry.latest(series)
+    first = registry.append(series, lambda _: {}, writer="me", request_id="r1", expect=1)
+    with monkeypatch.context() as patch:
+        answers = [None]
+        written_under, latest = Registry._written_under, Registry.latest
+
+        def not_yet(*args: Any) -> Any:
+            return answers.pop() if answers else written_under(*args)
+
+        patch.setattr(Registry, "_written_under", not_yet)
+        patch.setattr(Registry, "latest", lambda *args: stale if not answers else latest(*args))
+        again = registry.append(series, lambda _: {}, writer="me", request_id="r1", expect=1)
+    assert again == first
+    assert registry.latest(series)[0].generation == 2
+
+
+def test_whoever_looks_sweeps(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """The last write's temporary names do not wait for the next write: a poll removes what is due."""
+    clock = registry_clock(registry)
+    put(registry, scope, make_adapter())
+    view = RegistryView(registry, (scope,))
+    folders = [registry.layout.revision(scope, "v1"), registry.layout.active(scope)]
+    assert any(name.startswith(".tmp-") for folder in folders for name in left_in(folder))
+    clock.now += 1
+    view.refresh()
+    assert not [name for folder in folders for name in left_in(folder) if name.startswith(".tmp-")]
+    assert left_in(registry.layout.leases) == []
+
+
+def registry_clock(registry: Registry) -> Clock:
+    """Let the registry's temporary names fall due by a clock the test moves."""
+    clock = Clock()
+    registry._temporary = TemporaryNames(clock)
+    return clock
+
+
+def test_a_name_that_shows_empty_at_first_is_looked_at_again(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that shows the new name before its bytes does not turn a win into a loss."""
+    read, answers = os.read, [b"", b""]
+    monkeypatch.setattr(os, "read", lambda *args: answers.pop() if answers else read(*args))
+    assert atomic.publish(tmp_path / "a", DATA, names)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A symlink to a good file is no file."""
+    (tmp_path / "good").write_bytes(DATA)
+    (tmp_path / "link").symlink_to(tmp_path / "good")
+    with pytest.raises(NotRegular):
+        atomic.read_bytes(tmp_path / "link")
+
+
+def test_acknowledged_is_synced(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are synced before the link, the folder after it; if that fails nobody is told it is done."""
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded_fsync(handle: int) -> None:
+        done.append("sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "sync file")
+        fsync(handle)
+
+    def recorded_link(*args: Any) -> None:
+        done.append("link")
+        link(*args)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
+    assert atomic.publish(tmp_path / "a", DATA, names)
+    assert done == ["sync file", "link", "sync folder"]
+    fail(monkeypatch, "fsync", errno.EIO, when=lambda handle: stat.S_ISDIR(os.fstat(handle).st_mode))
+    with pytest.raises(Ambiguous, match="synced"):
+        atomic.publish(tmp_path / "b", DATA, names)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import JsonObject, Policy, Record
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.root import Marker
@@ -179,3 +179,31 @@ def test_cat_is_enough_to_read_it() -> None:
     assert SEALED.endswith(b"}\n")
     assert SEALED.count(b"\n") > 20
     assert json.loads(SEALED)["name"] == "a1"
+
+
+@given(st.integers(0, len(SEALED)), st.integers(0, 40), st.binary(max_size=40))
+def test_any_stretch_replaced_is_corrupt_or_means_the_same(place: int, length: int, put: bytes) -> None:
+    """Bytes cut out, inserted or overwritten make no other value."""
+    value = unsealed_or_corrupt(SEALED[:place] + put + SEALED[place + length :])
+    assert value is None or value == unseal(SEALED)
+
+
+def test_a_duplicate_key_cannot_smuggle_a_value() -> None:
+    """Of two values under one key the one that is read is the one that is sealed."""
+    for smuggled in (b'{"state": "deleted",', b'{"spec": {}, "state": "deleted",'):
+        assert unseal(smuggled + SEALED[1:]) == unseal(SEALED)
+        tail = SEALED.rstrip()[:-1] + b"," + smuggled[1:-1] + b"}"
+        assert unsealed_or_corrupt(tail) is None
+
+
+def test_a_lone_surrogate_is_never_sealed() -> None:
+    """Text that UTF-8 cannot hold is the caller's fault, at any depth and in any key."""
+    for value in ({"a": "\udcff"}, {"\ud800": 1}, {"a": [{"b": "x\udfff"}]}):
+        with pytest.raises(InputError, match="UTF-8"):
+            seal(value)
+
+
+def test_a_newer_body_is_told_from_damage() -> None:
+    """Its version is what is said of it, whatever else it has come to look like."""
+    with pytest.raises(CorruptRecord, match=r"lora-fs/v2.*needs another lora-fs"):
+        decode(Record, seal({"apiVersion": "lora-fs/v2", "shape": "another"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -15,10 +16,12 @@ import pytest
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry import lock, operations
+from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
-from tests.registry.conftest import MakeAdapter
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import CALLS, CHANGES
 from tests.registry.test_operations import put
 
@@ -65,14 +68,38 @@ def state(root: Path, scope: Scope) -> tuple[dict[str, str], set[str], dict[str,
     return active, present, dict(view.desired.problems)
 
 
+def look_at_folders(registry: Registry, scope: Scope) -> None:
+    """What a replica does that comes by, and comes again after the time it leaves to others."""
+    clock, view = Clock(), RegistryView(registry, (scope,))
+    adopter = Adopter(registry, Expectation(), settle_s=0.0, writer="test", clock=clock)
+    for _ in range(4):
+        clock.now += RETRY_S
+        view.refresh(force=True)
+        adopter.step(view.desired)
+
+
+def lasting(root: Path) -> set[str]:
+    """Every file but those that gc removes: temporary names, unfinished copies, leases."""
+    found = (path.relative_to(root) for path in root.rglob("*") if not path.is_dir())
+    return {str(path) for path in found if not re.search(r"\.tmp-|\.incoming/|\.leases/", str(path))}
+
+
 @pytest.mark.parametrize(
     "calls", [CHANGES, pytest.param(CALLS, marks=pytest.mark.long)], ids=["changes", "all"]
 )
-@pytest.mark.parametrize("what", ["register", "register again", "promote", "unregister"])
+@pytest.mark.parametrize(
+    "what", ["register", "register again", "promote", "unregister", "adopt", "take away"]
+)
 def test_killed_at_every_call(
-    scope: Scope, make_adapter: MakeAdapter, tmp_path: Path, what: str, calls: list[str]
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    calls: list[str],
 ) -> None:
     """No point of a command leaves anything but its beginning, its end, or a revision not yet active."""
+    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
     first, second = make_adapter("first"), make_adapter("second", seed=1)
 
     def act(registry: Registry) -> None:
@@ -80,14 +107,22 @@ def test_killed_at_every_call(
             put(registry, scope, first if what == "register" else second)
         elif what == "promote":
             operations.promote(registry, scope, "a1", "v1", writer="test")
+        elif what in ("adopt", "take away"):
+            look_at_folders(registry, scope)
         else:
             operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
 
     template = Registry(tmp_path / "template", create=True)
-    if what != "register":
+    dropped = template.layout.revision(scope, "v1") / "a1"
+    if what in ("adopt", "take away"):
+        write_adapter(dropped)
+    elif what != "register":
         put(template, scope, first)
     if what in ("promote", "unregister"):
         put(template, scope, second)
+    if what == "take away":
+        look_at_folders(template, scope)
+        shutil.rmtree(dropped)
     template.close()
     before = state(template.layout.root, scope)
     done = tmp_path / "done"
@@ -112,6 +147,7 @@ def test_killed_at_every_call(
         with suppress(NotFound):  # unregistered before it was killed
             act(Registry(root))
         assert state(root, scope) == after
+        assert lasting(root) == lasting(done)
         shutil.rmtree(root)
     assert number > 20
     assert len(seen) >= 2

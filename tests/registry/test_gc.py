@@ -213,3 +213,28 @@ def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: Ada
     gc.collect(garbage)
     gc.collect(garbage)
     assert found(registry) == []
+
+
+def test_what_register_placed_anew_is_not_overwritten(
+    registry: Registry, key: AdapterKey, make_adapter: MakeAdapter
+) -> None:
+    """Moved aside while register looked, and placed by it again: the older copy goes, without an error."""
+    artifact, answers = registry.layout.artifact(key), [True, False]
+
+    def still() -> bool:
+        if len(answers) == 1:
+            write_adapter(artifact, seed=7)
+        return answers.pop(0)
+
+    gc.collect([gc.Garbage(artifact, "test", still)])
+    assert len(os.listdir(artifact)) == 2
+    assert os.listdir(registry.layout.incoming(key.scope)) == []
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_record_names_in_part_stays(registry: Registry, key: AdapterKey, inside: bool) -> None:
+    """A link to a folder within the withdrawn artifact, or to one that holds it, keeps it."""
+    artifact = registry.layout.artifact(key)
+    named = write_adapter(artifact / "checkpoint" if inside else artifact.parent)
+    put(registry, Scope("other", "tiny"), named, name="linked", link=True)
+    assert found(registry) == []

@@ -14,7 +14,7 @@ from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import lock, store
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.store import Registry
-from tests.registry.conftest import MakeAdapter
+from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.test_operations import put, served
 from tests.registry.test_races import FORK
 
@@ -119,3 +119,40 @@ def test_the_refused_are_remembered_within_bounds(tmp_path: Path, monkeypatch: p
         with lease(tmp_path / f"{number}.lock", wait_s=0) as had:
             assert not had
     assert len(lock._contended) == 2
+
+
+def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a holder leaves that was killed before it wrote its name is nobody's after ABANDONED_S."""
+    monkeypatch.setattr(lock, "_empty", {})
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    path = tmp_path / "a.lock"
+
+    def had() -> bool:
+        with lease(path, wait_s=0) as first:
+            return first
+
+    path.touch()
+    for seconds in (0.0, lock.ABANDONED_S - 0.1):
+        clock.now += seconds
+        assert not had()
+    path.unlink()
+    path.touch()  # another one, by a holder that lives
+    os.utime(path, (1, 1))
+    clock.now += 0.2
+    assert not had()
+    clock.now += lock.ABANDONED_S
+    assert not had()
+    assert had()
+
+
+def test_a_lease_that_is_held_is_not_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long others ask, a lockfile with its holder's name in it stays."""
+    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
+    path = tmp_path / "a.lock"
+    with lease(path, wait_s=0) as held:
+        assert held
+        for _ in range(3):
+            with lease(path, wait_s=0) as had:
+                assert not had
+        assert path.exists()

@@ -12,7 +12,7 @@ import pytest
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry import gc, operations
-from lora_fs.sidecar.registry.layout import parse_generation
+from lora_fs.sidecar.registry.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from tests.registry.conftest import MakeAdapter
@@ -144,3 +144,27 @@ def test_a_copied_sibling_is_nobodys(registry: Registry, scope: Scope, make_adap
     view.refresh()
     assert any("another writer's" in problem for problem in view.desired.problems.values())
     assert served(registry, scope) == {"a1": "v1"}
+
+
+@pytest.mark.parametrize("greater_first", [True, False])
+def test_a_sibling_that_shows_late(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    greater_first: bool,
+) -> None:
+    """Whichever of two a view saw first, it ends with the greater token."""
+    put(registry, scope, make_adapter())
+    lesser, greater = sorted(siblings(registry, monkeypatch, scope), key=lambda record: record.token)
+    late = lesser if greater_first else greater
+    folder = registry.layout.revision(scope, "v1")
+    path = folder / generation_name("a1", 2, late.token)
+    path.rename(registry.layout.root / "late")
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    assert view.desired.records[late.key] == (greater if greater_first else lesser)
+    (registry.layout.root / "late").rename(path)
+    view.refresh(force=True)
+    assert view.desired.records[late.key] == greater
+    assert "siblings" in str(view.desired.problems)

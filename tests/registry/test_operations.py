@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, InvalidName, NotFound
+from lora_fs.sidecar.errors import (
+    Conflict,
+    InputError,
+    InvalidAdapter,
+    InvalidName,
+    NotFound,
+    VolumeUnavailable,
+)
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry import artifacts, operations
 from lora_fs.sidecar.registry.operations import Registered, Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store import Body, Registry, Series
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
-from tests.registry.conftest import MakeAdapter
+from tests.registry.conftest import MakeAdapter, write_adapter
+from tests.registry.faults import fail
 
 
 def put(registry: Registry, scope: Scope, source: Path, name: str = "a1", **more: object) -> Registered:
@@ -73,6 +86,9 @@ def test_unregister_asks_which_of_several(
         operations.unregister(registry, scope, "a1", writer="test")
     operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
     assert served(registry, scope) == {}
+    pointer = operations.active(registry, scope, "a1")
+    assert pointer is not None
+    assert (pointer.revision, pointer.previous_revision) == (None, None)
     with pytest.raises(NotFound):
         operations.unregister(registry, scope, "a1", writer="test")
 
@@ -95,3 +111,134 @@ def test_a_truncated_adapter_is_refused(registry: Registry, scope: Scope, make_a
     with pytest.raises(InvalidAdapter, match=r"adapter_model\.safetensors"):
         put(registry, scope, source)
     assert not registry.layout.scope(scope).exists()
+
+
+def test_a_copy_that_was_lost_is_made_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Registering the same bytes again puts back an artifact that somebody deleted."""
+    record = put(registry, scope, make_adapter()).record
+    artifact = registry.layout.artifact(record.key)
+    shutil.rmtree(artifact)
+    assert not put(registry, scope, make_adapter()).changed
+    assert sorted(os.listdir(artifact)) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_unregister_takes_back_no_promotion(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v2 promoted while v1 is unregistered stays served: only a pointer to v1 is withdrawn."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(seed=1), activate=False)
+    real = operations.active
+
+    def overtaken(*args: object) -> object:
+        pointer = real(*args)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        operations.promote(registry, scope, "a1", "v2", writer="another")
+        return pointer
+
+    monkeypatch.setattr(operations, "active", overtaken)
+    operations.unregister(registry, scope, "a1", revision="v1", writer="test")
+    assert served(registry, scope) == {"a1": "v2"}
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "rename", "mkdir"])
+def test_a_copy_that_fails_is_told(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Whichever call fails on the copy's folder it is VolumeUnavailable, and nothing is registered."""
+    source = make_adapter()
+    incoming = str(registry.layout.incoming(scope))
+
+    def on_the_copy(target: Path | int, *_: object, **__: object) -> bool:
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+        return path.startswith(incoming) and (call != "fsync" or Path(path).is_dir())
+
+    with monkeypatch.context() as patch:
+        fail(patch, call, errno.EIO, when=on_the_copy)
+        with pytest.raises(VolumeUnavailable):
+            put(registry, scope, source)
+    assert served(registry, scope) == {}
+    put(registry, scope, source)
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_what_is_no_text_is_refused(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """A label, or a linked path, of bytes that are not UTF-8 is bad input and not an internal error."""
+    with pytest.raises(InputError, match="UTF-8"):
+        put(registry, scope, make_adapter(), labels={"team": "\udcff"})
+    with pytest.raises(InputError, match="UTF-8"):
+        put(registry, scope, make_adapter("source-\udcff"), link=True)
+    assert served(registry, scope) == {}
+
+
+def before_append(patch: pytest.MonkeyPatch, act: Callable[[], object], *, to: str) -> None:
+    """Let ``act`` come in once, right before the write of a record or a pointer."""
+    real = Registry.append
+
+    def overtaken(self: Registry, series: Series[Body], *args: Any, **kwargs: Any) -> Body:
+        if series.kind.__name__ == to:
+            patch.undo()
+            act()
+        return real(self, series, *args, **kwargs)
+
+    patch.setattr(Registry, "append", overtaken)
+
+
+def test_of_two_that_want_a_new_name_one_is_told(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds the name taken at the last moment withdraws what it wrote, and serves nothing."""
+    mine, theirs = make_adapter("mine"), make_adapter("theirs", seed=1)
+    before_append(monkeypatch, lambda: put(registry, scope, theirs, revision="r1"), to="Pointer")
+    with pytest.raises(Conflict, match="already been loaded"):
+        put(registry, scope, mine, must_be_new=True)
+    assert served(registry, scope) == {"a1": "r1"}
+    assert set(operations.present_revisions(registry, scope, "a1")) == {"r1"}
+
+
+def test_withdrawn_while_registered_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label put on a revision that is withdrawn at that moment does not bring it back."""
+    put(registry, scope, make_adapter())
+
+    def withdraw() -> None:
+        operations.unregister(registry, scope, "a1", writer="another")
+
+    before_append(monkeypatch, withdraw, to="Record")
+    with pytest.raises(Conflict, match="withdrawn meanwhile"):
+        put(registry, scope, make_adapter(), labels={"team": "a"})
+    assert served(registry, scope) == {}
+
+
+def test_a_source_that_changes_is_not_registered(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes other than those that were validated and hashed are refused, and their copy is removed."""
+    source, real = make_adapter(), artifacts.copy_files
+
+    def changing(*args: Any) -> object:
+        write_adapter(source, seed=1)
+        return real(*args)
+
+    monkeypatch.setattr(artifacts, "copy_files", changing)
+    with pytest.raises(Conflict, match="changed while it was copied"):
+        put(registry, scope, source)
+    assert served(registry, scope) == {}
+    assert os.listdir(registry.layout.incoming(scope)) == []
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_withdrawn_revision_never_changes(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, link: bool
+) -> None:
+    """Its name stays bound to its bytes, though it was unregistered and its files are gone."""
+    key = put(registry, scope, make_adapter(), revision="r1").record.key
+    operations.unregister(registry, scope, "a1", writer="test")
+    shutil.rmtree(registry.layout.artifact(key))
+    with pytest.raises(Conflict, match="revisions never change"):
+        put(registry, scope, make_adapter("other", seed=1), revision="r1", link=link)
+    assert put(registry, scope, make_adapter(), revision="r1").record.generation == 3
+    assert served(registry, scope) == {"a1": "r1"}

@@ -52,7 +52,7 @@ def test_killed_writers_lose_nothing_acknowledged(
     log.touch()
 
     def start() -> Any:
-        writer = FORK.Process(target=_write, args=(root, log))
+        writer = FORK.Process(target=_write, args=(root, log), daemon=True)
         writer.start()
         return writer
 

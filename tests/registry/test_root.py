@@ -167,7 +167,7 @@ def test_two_creators_agree(tmp_path: Path, tier: str) -> None:
         path = tmp_path / str(attempt) / "root"
         path.parent.mkdir()
         start = FORK.Barrier(3)
-        creators = [FORK.Process(target=_create, args=(path, start, tier)) for _ in range(3)]
+        creators = [FORK.Process(target=_create, args=(path, start, tier), daemon=True) for _ in range(3)]
         for creator in creators:
             creator.start()
         for creator in creators:
@@ -199,3 +199,16 @@ def test_a_marker_keeps_what_it_does_not_know(fs: FakeFilesystem) -> None:
     change_marker(VOLUME, shiny="new")
     assert root.read_marker(VOLUME).model_dump()["shiny"] == "new"
     assert isinstance(root.read_marker(VOLUME), Marker)
+
+
+def test_two_writers_of_one_head_differ(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both read the same HEAD: a reader that saw the first one's still sees that there is a second."""
+    root.create(VOLUME)
+    before = root.read_head(VOLUME)
+    seen = set()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(root, "read_head", lambda _: before)
+            root.advance_head(VOLUME, 1)
+        seen.add(root.read_head(VOLUME))
+    assert len(seen | {before}) == 3

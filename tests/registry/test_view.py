@@ -319,3 +319,23 @@ def test_bodies_are_read_once(
     assert {Path(str(args[0])).name for args in calls} <= {"lora-fs.json", "HEAD"}
     assert os.path.exists(registry.layout.head)
     assert view.desired.listings[scope].revisions["v1"] is listings[scope].revisions["v1"]
+
+
+def test_a_folder_that_could_not_be_listed_is_tried_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HEAD said look, the folder did not answer: it is looked at again though HEAD says nothing new."""
+    put(registry, scope, make_adapter())
+    clock = Clock()
+    view = RegistryView(registry, (scope,), clock=clock)
+    view.refresh()
+    put(registry, scope, make_adapter(seed=1), name="a2")
+    with monkeypatch.context() as patch:
+        folder = str(registry.layout.revision(scope, "v1"))
+        fail(patch, "listdir", errno.EIO, times=EVERY_TRY, when=lambda path: str(path) == folder)
+        view.refresh()
+        assert names(view) == ["a1"]
+    clock.now += RETRY_MOST_S
+    assert view.refresh()
+    assert names(view) == ["a1", "a2"]
+    assert view.desired.problems == {}

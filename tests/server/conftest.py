@@ -27,18 +27,25 @@ from tests.reconcile.test_plan import RECORD
 
 @dataclass
 class FakeReplica:
-    """A replica port over a dictionary; counts its holds and its look-ups."""
+    """A replica port over a few names; counts its holds, its look-ups and the statuses it builds.
+
+    ``phases`` tells the phase of names that are not simply Ready; only Ready ones are in the engine.
+    """
 
     names: tuple[str, ...] = ("a1",)
+    phases: Mapping[str, Phase] = field(default_factory=dict)
     replica_id: str = "fake"
     model: str = "tiny"
     holds: Counter[str] = field(default_factory=Counter)
     lookups: int = 0
+    built: int = 0
+    version: int = 1
+    ready: bool = True
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
 
     def catalog(self) -> Catalog:
-        return Catalog(1, {name: Served(name, RECORD) for name in sorted(self.names)})
+        return Catalog(self.version, {name: Served(name, RECORD) for name in sorted(self.names)})
 
     def lookup(self, name: str) -> Served | None:
         self.lookups += 1
@@ -70,24 +77,32 @@ class FakeReplica:
         if lora_name not in self.names:
             raise NotFound(f"The lora adapter '{lora_name}' cannot be found.")
 
+    def phase(self, name: str) -> Phase:
+        return self.phases.get(name, Phase.READY)
+
+    def status(self, name: str) -> AdapterStatus:
+        self.built += 1
+        return AdapterStatus(key=("default", "tiny", "v1", name), generation=1, phase=self.phase(name))
+
     def statuses(self) -> Mapping[str, AdapterStatus]:
-        one = AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)
-        return dict.fromkeys(self.names, one)
+        return {name: self.status(name) for name in self.names}
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        return self.statuses(), {Phase.READY: len(self.names)}
+        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.EVICTED}
+        return told, Counter(self.phase(name) for name in self.names)
 
     def residency(self) -> Mapping[str, JsonObject]:
         return {
             name: {"in_flight": self.holds[name], "idle_s": 0.0, "path": "/s", "engine_name": name}
             for name in self.names
+            if self.phase(name) is Phase.READY
         }
 
     def capacity(self) -> int | None:
         return 4
 
     def readiness(self) -> Readiness:
-        return Readiness(True, ())
+        return Readiness(self.ready, () if self.ready else ("EngineUnavailable: it is down",))
 
     def counters(self) -> Mapping[str, float]:
         return {"loads_total": 3}
@@ -151,16 +166,15 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    fake = FakeEngine()
-    yield fake
-    fake.go.set()  # a stream nobody reads any more ends at once
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture
 def engine_url(engine: FakeEngine) -> Iterator[str]:
     with serving(engine.app) as url:
         yield url
+        engine.go.set()  # a stream nobody reads any more ends at once
 
 
 @pytest.fixture

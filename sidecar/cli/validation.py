@@ -1,0 +1,61 @@
+"""validate: whether a folder can be served; and the bar that shows how far its files are read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.errors import InvalidAdapter
+from lora_fs.sidecar.sources.local import resolve
+from lora_fs.sidecar.validate import validate
+
+
+@contextmanager
+def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr, over so many reads of the weights; yields what moves it."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        size = sum(path.stat().st_size for path in folder.glob("adapter_model.*") if path.is_file())
+        task = bar.add_task(f"reading {folder.name}", total=times * size)
+        yield lambda count: bar.advance(task, count)
+
+
+@click.command("validate")
+@parameters.path
+@parameters.allow
+@parameters.output
+@click.pass_obj
+def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: str) -> None:
+    """Check the adapter in PATH as register would; exit 5 if it cannot be served.
+
+    \b
+    Examples:
+      lora-fs validate ./support-lora
+      lora-fs validate ./support-lora -o json
+    """
+    folder, expectation = resolve(path), context.expectation(allow=allow)
+    with reading(folder) as advance:
+        report = validate(folder, expectation, progress=advance)
+    if output == "json":
+        context.emit({"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]})
+        if not report.ok:
+            raise click.exceptions.Exit(5)
+        return
+    if not report.ok:
+        raise InvalidAdapter(str(folder), report.findings)
+    for finding in report.findings:
+        context.say(f"warning: {finding.render()}")
+    context.say(f"{path} can be served")
+
+
+COMMANDS = (validate_folder,)
