@@ -78,9 +78,15 @@ class Context:
         settings = self.settings
         ids = [i for i in (base_model, settings.base_model, settings.model) if i]
         config = None
-        for candidate in (str(settings.base_config) if settings.base_config else None, *ids):
-            if candidate is not None and config is None:
-                config = load_base_config(candidate)
+        if settings.base_config is not None:
+            config = load_base_config(str(settings.base_config))
+            if config is None:
+                raise InputError(
+                    f"--base-config {settings.base_config}: there is no config.json that can be read: "
+                    "name the file or its folder, or leave --base-config and LORA_FS_BASE_CONFIG out"
+                )
+        for candidate in ids:
+            config = config or load_base_config(candidate)
         return Expectation(tuple(ids), config, settings.max_rank, frozenset(allow + settings.allow))
 
     def say(self, text: str) -> None:
@@ -113,6 +119,11 @@ class Context:
     def emit(self, value: Mapping[str, Any] | list[Any]) -> None:
         """Print JSON for scripts."""
         click.echo(json.dumps(value, indent=2))
+
+
+def complain(message: str) -> None:
+    """Say on stderr what is wrong, line by line, escaped as ``Context.say`` does."""
+    click.echo("lora-fs: " + "\n".join(map(printable, message.split("\n"))), err=True)
 
 
 def exit_code(error: LoraFsError) -> int:

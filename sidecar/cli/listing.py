@@ -7,7 +7,7 @@ import re
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.registry.view import Desired, RegistryView
@@ -18,7 +18,7 @@ def _read(context: Context) -> Desired:
     view = RegistryView(context.registry(), (scope,))
     view.refresh()
     for problem in view.desired.problems.values():
-        click.echo(f"lora-fs: unreadable, left out or shown as it was before: {problem}", err=True)
+        complain(f"unreadable, left out or shown as it was before: {problem}")
     return view.desired
 
 

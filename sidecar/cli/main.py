@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -12,11 +14,12 @@ from rich.console import Console
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import listing, maintain, names, parameters, register, serve, status, validation
-from lora_fs.sidecar.cli.context import Context, exit_code
+from lora_fs.sidecar.cli.context import Context, complain, exit_code
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.settings import load_settings
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+SENTENCE = 200
 ENVIRONMENT = (
     "Which registry: --root, --namespace and --model before the command, "
     "or LORA_FS_ROOT, LORA_FS_NAMESPACE and LORA_FS_MODEL."
@@ -24,16 +27,36 @@ ENVIRONMENT = (
 
 
 class Commands(click.Group):
-    """The commands; a reader of the output that went away ends one without a word."""
+    """The commands, listed in the order of their use, each with the whole of its first sentence."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _while_read():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _while_read():
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
-            return 0
-        return result
+            return result
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(SENTENCE)) for name, command in self.commands.items()]
+            )
+
+
+@contextmanager
+def _while_read() -> Iterator[None]:
+    """A reader of the output that goes away, as ``head`` does, ends the command without a word."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
+        raise click.exceptions.Exit(0) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -94,12 +117,11 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = cli.main(arguments, prog_name="lora-fs", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.NoSuchOption as error:
-        _misplaced(error).show()
-        return USAGE
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        told = _misplaced(error) if isinstance(error, click.NoSuchOption) else error
+        with suppress(OSError):  # nobody reads why
+            told.show()
+        return told.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except LoraFsError as error:
@@ -118,10 +140,14 @@ def _misplaced(error: click.NoSuchOption) -> click.UsageError:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"lora-fs: {message}", err=True)
+    with suppress(OSError):  # nobody reads why
+        complain(message)
     return code
 
 
 def main() -> None:
-    """The script's entry."""
+    """The script's entry; a stream that was closed is one that nobody reads."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     sys.exit(run())

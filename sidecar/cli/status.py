@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
@@ -103,8 +103,9 @@ def status(context: Context, watch: bool, output: str) -> None:
     scope, layout = context.scope(), Layout(context.root())
     view = RegistryView(context.registry(), (scope,))
     view.refresh()
+    reports = read_reports(layout)
+    lost: TemporaryError | None = None
     while True:
-        reports = read_reports(layout)
         replicas = reports.of(scope)
         rows = list(_rows(scope, view.desired, replicas))
         if output == "json":
@@ -117,14 +118,17 @@ def status(context: Context, watch: bool, output: str) -> None:
             told = [row.cells() for row in rows] + list(_troubles(replicas, reports))
             context.table(COLUMNS, told, folds="REASON")
         for problem in view.desired.problems.values():
-            click.echo(f"lora-fs: unreadable, left out or shown as it was before: {problem}", err=True)
+            complain(f"unreadable, left out or shown as it was before: {problem}")
+        if lost is not None:
+            complain(f"shown as it was before: {lost}")
         if not watch:
             return
         time.sleep(WATCH_S)
         try:
             view.refresh()
+            reports, lost = read_reports(layout), None
         except TemporaryError as error:
-            click.echo(f"lora-fs: what is registered is as it was before: {error}", err=True)
+            lost = error
 
 
 COMMANDS = (status,)

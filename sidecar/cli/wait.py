@@ -1,7 +1,7 @@
 """``--wait``: until every live replica of the scope reports what was written.
 
 A replica whose report cannot be read is neither fine nor absent: it is waited for while the
-file is young, and told.
+file is young, and told. A volume that does not answer for a moment is asked again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import click
-
-from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.errors import CorruptRecord, OperatorError, TemporaryError, WaitTimeout
+from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    OperatorError,
+    TemporaryError,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import decode
@@ -40,9 +44,16 @@ class Reports:
 
 
 def read_reports(layout: Layout) -> Reports:
-    """Read every status file."""
+    """Read every status file.
+
+    Raises:
+        VolumeUnavailable: they cannot be listed, or the registry is gone.
+    """
     found, unreadable = [], {}
-    for name in sorted(atomic.list_names(layout.replicas) or ()):
+    names = atomic.list_names(layout.replicas)
+    if names is None and layout.marker.name not in (atomic.list_names(layout.root) or ()):
+        raise VolumeUnavailable(f"{layout.root} is no registry any more: is the volume still mounted?")
+    for name in sorted(names or ()):
         if name.endswith(".json") and not name.startswith("."):
             try:
                 data = atomic.read_bytes(layout.replicas / name)
@@ -91,18 +102,20 @@ def wait_for(
     layout = Layout(context.root())
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
     while True:
-        reports = read_reports(layout)
-        live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
-        lagging = [f"{replica} (its report cannot be read)" for replica in _unknown(layout, reports)]
-        if not live and not lagging:
-            click.echo(
-                f"lora-fs: written; no live replica of {scope} has reported, none to wait for", err=True
-            )
-            return
-        for status in live:
-            lagging += [f"{status.replica}{why}" for why in _lags(status, written, loads, gone)]
-        if not lagging:
-            return
+        try:
+            reports = read_reports(layout)
+        except TemporaryError as error:
+            lagging = [f"replicas whose reports cannot be read ({error})"]
+        else:
+            live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
+            lagging = [f"{replica} (its report cannot be read)" for replica in _unknown(layout, reports)]
+            if not live and not lagging:
+                complain(f"written; no live replica of {scope} has reported, none to wait for")
+                return
+            for status in live:
+                lagging += [f"{status.replica}{why}" for why in _lags(status, written, loads, gone)]
+            if not lagging:
+                return
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise WaitTimeout(

@@ -29,7 +29,7 @@ from lora_fs.sidecar.reconcile.volume import Volume
 logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
-GATHER_S = 0.05  # a burst of changes is one pass; no request waits for a pass
+GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 
 

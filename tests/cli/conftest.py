@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from lora_fs.sidecar.registry.codec import seal
 from tests.registry.conftest import write_adapter
 
 MODEL = "tiny"
+LORA_FS = str(Path(sys.executable).with_name("lora-fs"))  # the installed script
 
 
 @dataclass(frozen=True)

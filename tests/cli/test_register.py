@@ -253,6 +253,16 @@ def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, words: str
     assert words.split()[0] in ran.err
 
 
+@pytest.mark.parametrize("command", ["register a", "validate"])
+def test_a_base_config_that_is_not_there(lora_fs: LoraFs, folder: Folder, root: Path, command: str) -> None:
+    """What was asked to be checked against is not left out in silence; nothing is made."""
+    for path in ("nowhere", os.devnull):
+        ran = lora_fs("--base-config", path, *command.split(), folder(1))
+        assert ran.code == USAGE
+        assert f"--base-config {path}" in ran.err
+    assert not root.exists()
+
+
 def test_a_root_that_is_a_file(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
     """A file in its place is told with its path."""
     root.write_text("not a folder")

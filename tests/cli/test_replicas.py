@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lora_fs.sidecar.cli import wait
+from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
 from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.lock import lease
 from tests.cli.conftest import LoraFs, seen
+from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 Report = Callable[..., None]
@@ -130,6 +136,64 @@ def test_a_young_report_that_cannot_be_read_is_waited_for(
     assert "torn (its report cannot be read)" in ran.err
     age(torn)
     assert lora_fs("register", "a", folder(1), "--wait", "0").code == 0
+
+
+def test_a_volume_that_does_not_answer_for_a_moment(
+    lora_fs: LoraFs, folder: Folder, report: Report, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again while there is time; unknown replicas are not followers."""
+    report("r", recent=seen())
+    lora_fs("register", "other", folder(0))
+    of_reports = str(root / ".replicas")
+    with monkeypatch.context() as patch:
+        asked = fail(patch, "listdir", errno.EIO, times=2, when=lambda path: str(path) == of_reports)
+        assert lora_fs("register", "a", folder(1), "--wait", "20").code == 0
+        assert len([path for (path,) in asked if str(path) == of_reports]) == 3
+    fail(monkeypatch, "listdir", errno.EIO, times=1 << 30, when=lambda path: str(path) == of_reports)
+    ran = lora_fs("register", "a", folder(1), "--wait", "0.1")
+    assert ran.code == 6
+    assert "reports cannot be read" in ran.err
+
+
+def test_a_volume_that_is_gone_while_waiting(
+    lora_fs: LoraFs, folder: Folder, report: Report, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty mount is not a registry without replicas."""
+    report("slow")
+    lora_fs("register", "a", folder(1))
+
+    def read_and_unmount(layout: Layout) -> wait.Reports:
+        reports = read_reports(layout)
+        if root.exists():
+            root.rename(root.with_name("elsewhere"))
+        return reports
+
+    monkeypatch.setattr(wait, "read_reports", read_and_unmount)
+    ran = lora_fs("promote", "a", "v1", "--wait", "0.1")
+    assert ran.code == 6
+    assert "is the volume still mounted?" in ran.err
+
+
+def test_watching_outlasts_a_volume_that_does_not_answer(
+    lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was seen last is shown on, and said to be old."""
+    lora_fs("register", "a", folder(1))
+    report("r", phases={"a": Phase.READY})
+    with monkeypatch.context() as patch:
+
+        def hang_up(_: float) -> None:
+            patch.setattr(time, "sleep", press_ctrl_c)
+            fail(patch, "listdir", errno.EIO, times=1 << 30)
+
+        def press_ctrl_c(_: float) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(time, "sleep", hang_up)
+        ran = lora_fs("status", "--watch")
+    assert ran.code == 130
+    assert [line.split()[:4] for line in ran.out.splitlines()].count(["a", "v1", "r", "Ready"]) == 2
+    assert ran.err.startswith("lora-fs: shown as it was before: ")
 
 
 @pytest.mark.parametrize("updated_at", ["", "yesterday", "2020-01-01T00:00:00", "2999-01-01T00:00:00Z"])

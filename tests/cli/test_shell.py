@@ -1,14 +1,11 @@
-"""The command as a shell runs it: help, completion, pipes, signals."""
+"""The command as a shell runs it: help, completion, signals, a terminal."""
 
 from __future__ import annotations
 
 import os
 import pty
-import re
-import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,27 +15,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli
-from tests.cli.conftest import LoraFs, parse
-
-LORA_FS = str(Path(sys.executable).with_name("lora-fs"))
-
-
-def examples() -> Iterator[tuple[str, str]]:
-    """Every ``lora-fs …`` line of every help page."""
-    for name, command in [("", cli), *cli.commands.items()]:
-        for line in re.findall(r"^ +(lora-fs .*)$", command.help or "", re.MULTILINE):
-            yield name, line
-
-
-def test_every_command_has_an_example() -> None:
-    """Each help page shows how the command is used."""
-    assert {name for name, _ in examples()} == {"", *cli.commands}
-
-
-@pytest.mark.parametrize(("name", "line"), list(examples()))
-def test_the_example_parses(name: str, line: str) -> None:
-    """Its command and its options exist, and take what it gives them."""
-    assert name in ("", parse(shlex.split(line)[1:]).info_name)
+from tests.cli.conftest import LORA_FS, LoraFs
 
 
 def test_help_of_every_command(lora_fs: LoraFs) -> None:
@@ -204,19 +181,6 @@ def test_completion_of_a_damaged_record(three: LoraFs, root: Path) -> None:
     (record,) = (root / "default" / "tiny" / "v1").glob("billing.@*.json")
     record.write_text("garbage")
     assert propose("show", "b") == ["billing"]
-
-
-@pytest.mark.parametrize("words", ["list", "show a", "status -o json", "doctor"])
-def test_a_pipe_that_closes(root: Path, lora_fs: LoraFs, folder: Callable[[int], str], words: str) -> None:
-    """``lora-fs list | head`` ends without a word on stderr, and is no failure."""
-    lora_fs("register", "a", folder(1))
-    read, write = os.pipe()
-    os.close(read)
-    ran = subprocess.run(
-        [LORA_FS, *words.split()], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60
-    )
-    os.close(write)
-    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_words_that_are_not_utf_8(root: Path, lora_fs: LoraFs, folder: Callable[[int], str]) -> None:

@@ -1,0 +1,73 @@
+"""The examples of the help pages: each parses, and runs as it stands where it needs no engine."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.cli.main import cli
+from tests.cli.conftest import LoraFs, parse
+from tests.registry.conftest import write_adapter
+
+NEEDS_AN_ENGINE = {"sidecar", "demo"}
+NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
+FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
+INTERRUPTED = 130
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Every ``lora-fs …`` line of every help page."""
+    for name, command in [("", cli), *cli.commands.items()]:
+        for line in re.findall(r"^ +(lora-fs .*)$", command.help or "", re.MULTILINE):
+            yield name, line
+
+
+def test_every_command_has_an_example() -> None:
+    """Each help page shows how the command is used."""
+    assert {name for name, _ in examples()} == {"", *cli.commands}
+
+
+@pytest.mark.parametrize(("name", "line"), list(examples()))
+def test_the_example_parses(name: str, line: str) -> None:
+    """Its command and its options exist, and take what it gives them."""
+    assert name in ("", parse(shlex.split(line)[1:]).info_name)
+
+
+def runnable() -> Iterator[tuple[str, str]]:
+    """The examples that a machine without an engine can run."""
+    return ((name, line) for name, line in examples() if name not in NEEDS_AN_ENGINE)
+
+
+@pytest.fixture
+def shop(lora_fs: LoraFs, tmp_path: Path) -> LoraFs:
+    """The folders that the examples name, and ``support``, registered."""
+    for name, seed in FOLDERS.items():
+        write_adapter(tmp_path / name, seed)
+    assert lora_fs("register", "support", "./support-lora").code == 0
+    return lora_fs
+
+
+def press_ctrl_c(_: float) -> None:
+    """What a sleep becomes when its user is done."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "line"), list(runnable()))
+def test_the_example_runs(
+    shop: LoraFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
+) -> None:
+    """What a help page proposes works: exit 0 and a result; what watches ends by Ctrl-C alone."""
+    if name in NEEDS_A_SECOND_REVISION:
+        shop("register", "support", "./support-lora-2")
+
+    words = shlex.split(line.replace("/adapters", str(tmp_path / "adapters")))[1:]
+    if watches := "--watch" in words:
+        monkeypatch.setattr(time, "sleep", press_ctrl_c)
+    ran = shop(*words)
+    assert ran.code == (INTERRUPTED if watches else 0), ran
+    assert ran.out
