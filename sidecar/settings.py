@@ -42,7 +42,9 @@ class Settings(BaseSettings):
         engine_timeout_s: bound on one load or unload call; hold_timeout_s: on a request's wait.
     """
 
-    model_config = SettingsConfigDict(env_prefix="LORA_FS_", populate_by_name=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="LORA_FS_", env_ignore_empty=True, populate_by_name=True, extra="ignore"
+    )
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
     model: str | None = None

@@ -266,3 +266,11 @@ def a_copy_ended_by(error: type[BaseException]) -> Iterator[None]:
 
         patch.setattr(os, "fsync", stop)
         yield
+
+
+def test_an_empty_variable_is_not_given(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``LORA_FS_ROOT=`` names no registry, and not the current folder."""
+    monkeypatch.setenv("LORA_FS_ROOT", "")
+    ran = lora_fs("list")
+    assert ran.code == 2
+    assert "LORA_FS_ROOT" in ran.err
