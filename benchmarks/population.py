@@ -9,20 +9,20 @@ import shutil
 from pathlib import Path
 
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.operations import Registration
+from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
 
 SCOPE = Scope("default", "tiny")
 
 
-def register(registry: Registry, name: str, folder: Path) -> operations.Registered:
+def register(registry: Registry, name: str, folder: Path) -> registration.Registered:
     """Register as the command does."""
     wanted = Registration(name, folder, folder.as_uri())
-    return operations.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="benchmark")
+    return registration.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="benchmark")
 
 
 def unregister(registry: Registry, name: str) -> None:
@@ -42,7 +42,7 @@ def populate(root: Path, folder: Path, count: int) -> Registry:
         key = AdapterKey(*SCOPE, first.revision, name)
         artifact = layout.artifact(key)
         shutil.copytree(layout.artifact(first.key), artifact, copy_function=os.link)
-        int_id = operations.int_id(registry.marker.registry_uuid, key, first.spec.digest)
+        int_id = registration.int_id(registry.marker.registry_uuid, key, first.spec.digest)
         spec = first.spec.model_copy(update={"path": f"{SCOPE}/{key.revision}/{name}", "int_id": int_id})
         record = first.model_copy(update={"name": name, "uid": f"{number:032x}", "spec": spec})
         active = pointer.model_copy(update={"name": name})

@@ -12,8 +12,8 @@ from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.operations import Registered, Registration
+from lora_fs.sidecar.registry import operations, registration
+from lora_fs.sidecar.registry.registration import Registered, Registration
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.local import resolve
 
@@ -90,7 +90,7 @@ def register(
     wanted = Registration(name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate)
     with context.opened(create=not dry_run) as registry, reading(folder, times=3) as advance:
         before = operations.active(registry, scope, name)
-        done = operations.register(
+        done = registration.register(
             registry,
             scope,
             wanted,

@@ -17,8 +17,8 @@ from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.operations import Registration
+from lora_fs.sidecar.registry import operations, registration
+from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
 
@@ -64,12 +64,12 @@ class Registrations:
         scope, name = self._scope(request.lora_name)
         before = self._volume.desired.pointers.get((scope, name))
 
-        def call() -> operations.Registered:
+        def call() -> registration.Registered:
             source = self._source(request.lora_path)
             wanted = Registration(
                 name, source, source.as_uri(), origin="api", must_be_new=not request.load_inplace
             )
-            return operations.register(self._registry, scope, wanted, self._expectation, writer=writer)
+            return registration.register(self._registry, scope, wanted, self._expectation, writer=writer)
 
         done = await self._run(call, f"register {name}")
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
-from lora_fs.sidecar.registry import artifacts, operations
+from lora_fs.sidecar.registry import artifacts, operations, registration
 from lora_fs.sidecar.registry.layout import Listing
 from lora_fs.sidecar.registry.lock import lease
-from lora_fs.sidecar.registry.operations import Registration
-from lora_fs.sidecar.registry.store import Registry, ScopeListing
+from lora_fs.sidecar.registry.reading import ScopeListing
+from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
@@ -167,7 +168,7 @@ class Adopter:
                     return False
                 pointer = operations.active(self._registry, key.scope, key.name)
                 candidate.replaces = pointer.generation if pointer is not None else 0
-                operations.register(
+                registration.register(
                     self._registry,
                     key.scope,
                     Registration(

@@ -19,7 +19,8 @@ from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry import root
 from lora_fs.sidecar.registry.layout import Generation, Listing, generation_name
-from lora_fs.sidecar.registry.store import Registry, ScopeListing, Series
+from lora_fs.sidecar.registry.reading import ScopeListing, Series
+from lora_fs.sidecar.registry.store import Registry
 
 RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files cannot be read
 RETRY_MOST_S = 30.0

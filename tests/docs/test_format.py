@@ -23,7 +23,7 @@ from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.filesystem import timing_for
 from lora_fs.sidecar.registry.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.lock import ABANDONED_S, LEASE_S
-from lora_fs.sidecar.registry.operations import int_id
+from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import LEASE_WAIT_S, RACES
 from tests.registry.conftest import write_adapter
 

@@ -14,8 +14,8 @@ import pytest
 from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.staging import GRACE_S, Stager
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.operations import Registration
+from lora_fs.sidecar.registry import registration
+from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
@@ -44,7 +44,7 @@ def register(registry: Registry, tmp_path: Path) -> Register:
     def run(name: str, seed: int) -> Record:
         folder = write_adapter(tmp_path / f"source-{name}", seed)
         wanted = Registration(name, folder, folder.as_uri())
-        return operations.register(registry, SCOPE, wanted, Expectation(), writer="test").record
+        return registration.register(registry, SCOPE, wanted, Expectation(), writer="test").record
 
     return run
 

@@ -14,7 +14,7 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import adopt, artifacts, operations
+from lora_fs.sidecar.registry import adopt, artifacts, operations, registration
 from lora_fs.sidecar.registry.adopt import Adopter, natural_order
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
@@ -265,7 +265,7 @@ def test_touched_is_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     site.settle()
     record = site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")]
     assert record.spec.digest == digest
-    monkeypatch.setattr(operations, "register", pytest.fail)
+    monkeypatch.setattr(registration, "register", pytest.fail)
     site.settle()
     assert not site.adopter.waiting()
 
@@ -392,13 +392,13 @@ def test_many_folders_do_not_hide_other_changes(
     if not marked:
         site.step()
         site.clock.now += SETTLE_S
-    real = operations.register
+    real = registration.register
 
     def slow(*args: object, **kwargs: object) -> object:
         site.clock.now += adopt.ADOPTING_S / 4
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(operations, "register", slow)
+    monkeypatch.setattr(registration, "register", slow)
     steps = 0
     while len(site.step()) < len(names):
         assert site.adopter.waiting()

@@ -28,7 +28,8 @@ from lora_fs.sidecar.registry import atomic, operations
 from lora_fs.sidecar.registry.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.store import Body, Registry, Series
+from lora_fs.sidecar.registry.reading import Body, Series
+from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 from tests.registry.conftest import Clock, write_adapter
 from tests.registry.test_operations import put

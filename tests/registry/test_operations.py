@@ -20,9 +20,10 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
 )
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import artifacts, operations
-from lora_fs.sidecar.registry.operations import Registered, Registration
-from lora_fs.sidecar.registry.store import Body, Registry, Series
+from lora_fs.sidecar.registry import artifacts, operations, registration
+from lora_fs.sidecar.registry.reading import Body, Series
+from lora_fs.sidecar.registry.registration import Registered, Registration
+from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
@@ -31,7 +32,7 @@ from tests.registry.faults import fail
 
 def put(registry: Registry, scope: Scope, source: Path, name: str = "a1", **more: object) -> Registered:
     wanted = Registration(name, source, source.as_uri(), **more)  # type: ignore[arg-type]
-    return operations.register(registry, scope, wanted, Expectation(), writer="test")
+    return registration.register(registry, scope, wanted, Expectation(), writer="test")
 
 
 def served(registry: Registry, scope: Scope) -> dict[str, str]:

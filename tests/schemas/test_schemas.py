@@ -27,10 +27,10 @@ from lora_fs.sidecar.model import (
 from lora_fs.sidecar.reconcile.replica import Limits
 from lora_fs.sidecar.reconcile.report import Reporter
 from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.operations import Registration
+from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.root import Head, Marker
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
@@ -65,7 +65,7 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         folder = write_adapter(tmp_path / f"source{seed}", seed=seed)
         policy = Policy(kind=PolicyKind.EAGER, priority=seed) if seed else None
         wanted = Registration("a1", folder, folder.as_uri(), labels={"team": "x"}, policy=policy)
-        operations.register(opened, SCOPE, wanted, Expectation(), writer="test")
+        registration.register(opened, SCOPE, wanted, Expectation(), writer="test")
     operations.rollback(opened, SCOPE, "a1", writer="test")
     operations.unregister(opened, SCOPE, "a1", writer="test", all_revisions=True)
     opened.close()

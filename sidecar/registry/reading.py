@@ -1,0 +1,190 @@
+"""Reading a registry: which one it is, the names in it, and their bodies.
+
+A *series* is the generations of one name in one folder. A body that is damaged or belongs
+elsewhere is never returned; a folder that is not there is empty, and one that cannot be
+listed raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from lora_fs.sidecar.errors import CorruptRecord, NotFound, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry import atomic, root
+from lora_fs.sidecar.registry.atomic import NotRegular
+from lora_fs.sidecar.registry.codec import decode
+from lora_fs.sidecar.registry.layout import (
+    ACTIVE,
+    Generation,
+    Layout,
+    Listing,
+    generation_name,
+    is_segment,
+    parse_generation,
+)
+
+Body = TypeVar("Body", Record, Pointer)
+
+
+@dataclass(frozen=True, slots=True)
+class Series(Generic[Body]):
+    """The generations of ``name`` in ``folder``, each a ``kind`` that says it belongs there.
+
+    ``revision`` is None for pointers, whose revision is what they point to.
+    """
+
+    kind: type[Body]
+    folder: Path
+    scope: Scope
+    revision: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeListing:
+    """The names in a scope, bodies unread."""
+
+    revisions: Mapping[str, Listing] = field(default_factory=dict)
+    active: Listing = field(default_factory=Listing)
+
+    @property
+    def pointers(self) -> Mapping[str, Generation]:
+        """The newest pointer of each name."""
+        return self.active.records
+
+
+class Reader:
+    """The registry at ``layout.root``. Thread-safe: it keeps no state but the marker last read."""
+
+    def __init__(self, layout: Layout, marker: root.Marker) -> None:
+        self.layout, self.marker = layout, marker
+
+    def check_identity(self) -> None:
+        """Raise RegistryLost unless the registry that was opened is still the one mounted.
+
+        Raises:
+            FormatTooNew, VolumeUnavailable: nothing is known of it.
+        """
+        try:
+            marker = root.read_marker(self.layout.root)
+        except NotFound as error:
+            raise RegistryLost(f"{self.layout.root}: the registry is not there: {error}") from error
+        if marker.registry_uuid != self.marker.registry_uuid:
+            raise RegistryLost(
+                f"{self.layout.root} holds registry {marker.registry_uuid}, "
+                f"this process opened {self.marker.registry_uuid}: another volume is mounted"
+            )
+        self.marker = marker
+
+    def records(self, key: AdapterKey) -> Series[Record]:
+        folder = self.layout.revision(key.scope, key.revision)
+        return Series(Record, folder, key.scope, key.revision, key.name)
+
+    def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
+        return Series(Pointer, self.layout.active(scope), scope, None, name)
+
+    def scan(
+        self,
+        scope: Scope,
+        last: ScopeListing | None = None,
+        unlisted: dict[Path, VolumeUnavailable] | None = None,
+    ) -> ScopeListing:
+        """List a scope's names. A folder that is not there is an empty scope.
+
+        Args:
+            last: an earlier listing: what is the same is taken over from it, the very object.
+            unlisted: takes the folders that cannot be listed, which then keep their last
+                listing; without it the first one raises.
+        Raises:
+            VolumeUnavailable: the scope itself, or a folder in it, cannot be listed.
+        """
+        last = last or ScopeListing()
+        revisions: dict[str, Listing] = {}
+        active = Listing()
+        for entry in atomic.list_names(self.layout.scope(scope)) or ():
+            if entry == ACTIVE:
+                active = _list(self.layout.active(scope), last.active, unlisted) or active
+            elif is_segment(entry):
+                folder = self.layout.revision(scope, entry)
+                listing = _list(folder, last.revisions.get(entry), unlisted)
+                if listing is not None:
+                    revisions[entry] = listing
+        return ScopeListing(revisions, active)
+
+    def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
+        """The revisions in which a name has records or a folder."""
+        found = {}
+        for revision in atomic.list_names(self.layout.scope(scope)) or ():
+            if is_segment(revision):
+                names = atomic.list_names(self.layout.revision(scope, revision)) or ()
+                own = [entry for entry in names if entry == name or entry.startswith(f"{name}.@")]
+                if own:
+                    found[revision] = Listing.of(own)
+        return found
+
+    def read(self, series: Series[Body], generation: Generation) -> Body:
+        """Read one body.
+
+        Raises:
+            CorruptRecord: not there, no file, its seal does not hold, or it belongs elsewhere.
+            VolumeUnavailable: the volume did not answer.
+        """
+        path = series.folder / generation_name(series.name, *generation)
+        try:
+            data = atomic.read_bytes(path)
+        except NotRegular as error:
+            raise CorruptRecord(str(error)) from error
+        if data is None:
+            raise CorruptRecord(f"{path}: listed and not there")
+        try:
+            body = decode(series.kind, data)
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{path}: {error}") from error
+        scope = Scope(body.namespace, body.model)
+        if (body.name, body.generation, scope) != (series.name, generation.generation, series.scope):
+            raise CorruptRecord(f"{path}: holds generation {body.generation} of {scope}: {body.name}")
+        if series.revision not in (None, body.revision):
+            raise CorruptRecord(f"{path}: holds a record of revision {body.revision}")
+        if generation.token not in ("", body.token):
+            raise CorruptRecord(f"{path}: holds another writer's record")
+        return body
+
+    def generations(self, series: Series[Body]) -> list[Generation]:
+        """The generations listed, the greatest first."""
+        own = f"{series.name}.@"
+        names = atomic.list_names(series.folder) or ()
+        parsed = (parse_generation(name) for name in names if name.startswith(own))
+        return sorted((p[1] for p in parsed if p), reverse=True)
+
+    def latest(self, series: Series[Body]) -> tuple[Generation, Body | None]:
+        """The greatest generation listed, and the newest body that can be read.
+
+        They differ when the newest is damaged: the last good one stays in force, and the
+        next write builds a generation above both.
+        """
+        found = self.generations(series)
+        for generation in found:
+            try:
+                return found[0], self.read(series, generation)
+            except CorruptRecord:
+                continue
+        return (found[0] if found else Generation(0, "")), None
+
+
+def _list(
+    folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None
+) -> Listing | None:
+    try:
+        names = atomic.list_names(folder)
+    except VolumeUnavailable as error:
+        if unlisted is None:
+            raise
+        unlisted[folder] = error
+        return last
+    if names is None:
+        return None
+    return last if last is not None and last.names == names else Listing.of(names, last)
