@@ -26,7 +26,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import Settings
-from lora_fs.sidecar.validate import Expectation, load_base_config
+from lora_fs.sidecar.validate import Expectation, expect
 from lora_fs.sidecar.validate.report import printable
 
 GAP = "  "
@@ -75,19 +75,7 @@ class Context:
         return Scope(namespace, model_slug(self.settings.model))
 
     def expectation(self, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
-        settings = self.settings
-        ids = [i for i in (base_model, settings.base_model, settings.model) if i]
-        config = None
-        if settings.base_config is not None:
-            config = load_base_config(str(settings.base_config))
-            if config is None:
-                raise InputError(
-                    f"--base-config {settings.base_config}: there is no config.json that can be read: "
-                    "name the file or its folder, or leave --base-config and LORA_FS_BASE_CONFIG out"
-                )
-        for candidate in ids:
-            config = config or load_base_config(candidate)
-        return Expectation(tuple(ids), config, settings.max_rank, frozenset(allow + settings.allow))
+        return expect(self.settings, base_model, allow)
 
     def say(self, text: str) -> None:
         """Print a line for people; what a terminal would act on is escaped."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +19,7 @@ import uvloop
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.model import Policy, Scope, check_segment, model_slug
-from lora_fs.sidecar.reconcile.registrations import Registrations
-from lora_fs.sidecar.reconcile.replica import Limits, Replica
-from lora_fs.sidecar.reconcile.report import Reporter
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.settings import Settings, load_settings
@@ -91,41 +77,8 @@ def sidecar(context: Context, /, **options: Any) -> None:
 
 
 async def _serve(context: Context, settings: Settings) -> None:
-    root = context.root()
-    model = model_slug(context.scope().model)
-    check_segment("replica id", settings.replica_id)
-    scopes = tuple(Scope(check_segment("namespace", n), model) for n in settings.serves())
-    registry = await anyio.to_thread.run_sync(lambda: Registry(root, create=True))
+    context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
-    kind = await anyio.to_thread.run_sync(kind_of, root)
-    timing = timing_for(kind)
-    settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
-    volume = Volume(
-        registry.layout,
-        RegistryView(registry, scopes, scan_s=settings.scan_s),
-        Adopter(registry, expectation, settle_s=settle_s, writer=settings.replica_id),
-        poll_s=settings.poll_s or timing.poll_s,
-        notify=kind in LOCAL,
-    )
-    registrations = Registrations(
-        registry,
-        scopes,
-        volume,
-        expectation,
-        allowed_sources=tuple(Path(source) for source in settings.allowed_sources),
-        timeout_s=settings.engine_timeout_s,
-    )
-    stager = Stager(
-        settings.stage_dir.resolve(),
-        lambda record: registry.layout.resolve(record.spec.path),
-        expectation,
-        max_bytes=settings.stage_max_bytes,
-        timeout_s=settings.engine_timeout_s,
-    )
-    await anyio.to_thread.run_sync(stager.prepare)
-    default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
-    limits = Limits(default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s)
-    reporter = Reporter(registry, volume, settings.advertise_url)
     async with aiohttp.ClientSession() as session:
         engine = VllmHttp(
             session,
@@ -133,41 +86,13 @@ async def _serve(context: Context, settings: Settings) -> None:
             timeout_s=settings.engine_timeout_s,
             api_key=settings.engine_api_key,
         )
-        replica = Replica(
-            settings.replica_id,
-            model,
-            settings.serves(),
-            volume,
-            registrations,
-            engine,
-            stager,
-            limits,
-            reporter.report,
-        )
-
-        @asynccontextmanager
-        async def background() -> AsyncIterator[None]:
-            def changed() -> None:
-                _spare_the_collector()
-                replica.wake()
-
-            volume.start(changed)
-            loop = asyncio.create_task(replica.run(), name="reconcile")
-            loop.add_done_callback(_say_if_it_died)
-            try:
-                yield
-            finally:
-                loop.cancel()
-                volume.stop()
-                await asyncio.gather(loop, return_exceptions=True)
-                await reporter.withdraw(settings.replica_id)
-
+        assembly = await assemble(settings, expectation, engine)
         app = create_app(
-            replica,
+            assembly.replica,
             engine_url=settings.engine_url,
             admin=Admin(settings.token_file),
             hold_timeout_s=settings.hold_timeout_s,
-            background=background,
+            background=assembly.running,
         )
         config = uvicorn.Config(
             app,
@@ -177,23 +102,8 @@ async def _serve(context: Context, settings: Settings) -> None:
             log_level=settings.log_level,
             timeout_graceful_shutdown=30,
         )
-        logger.info("serving %s of %s (%s) on port %d", model, root, kind, settings.port)
+        logger.info("listening on port %d", settings.port)
         await uvicorn.Server(config).serve()
-
-
-@cache
-def _spare_the_collector() -> None:
-    """Once: leave what is known after the first read out of later collections, which stop all threads.
-
-    A full one takes 50 ms, and falls on the same change in every replica, since they all do the same.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-def _say_if_it_died(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.critical("the reconcile loop died", exc_info=task.exception())
 
 
 @click.command()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lora_fs.sidecar.model import Record
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -44,8 +46,11 @@ class Engine(Protocol):
     async def activity(self) -> Activity:
         """Raises EngineUnavailable: what is in use is unknown. An engine without metrics is idle."""
 
-    async def load(self, name: str, path: str) -> None:
-        """Raises EngineRejected with the engine's reason, EngineUnavailable (it may have loaded)."""
+    async def load(self, name: str, path: str, record: Record) -> None:
+        """Load the bytes of ``record``, which lie at ``path``.
+
+        Raises EngineRejected with the engine's reason, EngineUnavailable (it may have loaded).
+        """
 
     async def unload(self, name: str) -> None:
         """Unload; a name it does not have is fine. Raises as ``load``."""

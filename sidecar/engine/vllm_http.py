@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.model import Record
 
 _NO_RUNTIME_UPDATING = (
     "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
@@ -60,7 +61,7 @@ class VllmHttp:
         status, text = await self._call("GET", "/metrics", None, self._list)
         return read_activity(text) if status == 200 else Activity()
 
-    async def load(self, name: str, path: str) -> None:
+    async def load(self, name: str, path: str, record: Record) -> None:
         body = {"lora_name": name, "lora_path": path}
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
         if status == 200:

@@ -190,7 +190,7 @@ class Residents:
             name, old = side_name(served), None
         if old is not None:
             await self._unload(name)
-        await self._engine.load(name, path)
+        await self._engine.load(name, path, served.record)
         self.paths[name], self.records[name] = path, served.record
         return name
 

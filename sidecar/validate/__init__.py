@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from lora_fs.sidecar.validate.base_config import load_base_config
+from lora_fs.sidecar.validate.base_config import expect, load_base_config
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, validate
 from lora_fs.sidecar.validate.report import Expectation, Report
@@ -16,6 +16,7 @@ __all__ = [
     "Code",
     "Expectation",
     "Report",
+    "expect",
     "load_base_config",
     "looks_preallocated",
     "validate",

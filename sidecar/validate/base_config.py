@@ -9,9 +9,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate.config import MAX_CONFIG_BYTES, parse_config
 from lora_fs.sidecar.validate.files import Refused, open_file, open_folder
-from lora_fs.sidecar.validate.report import Findings
+from lora_fs.sidecar.validate.report import Expectation, Findings
 
 _FILE = "config.json"
 
@@ -30,6 +32,26 @@ def load_base_config(model: str) -> Mapping[str, object] | None:
         cached = _in_hub_cache(model)
         found = None if cached is None else _read(cached)
     return found
+
+
+def expect(settings: Settings, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
+    """Gather what is known here of the base model.
+
+    Raises:
+        InputError: ``base_config`` is set and cannot be read.
+    """
+    ids = [i for i in (base_model, settings.base_model, settings.model) if i]
+    config = None
+    if settings.base_config is not None:
+        config = load_base_config(str(settings.base_config))
+        if config is None:
+            raise InputError(
+                f"--base-config {settings.base_config}: there is no config.json that can be read: "
+                "name the file or its folder, or leave --base-config and LORA_FS_BASE_CONFIG out"
+            )
+    for candidate in ids:
+        config = config or load_base_config(candidate)
+    return Expectation(tuple(ids), config, settings.max_rank, frozenset(allow + settings.allow))
 
 
 def _in_hub_cache(model: str) -> Path | None:

@@ -47,7 +47,7 @@ class FakeEngine:
         self._check_up()
         return Activity(frozenset(self.busy))
 
-    async def load(self, name: str, path: str) -> None:
+    async def load(self, name: str, path: str, record: Record) -> None:
         self._check_up()
         self.loads.append(name)
         await self.gate.wait()
