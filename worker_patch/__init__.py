@@ -1,5 +1,5 @@
-"""The vLLM plugin, which is not written yet: importing this package does nothing.
+"""The vLLM plugin: the registry inside the API server, adapter slots inside the worker.
 
-It will resolve adapters from the registry inside vLLM's API server and manage adapter slots in
-its workers. No entry point names it, so installing lora-fs changes nothing in a vLLM.
+``plugin`` is what vLLM calls, ``compat`` says on which vLLM; ``api`` runs in the API server,
+``worker`` in the engine. Nothing happens unless VLLM_PLUGINS names ``lora_fs``.
 """

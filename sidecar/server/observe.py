@@ -26,7 +26,7 @@ from lora_fs.sidecar.server.bodies import (
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 
-class _Scrape(Collector):
+class Scrape(Collector):
     """Reads the replica at each scrape: a series goes when its adapter goes.
 
     Only an adapter that is in the engine or failed has one: ten thousand may be registered, and as
@@ -60,24 +60,31 @@ class _Scrape(Collector):
 
 
 def router(replica: ReplicaPort) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(tags=["operations"])
+    """The sidecar's routes."""
+    routes = discovery(replica)
     registry = CollectorRegistry()
-    registry.register(_Scrape(replica))
+    registry.register(Scrape(replica))
 
     @routes.get("/health", summary="Liveness")
     async def health() -> Health:
         return Health()
+
+    @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def discovery(replica: ReplicaPort) -> APIRouter:
+    """Readiness and the service-discovery document, which a vLLM has none of."""
+    routes = APIRouter(tags=["operations"])
 
     @routes.get("/readyz", response_model=ReadinessBody, responses={503: {"model": ReadinessBody}})
     async def readyz() -> JSONResponse:
         readiness = replica.readiness()
         body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
         return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
-
-    @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
     async def metadata() -> Metadata:

@@ -1,0 +1,147 @@
+"""vLLM's ``EndpointPlugin``: lora-fs's routes in place of vLLM's, the gate, and the replica behind both.
+
+Official hooks throughout, save one object: ``openai_serving_models``, which every handler asks, is
+given another ``lora_requests``, ``resolve_lora`` and ``model_name``. See docs/engine.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import prometheus_client
+from fastapi import FastAPI
+from starlette.datastructures import State
+
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
+from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
+from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.server import lora, models, observe
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.errors_http import on_error
+from lora_fs.sidecar.settings import Settings, load_settings
+from lora_fs.sidecar.validate import expect
+from lora_fs.worker_patch.compat import NAME
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.tasks import SupportedTask
+
+    from lora_fs.worker_patch.api.gate import Behind
+
+logger = logging.getLogger(__name__)
+
+
+class _Late:
+    """A replica that is made after its routes are: until then every call is a 503."""
+
+    def __init__(self) -> None:
+        self.replica: Replica | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.replica is None:
+            raise EngineUnavailable("this server is starting: its adapters are not known yet")
+        return getattr(self.replica, name)
+
+
+class Endpoint:
+    """``fit``: this vLLM is one the plugin was tested on; otherwise nothing is done to it."""
+
+    name = NAME
+    required_tasks: tuple[SupportedTask, ...] | None = None
+
+    def __init__(self, *, fit: bool) -> None:
+        self._fit = fit
+        self._settings = Settings()
+        self._late = _Late()
+        self._assembly: Assembly | None = None
+        self._behind: Behind | None = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        if not self._fit:
+            return
+        from lora_fs.worker_patch.api.gate import Gate
+
+        self._settings = load_settings()
+        replica = cast(Replica, self._late)
+        app.include_router(models.router(replica))
+        app.include_router(lora.router(replica, Admin(self._settings.token_file)))
+        app.include_router(observe.discovery(replica))
+        app.add_exception_handler(LoraFsError, on_error)
+        app.add_middleware(Gate, behind=lambda: self._behind)
+        inner = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            async with inner(app) as state:
+                if self._assembly is None:
+                    yield state
+                    return
+                async with self._assembly.running():
+                    yield state
+
+        app.router.lifespan_context = lifespan
+
+    async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
+        """Raises InputError, VolumeUnavailable and their kin: the server does not start without."""
+        if not self._fit or engine_client is None:
+            return
+        from lora_fs.worker_patch.api.engine import InProcess
+        from lora_fs.worker_patch.api.gate import Behind
+        from lora_fs.worker_patch.api.metrics import Tiers
+
+        serving: OpenAIServingModels = state.openai_serving_models
+        settings = self._complete(engine_client, serving)
+        _answer_from_the_registry(serving)
+        engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
+        self._assembly = await assemble(settings, expect(settings), engine)
+        self._late.replica = self._assembly.replica
+        self._behind = Behind(self._assembly.replica, engine, settings.hold_timeout_s)
+        for collector in (Tiers(lambda: engine.seen), observe.Scrape(self._assembly.replica)):
+            prometheus_client.REGISTRY.register(collector)
+        logger.info("lora-fs serves %s from %s", settings.model, settings.root)
+
+    def _complete(self, client: EngineClient, serving: OpenAIServingModels) -> Settings:
+        """Add what the engine knows of itself to what the environment said."""
+        lora_config = client.vllm_config.lora_config
+        if lora_config is None:
+            raise InputError("lora-fs needs a vLLM that was started with --enable-lora")
+        settings = self._settings
+        known = {
+            "model": settings.model or serving.base_model_paths[0].name,
+            "base_model": settings.base_model or client.model_config.model,
+            "max_rank": settings.max_rank or lora_config.max_lora_rank,
+        }
+        index = getattr(getattr(client, "engine_core", None), "client_index", 0)
+        if index:  # one API server of several: each observes for itself
+            known["replica_id"] = f"{settings.replica_id}-{index}"
+        return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
+
+
+def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
+    """Let vLLM's handlers see the adapter that the gate has ready, and no other."""
+    from vllm.entrypoints.serve import create_error_response
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.lora.request import LoRARequest
+
+    from lora_fs.worker_patch.api.asked import Requests, asked
+
+    by_vllm = serving.model_name
+
+    async def resolve_lora(lora_name: str) -> ErrorResponse:
+        """Every name that can be served was seen by the gate: nothing is looked up, nothing kept."""
+        message = f"The model `{lora_name[:200]}` does not exist."
+        answer = create_error_response(message=message, err_type="NotFoundError", status_code=404)
+        return cast(ErrorResponse, answer)
+
+    def model_name(lora_request: LoRARequest | None = None) -> str:
+        now = asked.get()
+        return now.name if now is not None and now.request is lora_request else by_vllm(lora_request)
+
+    serving.lora_requests = Requests(serving.lora_requests)
+    serving.resolve_lora = resolve_lora
+    serving.model_name = model_name

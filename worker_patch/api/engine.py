@@ -1,0 +1,156 @@
+"""The engine behind this API server, as the reconciler needs one: ``worker.rpc`` over vLLM's own call.
+
+What this server loaded is known by the engine's name; integer ids are the records', so that two
+API servers of one engine name the same adapter alike. An adapter with requests in flight is *held*
+in the worker, for ``LINGER_S`` longer than the last of them, so that a busy adapter costs no calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.lora.request import LoRARequest
+
+from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.model import PolicyKind, Record
+from lora_fs.worker_patch.worker.hooks import RPC
+
+LINGER_S = 5.0
+LOOK_S = 0.003  # between two looks at a load; each waits for the engine's step, if one runs
+FULL_S = 0.1
+FULL_WAIT_S = 10.0
+
+Answer = dict[str, Any]
+
+
+class InProcess:
+    """Implements ``engine.protocol.Engine``.
+
+    Attributes:
+        requests: the engine's name → what vLLM is given for it; ``seen``: the worker's last ``sync``.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: OpenAIServingModels,
+        user: str,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._models, self._user = client, models, user
+        self._timeout_s, self._clock = timeout_s, clock
+        self._sequence = 0
+        self._in_flight: Counter[int] = Counter()
+        self._held: dict[int, float] = {}  # id → when its last request ended
+        self.requests: dict[str, LoRARequest] = {}
+        self.seen: Answer = {}
+
+    # -- what the reconciler asks ----------------------------------------------------------------
+
+    async def loaded(self) -> Loaded:
+        now = self._clock()
+        for adapter, at in list(self._held.items()):
+            if not self._in_flight[adapter] and now - at > LINGER_S:
+                del self._held[adapter]
+        [self.seen, *_] = await self._call("sync", holds=list(self._held))
+        resident = self.seen["resident"]
+        self.requests = {n: r for n, r in self.requests.items() if str(r.lora_int_id) in resident}
+        listed = await self._models.registry.show_available_models()
+        bases = [card.model_dump() for card in listed.data]
+        static = self._models.lora_requests.static
+        cards = {
+            name: {**bases[0], "id": name, "root": request.lora_path, "parent": bases[0]["id"]}
+            for name, request in static.items()
+        }
+        paths = {name: request.lora_path for name, request in {**static, **self.requests}.items()}
+        return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards)
+
+    async def activity(self) -> Activity:
+        return Activity(max_loras=self.seen.get("slots"))
+
+    async def load(self, name: str, path: str, record: Record) -> None:
+        spec = record.spec
+        policy = spec.policy
+        ask = {
+            "id": spec.int_id,
+            "name": name,
+            "path": path,
+            "size_bytes": spec.size_bytes,
+            "priority": policy.priority if policy is not None else 0,
+            "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
+        }
+        started, again = self._clock(), True
+        while True:
+            answers = await self._call("load", **ask, again=again)
+            states = {answer["state"]: answer["reason"] for answer in answers}
+            waited_s = self._clock() - started
+            if "failed" in states:
+                reason = states["failed"]
+                raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
+            if states.keys() == {"ready"}:
+                self.requests[name] = LoRARequest(name, spec.int_id, path)
+                return
+            if "full" in states and waited_s > FULL_WAIT_S:
+                raise EngineUnavailable(f"no room in host memory for {name}: {states['full']}")
+            if waited_s > self._timeout_s:
+                raise EngineUnavailable(f"the engine has not loaded {name} in {waited_s:.0f} s")
+            again = "full" in states
+            await asyncio.sleep(FULL_S if again else LOOK_S)
+
+    async def unload(self, name: str) -> None:
+        request = self.requests.pop(name, None)
+        if request is None or request.lora_int_id in {r.lora_int_id for r in self.requests.values()}:
+            return
+        self._held.pop(request.lora_int_id, None)
+        await self._call("drop", id=request.lora_int_id)
+
+    # -- what the gate asks ----------------------------------------------------------------------
+
+    @contextmanager
+    def using(self, request: LoRARequest) -> Iterator[None]:
+        """Count a request in flight: its adapter stays held."""
+        adapter = request.lora_int_id
+        self._in_flight[adapter] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[adapter] -= 1
+            if not self._in_flight[adapter]:
+                del self._in_flight[adapter]
+            if adapter in self._held:
+                self._held[adapter] = self._clock()
+
+    async def hold(self, request: LoRARequest) -> bool:
+        """Keep its adapter in host memory; False if it is not there any more. Call inside ``using``."""
+        adapter = request.lora_int_id
+        if adapter in self._held:
+            return True
+        answers = await self._call("hold", id=adapter)
+        if not all(answer["held"] for answer in answers):
+            return False
+        self._held[adapter] = self._clock()
+        return True
+
+    # -- the call --------------------------------------------------------------------------------
+
+    async def _call(self, call: str, **ask: Any) -> list[Answer]:
+        self._sequence += 1
+        body: Mapping[str, Any] = {**ask, "user": self._user, "sequence": self._sequence}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answers: list[Answer] = await self._client.collective_rpc(RPC, args=(call, body))
+                return answers
+        except TimeoutError as error:
+            raise EngineUnavailable(f"the engine did not answer in {self._timeout_s:.0f} s") from error
+        except Exception as error:  # vLLM's own errors, and what the worker raised
+            raise EngineUnavailable(f"the engine did not do it ({call}): {error}") from error

@@ -1,0 +1,122 @@
+"""Before every request: the adapter it names is ready, and stays until the answer has been sent.
+
+An ASGI middleware of the API server. A request that names no adapter of the registry passes as it
+is; one that does waits here for its load, while the engine goes on with everybody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
+from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.server.errors_http import respond
+from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.worker_patch.api.asked import Asked, asked
+from lora_fs.worker_patch.api.engine import InProcess
+
+logger = logging.getLogger(__name__)
+
+_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+
+
+class Behind(NamedTuple):
+    """What the gate asks, once vLLM has made it."""
+
+    replica: Replica
+    engine: InProcess
+    hold_timeout_s: float
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+class Gate:
+    """``behind`` gives None as long as the server is starting."""
+
+    def __init__(self, app: ASGIApp, behind: Callable[[], Behind | None]) -> None:
+        self._app, self._behind = app, behind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        behind = self._behind()
+        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _OWN:
+            await self._app(scope, receive, send)
+            return
+        body, receive = await _read(receive)
+        name = _model(scope, body)
+        if name is None or behind.replica.lookup(name) is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._pass(behind, name, scope, receive, send)
+        except LoraFsError as error:
+            await respond(error, "model")(scope, receive, send)
+
+    async def _pass(self, behind: Behind, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        replica, engine, timeout_s = behind
+        for _ in range(2):  # an adapter may have been evicted since it was last seen
+            async with replica.hold(name, timeout_s) as engine_name:
+                request = engine.requests.get(engine_name)
+                if request is not None:
+                    with engine.using(request):
+                        if await engine.hold(request):
+                            token = asked.set(Asked(name, request))
+                            try:
+                                await self._app(scope, receive, _naming(request.lora_path, send))
+                            finally:
+                                asked.reset(token)
+                            return
+            replica.forget(engine_name)
+        raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
+
+
+def _model(scope: Scope, body: bytes) -> str | None:
+    content_type = Headers(scope=scope).get("content-type", "")
+    if content_type.startswith("multipart/"):
+        field = find_model(content_type, body)
+        return field.name if field is not None else None
+    try:
+        return _body.decode(body).model
+    except msgspec.DecodeError:
+        return None  # vLLM says what is wrong with it
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The whole body, and what gives it again to the application."""
+    chunks: list[bytes] = []
+    first: Message | None = None
+    while first is None:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        if message["type"] != "http.request":
+            first = message  # the client left
+        elif not message.get("more_body"):
+            first = {"type": "http.request", "body": b"".join(chunks), "more_body": False}
+    given: list[Message] = [first]
+
+    async def again() -> Message:
+        return given.pop() if given else await receive()
+
+    return b"".join(chunks), again
+
+
+def _naming(path: str, send: Send) -> Send:
+    """Say in the answer's headers which bytes served it: ``<digest>/<name>``."""
+    served = "/".join(path.rsplit("/", 2)[-2:]).encode("latin-1", "replace")
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-lora-fs-adapter", served)]
+        await send(message)
+
+    return named

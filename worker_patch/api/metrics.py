@@ -1,0 +1,56 @@
+"""The worker's tiers as Prometheus series, under the names vLLM is giving them upstream.
+
+``vllm:lora_adapter_loaded`` and its kin say what is resident, which ``vllm:lora_requests_info`` does
+not. Read at each scrape from the last ``sync``: a series goes when its adapter goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+COUNTERS = {
+    "gpu_hits": "An adapter's requests began with it in a slot",
+    "gpu_misses": "An adapter's requests began with it outside the slots",
+    "gpu_evictions": "Adapters that left a slot for another",
+    "cpu_hits": "Holds that found the adapter in host memory",
+    "cpu_misses": "Holds that did not",
+    "cpu_evictions": "Adapters that left host memory for another",
+    "host_loads": "Adapters read from the staged copy into host memory",
+    "host_load_bytes": "Bytes of them",
+    "host_load_seconds": "Seconds of loads, in threads",
+    "blank_runs": "Steps that ran an adapter without its weights, since it could not be had",
+}
+
+
+class Tiers(Collector):
+    """``seen`` gives the worker's last answer, empty before the first."""
+
+    def __init__(self, seen: Callable[[], dict[str, Any]]) -> None:
+        self._seen = seen
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self._seen()
+        if not seen:
+            return
+        resident = [one for one in seen["resident"].values() if one["name"]]
+        loaded = GaugeMetricFamily(
+            "vllm:lora_adapter_loaded", "Resident adapters", labels=["adapter_name", "level", "pinned"]
+        )
+        for one in resident:
+            loaded.add_metric([one["name"], one["level"], str(one["pinned"]).lower()], 1)
+        yield loaded
+        in_slots = sum(one["level"] == "gpu" for one in resident)
+        yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "Adapters in slots", value=in_slots)
+        yield GaugeMetricFamily("vllm:num_cpu_loaded_lora_adapters", "In host memory", value=len(resident))
+        yield GaugeMetricFamily("vllm:max_gpu_lora_adapters", "Slots", value=seen["slots"])
+        yield GaugeMetricFamily("lora_fs_host_bytes", "Host memory taken", value=seen["used_bytes"])
+        yield GaugeMetricFamily("lora_fs_host_budget_bytes", "Host budget", value=seen["budget_bytes"])
+        for name, told in COUNTERS.items():
+            yield CounterMetricFamily(f"lora_fs_{name}", told, value=seen["counters"].get(name, 0))

@@ -1,0 +1,68 @@
+"""Which vLLM this plugin is for. On another one it does nothing and says so once.
+
+A version inside the tested range whose hooked functions look different, as in a fork, is refused
+as well: each hook states the signature that it was written against.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+NAME = "lora_fs"
+TESTED = ("0.32",)
+
+
+def chosen() -> bool:
+    """Whether the operator named this plugin: lora-fs may be installed beside a vLLM for its CLI alone."""
+    return NAME in [name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")]
+
+
+def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
+    """Every vLLM function that is hooked or called beside its documented use → its parameters."""
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    return {
+        OpenAIServingModels.resolve_lora: ("self", "lora_name"),
+        OpenAIServingModels.model_name: ("self", "lora_request"),
+        LoRAModelManager.activate_adapter: ("self", "lora_id"),
+        LoRAModelManager._create_merged_loras_inplace: ("self", "lora_model"),
+        LRUCacheLoRAModelManager.add_adapter: ("self", "lora"),
+        LRUCacheLoRAModelManager.pin_adapter: ("self", "lora_id"),
+        LRUCacheWorkerLoRAManager.set_active_adapters: ("self", "requests", "mapping"),
+        LRUCacheWorkerLoRAManager.add_adapter: ("self", "lora_request"),
+        LRUCacheWorkerLoRAManager._load_adapter: ("self", "lora_request"),
+    }
+
+
+@cache
+def unfit() -> str | None:
+    """Why this vLLM is left as it is, or None. Told once a process."""
+    reason = _unfit()
+    if reason is not None:
+        logger.error("lora-fs leaves this vLLM as it is: %s", reason)
+    return reason
+
+
+def _unfit() -> str | None:
+    import vllm
+
+    if not vllm.__version__.startswith(tuple(f"{tested}." for tested in TESTED)):
+        return f"it is version {vllm.__version__}, and this plugin was tested on {', '.join(TESTED)}"
+    try:
+        signatures = expected_signatures()
+    except (ImportError, AttributeError) as error:
+        return f"a function that is hooked is not there: {error}"
+    for function, wanted in signatures.items():
+        found = tuple(inspect.signature(function).parameters)
+        if found != wanted:
+            return f"{function.__qualname__} takes {found}, and {wanted} was expected"
+    return None

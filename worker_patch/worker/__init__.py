@@ -1,0 +1,1 @@
+"""In the engine's worker: a host tier and slots, filled by a thread, never by the step."""

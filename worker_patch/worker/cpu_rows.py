@@ -1,0 +1,43 @@
+"""Base rows stay base rows on a CPU: vLLM 0.32 gives them the last slot's delta in a mixed batch.
+
+-1 says *no adapter* and indexes the last slot. Source: vllm/lora/ops/torch_ops/lora_ops.py, 0.32;
+fixed upstream in 0.33 (PR #48421).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+NONE = -1
+
+
+class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
+    """vLLM's wrapper, with nothing shrunk for a row without an adapter, so that nothing is added to it."""
+
+    def _shrink_prefill(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
+        super()._shrink_prefill(y, x, w_t_all, scale)
+        y[self.token_lora_indices == NONE] = 0
+
+    def _shrink_decode(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
+        super()._shrink_decode(y, x, w_t_all, scale)
+        y[self.token_lora_indices == NONE] = 0
+
+    def add_lora_embedding(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        add_inputs: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        rows = (self.token_lora_indices == NONE).unsqueeze(-1)
+        super().add_lora_embedding(y, x.masked_fill(rows, 0), lora_b_stacked, add_inputs, **kwargs)
+
+    def add_lora_logits(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        rows = self.sampler_indices == NONE
+        base = y[rows]
+        super().add_lora_logits(y, *args, **kwargs)
+        y[rows] = base

@@ -1,0 +1,73 @@
+"""Whether an adapter's tensors fit the model's layers, asked before anything is evicted for it.
+
+vLLM copies what it is given into the top left corner of a slot: a smaller hidden size, or a layer
+that the model does not have, is served without a word. Source: vllm/lora/layers, 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LoRAModelManager
+
+
+class DoesNotFit(ValueError):
+    """The adapter is not one for this model."""
+
+
+def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bool) -> None:
+    """Compare every layer's A and B with its slot.
+
+    Args:
+        adapter: packed, as ``_create_merged_loras_inplace`` leaves it.
+        whole_model: every layer is on this rank, so that a name without a layer is a mistake.
+    Raises:
+        DoesNotFit: names the layer, what it has and what the model wants.
+    """
+    matched = set()
+    for name, module in manager.modules.items():
+        weights = manager._get_lora_layer_weights(adapter, name)
+        if weights is None:
+            continue
+        matched.add(id(weights))
+        if isinstance(module, BaseLinearLayerWithLoRA):
+            _check_layer(name, module, _slices(weights.lora_a), _slices(weights.lora_b))
+    strangers = [name for name, weights in adapter.loras.items() if id(weights) not in matched]
+    if whole_model and strangers:
+        raise DoesNotFit(f"the model has no layer {strangers[0]} ({len(strangers)} such in the adapter)")
+    if whole_model and not matched:
+        raise DoesNotFit("no layer of the adapter is one of the model")
+
+
+def _slices(weights: Any) -> list[torch.Tensor | None]:
+    return list(weights) if isinstance(weights, list | tuple) else [weights]
+
+
+def _check_layer(
+    name: str,
+    module: BaseLinearLayerWithLoRA,
+    a_slices: list[torch.Tensor | None],
+    b_slices: list[torch.Tensor | None],
+) -> None:
+    if len(a_slices) != len(module.lora_a_stacked):
+        return  # one fused A and B for several slices: the layer itself cuts them, and checks
+    shards = {1, getattr(module, "tp_size", 1)}
+    for slot_a, slot_b, a, b in zip(
+        module.lora_a_stacked, module.lora_b_stacked, a_slices, b_slices, strict=True
+    ):
+        if a is None or b is None:
+            continue
+        most_rank, wanted_in, wanted_out = slot_a.shape[-2], slot_a.shape[-1], slot_b.shape[-2]
+        rank, has_in, has_out = a.shape[0], a.shape[1], b.shape[0]
+        if rank != b.shape[1]:
+            raise DoesNotFit(f"{name}: A has rank {rank}, B has rank {b.shape[1]}")
+        if rank > most_rank * max(shards):
+            raise DoesNotFit(f"{name}: rank {rank} is over this engine's --max-lora-rank {most_rank}")
+        if has_in not in {wanted_in * n for n in shards} or has_out not in {wanted_out * n for n in shards}:
+            raise DoesNotFit(
+                f"{name}: the adapter's layer is {has_in} → {has_out}, "
+                f"the model's is {wanted_in} → {wanted_out}"
+            )

@@ -1,0 +1,41 @@
+"""Puts the managers and the worker's method in place. Every hook is in the ledger, docs/engine.md.
+
+Run in every vLLM process before a worker is made; running it again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RPC = "lora_fs"
+
+
+def install() -> None:
+    """Hook this process's vLLM."""
+    from vllm.lora import worker_manager
+    from vllm.v1.worker import lora_model_runner_mixin
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+    from lora_fs.worker_patch.worker.rpc import answer
+
+    def lora_fs(self: WorkerBase, call: str, ask: Mapping[str, Any]) -> dict[str, Any]:
+        return answer(self, call, ask)
+
+    # The mixin imported the class by name: both names have to lead to ours.
+    worker_manager.LRUCacheWorkerLoRAManager = TieredWorkerManager
+    lora_model_runner_mixin.LRUCacheWorkerLoRAManager = TieredWorkerManager
+    # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
+    setattr(WorkerBase, RPC, lora_fs)
+    _mend_base_rows()
+
+
+def _mend_base_rows() -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.get_punica_wrapper() == "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU":
+        from lora_fs.worker_patch.worker import cpu_rows
+
+        mended = f"{cpu_rows.__name__}.{cpu_rows.BaseRowsCPU.__name__}"
+        type(current_platform).get_punica_wrapper = classmethod(lambda cls: mended)

@@ -1,0 +1,67 @@
+"""Loads beside the step: disk, dtype and packing in a thread, one load an adapter.
+
+The step's thread starts jobs and collects what is ready; it never waits for one. What a thread
+makes is an adapter that only has to be copied into a slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+Prepared = TypeVar("Prepared")
+
+THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Prepared]):
+    """A load that ended. ``took_s``: from its start; ``reason``: why there is no ``adapter``."""
+
+    id: int
+    took_s: float
+    adapter: Prepared | None
+    reason: str = ""
+
+
+class Loader(Generic[Prepared]):
+    """Used by one thread, the engine's; ``prepare`` runs in others."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lora-fs-load")
+        self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
+
+    def start(self, adapter: int, prepare: Callable[[], Prepared]) -> None:
+        """Begin a load, unless there is one of this adapter."""
+        if adapter not in self._jobs:
+            self._jobs[adapter] = (self._threads.submit(prepare), time.monotonic())
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Have something done in a thread, whatever comes of it."""
+        self._threads.submit(work)
+
+    def loading(self, adapter: int) -> bool:
+        """Whether its load has not been collected."""
+        return adapter in self._jobs
+
+    def collect(self) -> list[Done[Prepared]]:
+        """The loads that ended since the last call."""
+        ended = []
+        for adapter, (future, started) in list(self._jobs.items()):
+            if not future.done():
+                continue
+            del self._jobs[adapter]
+            took_s = time.monotonic() - started
+            error = future.exception()
+            if error is None:
+                ended.append(Done(adapter, took_s, future.result()))
+            else:
+                logger.warning("adapter %d is not loaded: %r", adapter, error)
+                ended.append(Done(adapter, took_s, None, str(error) or type(error).__name__))
+        return ended

@@ -1,0 +1,260 @@
+"""vLLM's two adapter managers, with ``tiers`` deciding who stays and ``loader`` doing the reading.
+
+Put in place of ``LRUCacheWorkerLoRAManager`` (see ``hooks``). vLLM's own calls keep working: what
+they load is read at once, and stays until they remove it. A step that needs an adapter which
+cannot be had runs it blank and says so; it never raises, since that would end the engine.
+Source: vllm/lora/worker_manager.py, model_manager.py, 0.32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
+from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+from lora_fs.worker_patch.worker.fits import check_fits
+from lora_fs.worker_patch.worker.loader import Done, Loader
+from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+
+logger = logging.getLogger(__name__)
+
+HOST_BYTES = "LORA_FS_HOST_BYTES"
+DEFAULT_HOST_BYTES = 4 << 30
+FAILURES_KEPT = 256
+_UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
+STOCK = "vllm"  # who uses what came by vLLM's own calls
+
+
+class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
+    """Slots and host tier; every change of either goes through ``tiers``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lora_index_to_id: list[int | None]
+        self.tiers = Tiers(self.lora_slots, int(os.environ.get(HOST_BYTES) or DEFAULT_HOST_BYTES))
+
+    @property
+    def capacity(self) -> int:
+        return _UNBOUNDED
+
+    def add_adapter(self, lora: LoRAModel) -> bool:
+        """Pack and admit: vLLM's warm-up adapters come this way."""
+        if lora.id in self._registered_adapters:
+            return False
+        self._create_merged_loras_inplace(lora)
+        self.admit(lora, size_bytes(lora))
+        return True
+
+    def admit(self, lora: LoRAModel, size: int, *, priority: int = 0, pinned: bool = False) -> None:
+        """Take a packed adapter into the host tier.
+
+        Raises:
+            NoRoom: nobody was evicted.
+        """
+        for victim in self.tiers.admit(lora.id, size, priority=priority, pinned=pinned):
+            self._forget(victim)
+        self._registered_adapters[lora.id] = lora
+
+    def activate_adapter(self, lora_id: int) -> bool:
+        """Copy host → slot.
+
+        Raises:
+            NoRoom: every slot is in use. Any error of the copy leaves the slot empty.
+        """
+        placed = self.tiers.place(lora_id)
+        if placed is None:
+            return False
+        index, victim = placed
+        if victim is not None:
+            super().deactivate_adapter(victim)
+        taken = self.lora_index_to_id
+        try:
+            # The base class takes the first free slot: let it be the one that was chosen.
+            self.lora_index_to_id = [None if i == index else (x or -1) for i, x in enumerate(taken)]
+            LoRAModelManager.activate_adapter(self, lora_id)
+        except Exception:
+            self._active_adapters.pop(lora_id, None)
+            self.tiers.vacate(lora_id)
+            raise
+        finally:
+            self.lora_index_to_id = list(self.tiers.slots)
+        return True
+
+    def deactivate_adapter(self, adapter_id: int) -> bool:
+        self.tiers.vacate(adapter_id)
+        return bool(super().deactivate_adapter(adapter_id))
+
+    def remove_adapter(self, adapter_id: int) -> bool:
+        self.tiers.remove(adapter_id)
+        return self._forget(adapter_id)
+
+    def remove_all_adapters(self) -> None:
+        self.tiers.clear()
+        super().remove_all_adapters()
+
+    def pin_adapter(self, lora_id: int) -> bool:
+        """Keep it in the host tier and in a slot. Raises NoRoom: one slot stays free for the rest."""
+        self.tiers.pin(lora_id)
+        self.activate_adapter(lora_id)
+        return True
+
+    def _forget(self, adapter_id: int) -> bool:
+        return bool(super().remove_adapter(adapter_id))
+
+
+class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
+    """What the model runner calls in every step, and what ``rpc`` calls between them.
+
+    Attributes:
+        failures: adapter → why its last load failed, the latest ``FAILURES_KEPT``.
+        counters: seconds and bytes of loads, blank runs.
+    """
+
+    _manager_cls = TieredModelManager
+    _adapter_manager: TieredModelManager
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        parallel = vllm_config.parallel_config
+        self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
+        self._loader: Loader[LoRAModel] = Loader()
+        self._wanted: dict[int, Mapping[str, Any]] = {}
+        self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
+        self.failures: dict[int, str] = {}
+        self.counters: defaultdict[str, float] = defaultdict(float)
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._adapter_manager.tiers
+
+    # -- what the step does ----------------------------------------------------------------------
+
+    def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
+        needed = {request.lora_int_id: request for request in requests if request}
+        ids = set(needed)
+        if mapping is not None:
+            # Requests are compared by name: two adapters of one name would be one in ``requests``.
+            ids |= {int(i) for i in {*mapping.index_mapping, *mapping.prompt_mapping} if i > 0}
+        self.tiers.begin_step(ids)
+        for adapter in ids:
+            try:
+                if adapter not in self.tiers.entries:
+                    self._load_now(needed[adapter])
+                self._adapter_manager.activate_adapter(adapter)
+            except Exception as error:
+                self._run_blank(adapter, error)
+        if mapping is not None:
+            self._adapter_manager.set_adapter_mapping(mapping)
+
+    def _run_blank(self, adapter: int, error: Exception) -> None:
+        """Let the step go on without the adapter's weights: it is this request's loss, not everybody's."""
+        logger.error("adapter %d cannot be had, and runs without its weights: %r", adapter, error)
+        self.counters["blank_runs"] += 1
+        self._fail(adapter, repr(error))
+        if adapter not in self.tiers.entries:
+            self.tiers.admit(adapter, 0)
+            self._adapter_manager._registered_adapters[adapter] = LoRAModel(adapter, 1, {})
+        self._adapter_manager.activate_adapter(adapter)
+
+    # -- vLLM's own calls ------------------------------------------------------------------------
+
+    def add_adapter(self, lora_request: LoRARequest) -> bool:
+        adapter = lora_request.lora_int_id
+        if adapter not in self.tiers.entries or lora_request.load_inplace:
+            self._load_now(lora_request)
+        self.tiers.hold(adapter, STOCK, 0)
+        with suppress(NoRoom):  # the step that needs it finds it a slot
+            self._adapter_manager.activate_adapter(adapter)
+        return True
+
+    def _load_now(self, request: LoRARequest) -> None:
+        lora = self._prepare(request)
+        self._adapter_manager.remove_adapter(lora.id)
+        self._adapter_manager.admit(lora, size_bytes(lora))
+
+    def _prepare(self, request: LoRARequest) -> LoRAModel:
+        """Read, convert and pack; touches nothing of the managers, so that any thread may."""
+        lora = self._load_adapter(request)
+        if not lora.loras and not lora.modules_to_save:
+            raise ValueError(f"{request.lora_path} holds no LoRA weights")
+        self._adapter_manager._create_merged_loras_inplace(lora)
+        check_fits(self._adapter_manager, lora, whole_model=self._whole_model)
+        return lora
+
+    # -- loads in threads ------------------------------------------------------------------------
+
+    def begin_load(self, request: LoRARequest, wanted: Mapping[str, Any]) -> None:
+        """Start to load. ``wanted``: ``size_bytes``, ``priority``, ``pinned`` and the ``user``.
+
+        Raises:
+            NoRoom: all that could be evicted for it is in use.
+        """
+        adapter = request.lora_int_id
+        self.failures.pop(adapter, None)
+        for victim in self.tiers.reserve(adapter, wanted["size_bytes"]):
+            self._adapter_manager._forget(victim)
+        self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
+        self._loader.start(adapter, lambda: self._prepare(request))
+
+    def loading(self, adapter: int) -> bool:
+        return self._loader.loading(adapter)
+
+    def collect(self) -> None:
+        """Admit the loads that ended."""
+        for done in self._loader.collect():
+            wanted = self._wanted.pop(done.id)
+            self.counters["host_load_seconds"] += done.took_s
+            try:
+                self._admit(done, wanted)
+            except NoRoom as error:
+                self._fail(done.id, str(error))
+
+    def _admit(self, done: Done[LoRAModel], wanted: Mapping[str, Any]) -> None:
+        if done.adapter is None:
+            self.tiers.cancel(done.id)
+            self._fail(done.id, done.reason)
+            return
+        size = size_bytes(done.adapter)
+        self._adapter_manager.admit(done.adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
+        self.tiers.entries[done.id].users.add(wanted["user"])
+        self.counters["host_loads"] += 1
+        self.counters["host_load_bytes"] += size
+
+    def _fail(self, adapter: int, reason: str) -> None:
+        self.failures = dict(list({**self.failures, adapter: reason}.items())[-FAILURES_KEPT:])
+
+    def remove(self, adapter: int) -> None:
+        """Remove an adapter from slot and host tier, and give its memory back to the system."""
+        self.remove_adapter(adapter)
+        self.named.pop(adapter, None)
+        self._loader.later(_give_back)
+
+
+def _give_back() -> None:
+    """glibc keeps freed tensors for the next one, which may never come; other C libraries do not."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def size_bytes(lora: LoRAModel) -> int:
+    """What its tensors take in host memory."""
+    return sum(tensor.nbytes for tensor in _tensors(lora))
+
+
+def _tensors(lora: LoRAModel) -> Iterable[torch.Tensor]:
+    for weights in lora.loras.values():
+        for part in (weights.lora_a, weights.lora_b):
+            yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)
+    for full in lora.modules_to_save.values():
+        yield from (t for t in (full.weight, full.bias) if t is not None)

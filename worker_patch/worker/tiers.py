@@ -1,0 +1,212 @@
+"""Who is in the host tier and in the slots, and who makes room. Pure: no tensor, no clock, no vLLM.
+
+Two tiers, both least-recently-used: *host*, a budget of bytes, and *slots*, a fixed number. What
+is in a slot is in the host tier too. Never evicted from the host tier: what is held, what is
+pinned, what the last step used without anybody's having announced it. Never evicted from a slot:
+what the step uses; and what is pinned only if the step itself needs every slot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+
+class NoRoom(Exception):
+    """All that could go to make room is in use."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One adapter in the host tier.
+
+    Attributes:
+        holders: holder → the sequence number of its hold: who has requests for it.
+        users: who else may ask for it without a load; when the last one drops it, it goes.
+        used: a tick; the least recently used goes first, among equals of ``priority``.
+    """
+
+    size_bytes: int
+    priority: int = 0
+    used: int = 0
+    pinned: bool = False
+    holders: dict[str, int] = field(default_factory=dict)
+    users: set[str] = field(default_factory=set)
+
+
+class Tiers:
+    """The bookkeeping of both tiers. Ids are the adapters' integer ids.
+
+    Attributes:
+        slots: which id is in which slot.
+        counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
+    """
+
+    def __init__(self, slots: int, budget_bytes: int) -> None:
+        self.slots: list[int | None] = [None] * slots
+        self.budget_bytes = budget_bytes
+        self.entries: dict[int, Entry] = {}
+        self.counters: Counter[str] = Counter()
+        self._reserved: dict[int, int] = {}
+        self._step: frozenset[int] = frozenset()
+        self._tick = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the budget, with what is being loaded."""
+        return sum(e.size_bytes for e in self.entries.values()) + sum(self._reserved.values())
+
+    # -- the host tier ---------------------------------------------------------------------------
+
+    def reserve(self, adapter: int, size_bytes: int) -> list[int]:
+        """Take room for a load; returns who was evicted for it.
+
+        Raises:
+            NoRoom: nothing was evicted and nothing is reserved.
+        """
+        before = self._reserved.pop(adapter, None)
+        try:
+            evicted = self._make_room(size_bytes)
+        except NoRoom:
+            if before is not None:
+                self._reserved[adapter] = before
+            raise
+        self._reserved[adapter] = size_bytes
+        return evicted
+
+    def cancel(self, adapter: int) -> None:
+        """Give a reservation back."""
+        self._reserved.pop(adapter, None)
+
+    def admit(self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False) -> list[int]:
+        """A load ended: its reservation becomes an entry. Returns who was evicted for the difference.
+
+        Raises:
+            NoRoom: it is bigger than was said; nothing was evicted and nothing is reserved.
+        """
+        self.cancel(adapter)
+        evicted = self._make_room(size_bytes)
+        self.entries[adapter] = Entry(size_bytes, priority, pinned=pinned and self._pins_left() > 0)
+        self.touch(adapter)
+        return evicted
+
+    def _make_room(self, size_bytes: int) -> list[int]:
+        lacking = self.used_bytes + size_bytes - self.budget_bytes
+        victims: list[int] = []
+        for adapter in sorted(filter(self._may_go, self.entries), key=self._order):
+            if lacking <= 0:
+                break
+            victims.append(adapter)
+            lacking -= self.entries[adapter].size_bytes
+        if lacking > 0:
+            raise NoRoom(
+                f"{size_bytes} bytes do not fit: {self.used_bytes} of {self.budget_bytes} are taken, "
+                "by adapters that are in use or pinned"
+            )
+        for adapter in victims:
+            self.remove(adapter)
+            self.counters["cpu_evictions"] += 1
+        return victims
+
+    def remove(self, adapter: int) -> None:
+        """Forget an adapter, its slot and its reservation, whoever uses it."""
+        self.vacate(adapter)
+        self.cancel(adapter)
+        self.entries.pop(adapter, None)
+
+    def clear(self) -> None:
+        """Forget every adapter; the counters stay."""
+        for adapter in list(self.entries):
+            self.remove(adapter)
+
+    def touch(self, adapter: int) -> None:
+        """It was used now."""
+        self._tick += 1
+        self.entries[adapter].used = self._tick
+
+    # -- who needs what --------------------------------------------------------------------------
+
+    def hold(self, adapter: int, holder: str, sequence: int) -> bool:
+        """``holder`` has requests for it from now on; False if it is not in the host tier."""
+        entry = self.entries.get(adapter)
+        self.counters["cpu_misses" if entry is None else "cpu_hits"] += 1
+        if entry is None:
+            return False
+        entry.holders[holder] = max(sequence, entry.holders.get(holder, 0))
+        entry.users.add(holder)
+        self.touch(adapter)
+        return True
+
+    def keep_holds(self, holder: str, adapters: Collection[int], sequence: int) -> None:
+        """Of ``holder``'s holds older than ``sequence`` keep those of ``adapters`` only."""
+        for adapter, entry in self.entries.items():
+            if adapter not in adapters and entry.holders.get(holder, sequence) < sequence:
+                del entry.holders[holder]
+
+    def drop(self, adapter: int, user: str) -> bool:
+        """``user`` wants it no more; True if nobody does and it may be removed."""
+        entry = self.entries.get(adapter)
+        if entry is None:
+            return False
+        entry.holders.pop(user, None)
+        entry.users.discard(user)
+        return not entry.users and not entry.holders
+
+    def begin_step(self, adapters: Iterable[int]) -> None:
+        """The step that begins uses these, until the next one begins."""
+        now = frozenset(adapters)
+        for adapter in now - self._step:
+            self.counters["gpu_hits" if adapter in self.slots else "gpu_misses"] += 1
+        self._step = now
+        for adapter in now & self.entries.keys():
+            self.touch(adapter)
+
+    def pin(self, adapter: int) -> None:
+        """Keep it in the host tier, and in a slot once it is in one.
+
+        Raises:
+            NoRoom: all slots but one are promised to pinned adapters.
+        """
+        if not self.entries[adapter].pinned and self._pins_left() <= 0:
+            raise NoRoom(f"one of {len(self.slots)} slots stays free of pinned adapters")
+        self.entries[adapter].pinned = True
+
+    def _pins_left(self) -> int:
+        return len(self.slots) - 1 - sum(entry.pinned for entry in self.entries.values())
+
+    def _may_go(self, adapter: int) -> bool:
+        entry = self.entries[adapter]
+        unannounced = adapter in self._step and not entry.users
+        return not (entry.holders or entry.pinned or unannounced)
+
+    def _order(self, adapter: int) -> tuple[int, int]:
+        return (self.entries[adapter].priority, self.entries[adapter].used)
+
+    # -- the slots -------------------------------------------------------------------------------
+
+    def place(self, adapter: int) -> tuple[int, int | None] | None:
+        """Choose a slot; returns it with who leaves it, None if it is in one already.
+
+        Raises:
+            NoRoom: every slot is used by the running step.
+            KeyError: it is not in the host tier.
+        """
+        self.entries[adapter]
+        if adapter in self.slots:
+            return None
+        victim: int | None = None
+        if None not in self.slots:
+            leaving = [a for a in self.slots if a is not None and a not in self._step]
+            if not leaving:
+                raise NoRoom(f"all {len(self.slots)} slots are in use by this step")
+            victim = min(leaving, key=lambda a: (self.entries[a].pinned, self._order(a)))
+            self.counters["gpu_evictions"] += 1
+        index = self.slots.index(victim)
+        self.slots[index] = adapter
+        return index, victim
+
+    def vacate(self, adapter: int) -> None:
+        """Empty the slot it is in."""
+        if adapter in self.slots:
+            self.slots[self.slots.index(adapter)] = None
