@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import prometheus_client
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import State
+from starlette.responses import Response
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
@@ -58,6 +59,7 @@ class Endpoint:
         self._fit = fit
         self._settings = Settings()
         self._late = _Late()
+        self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
 
@@ -68,9 +70,11 @@ class Endpoint:
 
         self._settings = load_settings()
         replica = cast(Replica, self._late)
-        app.include_router(models.router(replica))
-        app.include_router(lora.router(replica, Admin(self._settings.token_file)))
-        app.include_router(observe.discovery(replica))
+        admin = Admin(self._settings.token_file)
+        routers = (models.router(replica), lora.router(replica, admin), observe.discovery(replica))
+        for router in (*routers, self._metrics()):
+            # As plain routes: vLLM replaces its own by these, and does not look into a router.
+            app.router.routes.extend(router.routes)
         app.add_exception_handler(LoraFsError, on_error)
         app.add_middleware(Gate, behind=lambda: self._behind)
         inner = app.router.lifespan_context
@@ -102,8 +106,21 @@ class Endpoint:
         self._late.replica = self._assembly.replica
         self._behind = Behind(self._assembly.replica, engine, settings.hold_timeout_s)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(self._assembly.replica)):
-            prometheus_client.REGISTRY.register(collector)
+            self._series.register(collector)
         logger.info("lora-fs serves %s from %s", settings.model, settings.root)
+
+    def _metrics(self) -> APIRouter:
+        """vLLM's series and ours. Its own registry is another one where there are several API servers."""
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        router, by_vllm = APIRouter(), get_prometheus_registry()
+
+        @router.get("/metrics", include_in_schema=False)
+        def metrics() -> Response:
+            text = generate_latest(by_vllm) + generate_latest(self._series)
+            return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+        return router
 
     def _complete(self, client: EngineClient, serving: OpenAIServingModels) -> Settings:
         """Add what the engine knows of itself to what the environment said."""
