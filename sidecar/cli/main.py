@@ -13,7 +13,17 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli import listing, maintain, names, parameters, register, serve, status, validation
+from lora_fs.sidecar.cli import (
+    install,
+    listing,
+    maintain,
+    names,
+    parameters,
+    register,
+    serve,
+    status,
+    validation,
+)
 from lora_fs.sidecar.cli.context import Context, complain, exit_code
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.settings import load_settings
@@ -106,7 +116,7 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
         raise click.UsageError(f"{variable}={first['input']}: {first['msg']}") from error
 
 
-for module in (register, validation, names, listing, status, serve, maintain):
+for module in (register, validation, names, listing, status, serve, maintain, install):
     for command in module.COMMANDS:
         command.epilog = ENVIRONMENT if command.name != "demo" else None
         cli.add_command(command)

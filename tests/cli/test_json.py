@@ -48,6 +48,7 @@ COMMANDS = {
     "status": "status",
     "doctor": "doctor",
     "gc": "gc",
+    "install-plugin": "install-plugin plugin",
 }
 
 

@@ -138,7 +138,7 @@ def test_settings_name_the_mounts() -> None:
 
 def named_settings() -> list[str]:
     """Every LORA_FS_ variable in the manifests, the commented ones included."""
-    text = "".join(path.read_text() for path in FOLDER.iterdir())
+    text = "".join(path.read_text() for path in FOLDER.rglob("*") if path.is_file())
     return sorted(set(re.findall(r"\bLORA_FS_[A-Z_]+", text)))
 
 
@@ -196,4 +196,4 @@ def test_service_selects_the_pods() -> None:
 def test_readme_names_every_file() -> None:
     """The table of the README is the folder."""
     readme = (FOLDER / "README.md").read_text()
-    assert all(f"`{name}`" in readme for name in [*MANIFESTS, "kustomization.yaml"])
+    assert all(f"`{name}`" in readme for name in [*MANIFESTS, "kustomization.yaml", "plugin/"])
