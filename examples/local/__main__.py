@@ -20,6 +20,7 @@ import openai
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.failures import DemoFailed
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
 from lora_fs.demo.story import Story, boot, make_adapters
 from lora_fs.demo.transcript import Transcript
 
@@ -35,6 +36,9 @@ def main() -> int:
         type=Path,
         help="keep the model and the adapters here for the next run (default: a temporary folder)",
     )
+    parser.add_argument(
+        "--sidecar", action="store_true", help="stock engines with sidecars, instead of the plugin"
+    )
     options = parser.parse_args()
     work_dir: Path = (options.dir or Path(tempfile.mkdtemp(prefix="lora-fs-demo-"))).resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -42,7 +46,7 @@ def main() -> int:
     out = Transcript()
     exit_code = 0
     try:
-        _run(work_dir, run_dir, out, keep=options.keep)
+        _run(work_dir, run_dir, out, SidecarReplica if options.sidecar else PluginReplica, keep=options.keep)
     except (DemoFailed, openai.OpenAIError, httpx.HTTPError) as error:
         out.failed(f"{type(error).__name__}: {error}")
         out.say(f"The logs are in {run_dir}")
@@ -53,19 +57,19 @@ def main() -> int:
     return exit_code
 
 
-def _run(work_dir: Path, run_dir: Path, out: Transcript, *, keep: bool) -> None:
+def _run(work_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica], *, keep: bool) -> None:
     """Tell the whole story, then end what it started, or hold it first."""
     out.title("lora-fs: put an adapter on the shared volume once, and every replica serves it")
     with EngineFarm(run_dir) as farm:
         model_dir = make_adapters(work_dir, out)
-        with closing(boot(farm, model_dir, run_dir, out)) as pair:
+        with closing(boot(farm, model_dir, run_dir, out, kind)) as pair:
             Story(pair, out).tell()
             out.finished()
             if keep:
                 _hold(pair, out)
 
 
-def _hold(pair: Pair, out: Transcript) -> None:
+def _hold(pair: Pair[Replica], out: Transcript) -> None:
     """Keep everything up until Ctrl-C."""
     for replica in pair.both:
         out.say(f"replica {replica.name} runs on: {replica.url}/v1")

@@ -1,8 +1,8 @@
 """Real vLLM API servers on the CPU, forked in about two seconds each.
 
 Owns how a vLLM is started for the demo and the tests: its arguments, its environment, and
-the pre-imported process (``zygote.py``) that the servers are forked from. Refuses to change
-what vLLM does: these are stock engines, no plugin is loaded.
+the pre-imported process (``zygote.py``) that the servers are forked from. These are stock
+engines unless ``PLUGIN_ENV`` is given; nothing else changes what vLLM does.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ ENGINE_ENV: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+
+# What makes it one with lora-fs's plugin; the registry's place comes on top.
+PLUGIN_ENV: Mapping[str, str] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0", "VLLM_PLUGINS": "lora_fs"}
 
 
 def engine_args(model_dir: Path, port: int) -> list[str]:

@@ -5,8 +5,9 @@ Owns the questions of the demo and the tests that no replica can answer alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.failures import DemoFailed
@@ -16,13 +17,15 @@ from lora_fs.demo.waiting import wait_until
 
 _LISTED_LIMIT_S = 15.0
 
+Kind = TypeVar("Kind", bound=Replica)
+
 
 class AnswersDiffer(DemoFailed):
     """Two replicas answered the same request unlike."""
 
 
-class Pair:
-    """Two replicas, ``a`` and ``b``, on one volume. Takes what ``Replica`` takes."""
+class Pair(Generic[Kind]):
+    """Two replicas, ``a`` and ``b``, on one volume, of one ``kind``. Takes what ``Replica`` takes."""
 
     def __init__(
         self,
@@ -31,19 +34,20 @@ class Pair:
         volume: Volume,
         run_dir: Path,
         *,
+        kind: type[Kind],
         engine_args: Sequence[str] = (),
-        sidecar_args: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.volume = volume
         self.a, self.b = self.both = tuple(
-            Replica(
+            kind(
                 name,
                 farm,
                 model_dir,
                 volume,
                 run_dir,
                 engine_args=engine_args,
-                sidecar_args=sidecar_args,
+                settings=settings,
             )
             for name in ("a", "b")
         )

@@ -1,26 +1,27 @@
-"""One replica as in a pod: an engine and its sidecar, each a process that can die alone.
+"""One replica as in a pod: a vLLM with lora-fs's plugin in it, or a stock one with a sidecar beside it.
 
 Owns how the demo and the tests run a replica and ask it: on ports it keeps, over HTTP, by
-the ``openai`` client.
+the ``openai`` client. Its processes can die alone and be started again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 import openai
 
-from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.volume import LORA_FS, Volume
 
 PROMPT = "hello world"
 
 
-class Replica:
-    """An engine and a sidecar that keep their ports, so that either can die and come back.
+class Replica(ABC):
+    """What clients ask at ``url``.
 
     Args:
         name: the replica's id, and the name of its folder and logs.
@@ -29,8 +30,10 @@ class Replica:
         volume: the shared folder.
         run_dir: gets the replica's own folder: its logs and staged adapters.
         engine_args: more vLLM arguments.
-        sidecar_args: more arguments of ``lora-fs sidecar``.
+        settings: more of lora-fs's, by their names: ``{"settle_s": "0.5"}``.
     """
+
+    engine: Process
 
     def __init__(
         self,
@@ -41,60 +44,55 @@ class Replica:
         run_dir: Path,
         *,
         engine_args: Sequence[str] = (),
-        sidecar_args: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.volume = name, volume
         self._farm, self._model_dir, self._dir = farm, model_dir, run_dir / name
-        self._engine_args, self._sidecar_args = engine_args, sidecar_args
-        self._engine_port, self._sidecar_port = free_port(), free_port()
+        self._engine_args = engine_args
+        self._engine_port = free_port()
         self.engine_url = f"http://127.0.0.1:{self._engine_port}"
-        self.url = f"http://127.0.0.1:{self._sidecar_port}"
-        self.start_engine()
-        self.start_sidecar()
+        self.url = self._address()
+        given = {
+            "replica_id": name,
+            "stage_dir": str(self._dir / "stage"),
+            "allowed_sources": str(volume.cwd),
+            **(settings or {}),
+        }
+        self._env = {**volume.env, **{f"LORA_FS_{key.upper()}": value for key, value in given.items()}}
+        self._dir.mkdir(parents=True)
+        self.start()
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
 
-    def start_engine(self) -> None:
-        """Fork the engine, on the port it had."""
-        self.engine: Process = self._farm.start(
-            f"engine-{self.name}", self._model_dir, port=self._engine_port, args=self._engine_args
-        )
+    def _address(self) -> str:
+        """Where clients ask: the engine itself."""
+        return self.engine_url
 
-    def start_sidecar(self) -> None:
-        """Start ``lora-fs sidecar``, on the port it had."""
-        options = {
-            "--engine": self.engine_url,
-            "--host": "127.0.0.1",
-            "--port": str(self._sidecar_port),
-            "--replica-id": self.name,
-            "--stage-dir": str(self._dir / "stage"),
-            "--allowed-source": str(self.volume.cwd),
-        }
-        arguments = [part for option in options.items() for part in option]
-        self.sidecar: Process = spawn(
-            f"sidecar-{self.name}",
-            [LORA_FS, "sidecar", *arguments, *self._sidecar_args],
-            log=self._dir / "sidecar.log",
-            url=self.url,
-            env=self.volume.env,
-        )
+    @abstractmethod
+    def start(self) -> None:
+        """Start what is not running, on the ports it had."""
+
+    @property
+    @abstractmethod
+    def processes(self) -> tuple[Process, ...]:
+        """The engine, and what runs beside it."""
 
     def wait_ready(self, *, timeout_s: float = 60) -> None:
-        """Wait for the engine, then for the sidecar to say that it can serve."""
-        self.engine.wait_ready(timeout_s=timeout_s)
-        self.sidecar.wait_ready("/readyz", timeout_s=timeout_s)
+        """Wait until it can serve."""
+        for process in self.processes[:-1]:
+            process.wait_ready(timeout_s=timeout_s)
+        self.processes[-1].wait_ready("/readyz", timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """``kill -9`` both."""
-        self.sidecar.kill()
-        self.engine.kill()
+        """``kill -9`` everything."""
+        for process in reversed(self.processes):
+            process.kill()
 
     def close(self) -> None:
-        """Stop the sidecar as a pod's end does, end the engine, close the clients."""
+        """End everything, close the clients."""
         self.http.close()
         self.openai.close()
-        self.sidecar.stop()
-        self.engine.kill()
+        self.kill()
 
     def names(self) -> set[str]:
         """What ``/v1/models`` lists."""
@@ -105,7 +103,71 @@ class Replica:
         completion = self.openai.completions.create(model=model, prompt=prompt, max_tokens=8, temperature=0)
         return completion.choices[0].text.strip()
 
+    @abstractmethod
     def engine_names(self) -> set[str]:
-        """What the engine itself lists, behind the sidecar's back."""
+        """What the engine itself holds."""
+
+
+class PluginReplica(Replica):
+    """A vLLM that serves from the volume itself."""
+
+    def start(self) -> None:
+        self.engine = self._farm.start(
+            f"engine-{self.name}",
+            self._model_dir,
+            port=self._engine_port,
+            args=self._engine_args,
+            env={**PLUGIN_ENV, **self._env},
+        )
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return (self.engine,)
+
+    def engine_names(self) -> set[str]:
+        listed = self.http.get("/v1/lora_adapters").raise_for_status()
+        return {one["name"] for one in listed.json()["data"] if one["residency"]}
+
+
+class SidecarReplica(Replica):
+    """A stock vLLM, and a sidecar that clients ask instead."""
+
+    sidecar: Process
+
+    def _address(self) -> str:
+        self._sidecar_port = free_port()
+        return f"http://127.0.0.1:{self._sidecar_port}"
+
+    def start(self) -> None:
+        self.start_engine()
+        self.start_sidecar()
+
+    def start_engine(self) -> None:
+        """Fork the engine, on the port it had."""
+        self.engine = self._farm.start(
+            f"engine-{self.name}", self._model_dir, port=self._engine_port, args=self._engine_args
+        )
+
+    def start_sidecar(self) -> None:
+        """Start ``lora-fs sidecar``, on the port it had."""
+        options = ("--engine", self.engine_url, "--host", "127.0.0.1", "--port", str(self._sidecar_port))
+        self.sidecar = spawn(
+            f"sidecar-{self.name}",
+            [LORA_FS, "sidecar", *options],
+            log=self._dir / "sidecar.log",
+            url=self.url,
+            env=self._env,
+        )
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return (self.engine, self.sidecar)
+
+    def close(self) -> None:
+        """As the base class; the sidecar is stopped as a pod's end does it."""
+        self.sidecar.stop()
+        super().close()
+
+    def engine_names(self) -> set[str]:
         listed = httpx.get(f"{self.engine_url}/v1/models", trust_env=False).raise_for_status()
         return {card["id"] for card in listed.json()["data"]}

@@ -17,7 +17,7 @@ import openai
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
 from lora_fs.demo.transcript import CheckFailed, Transcript
 from lora_fs.demo.volume import Volume
@@ -43,18 +43,19 @@ def make_adapters(work_dir: Path, out: Transcript) -> Path:
     return model_dir
 
 
-def boot(farm: EngineFarm, model_dir: Path, run_dir: Path, out: Transcript) -> Pair:
+def boot(
+    farm: EngineFarm, model_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica]
+) -> Pair[Replica]:
     """Start two replicas on an empty shared folder; the caller closes them."""
-    with out.step("Boot two vLLM replicas, a sidecar beside each, on one shared folder"):
+    beside = "a sidecar beside each" if kind is SidecarReplica else "lora-fs's plugin in each"
+    with out.step(f"Boot two vLLM replicas, {beside}, on one shared folder"):
         volume = Volume(run_dir / "volume", MODEL_NAME, cwd=model_dir.parent)
         volume.root.mkdir()
-        pair = Pair(farm, model_dir, volume, run_dir)
+        pair: Pair[Replica] = Pair(farm, model_dir, volume, run_dir, kind=kind)
         pair.wait_ready()
         for replica in pair.both:
-            out.say(
-                f"replica {replica.name}: {replica.url} is its sidecar,"
-                f" {replica.engine_url} the engine behind it"
-            )
+            behind = "" if replica.url == replica.engine_url else f", {replica.engine_url} its engine"
+            out.say(f"replica {replica.name}: {replica.url}{behind}")
         for name, value in volume.env.items():
             out.command(f"export {name}={shlex.quote(value)}")
     return pair
@@ -68,7 +69,7 @@ class Story:
         out: where the transcript goes.
     """
 
-    def __init__(self, pair: Pair, out: Transcript) -> None:
+    def __init__(self, pair: Pair[Replica], out: Transcript) -> None:
         self._pair, self._out, self._volume = pair, out, pair.volume
         self._answers: dict[str, str] = {}  # by name, what both replicas said
 
@@ -118,13 +119,12 @@ class Story:
             self._ask_a_new_one("travel")
 
     def _kill_a_replica(self) -> None:
-        with self._out.step("Kill replica b, engine and sidecar; restarted, it has everything"):
+        with self._out.step("Kill replica b; restarted, it has everything"):
             a, b = self._pair.both
-            self._out.command(f"kill -9 {b.engine.pid} {b.sidecar.pid}")
+            self._out.command(shlex.join(["kill", "-9", *(str(process.pid) for process in b.processes)]))
             b.kill()
             self._out.check("meanwhile a serves on", a.answer("support") == self._answers["support"])
-            b.start_engine()
-            b.start_sidecar()
+            b.start()
             b.wait_ready()
             self._check_listed(*self._answers)
             for name, answer in self._answers.items():

@@ -109,15 +109,20 @@ async def _serve(context: Context, settings: Settings) -> None:
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave it running and print the URLs")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to work")
+@click.option("--sidecar", "beside", is_flag=True, help="Stock engines with sidecars, not the plugin")
 @click.pass_obj
-def demo(context: Context, keep: bool, folder: Path | None) -> None:
+def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> None:
     """Run two real vLLM replicas on one folder and walk through what lora-fs does.
 
     \b
     Example:
       lora-fs demo --keep
     """
-    arguments = [*(["--keep"] if keep else []), *(["--dir", str(folder)] if folder else [])]
+    arguments = [
+        *(["--keep"] if keep else []),
+        *(["--sidecar"] if beside else []),
+        *(["--dir", str(folder)] if folder else []),
+    ]
     command = [sys.executable, "-m", "lora_fs.demo", *arguments]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 

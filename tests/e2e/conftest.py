@@ -17,6 +17,7 @@ import pytest
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.process import Process, module_command
+from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
 
@@ -77,8 +78,14 @@ def engine_args() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def volume_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder for the registry; a module that mounts something overrides it."""
+def kind() -> type[Replica]:
+    """Which replicas; a module that shows both kinds overrides it."""
+    return SidecarReplica
+
+
+@pytest.fixture(scope="module")
+def volume_root(tmp_path_factory: pytest.TempPathFactory, kind: type[Replica]) -> Path:
+    """An empty folder for the registry of each kind; a module that mounts something overrides it."""
     return tmp_path_factory.mktemp("volume")
 
 
@@ -86,23 +93,24 @@ def volume_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(
     farm: EngineFarm,
     model_dir: Path,
+    kind: type[Replica],
     engine_args: tuple[str, ...],
     volume_root: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Pair]:
+) -> Iterator[Pair[Replica]]:
     """Two ready replicas on an empty volume."""
     volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
     run_dir = tmp_path_factory.mktemp("replicas")
-    settle = ("--settle", "0.5")
+    settings = {"settle_s": "0.5"}
     with closing(
-        Pair(farm, model_dir, volume, run_dir, engine_args=engine_args, sidecar_args=settle)
+        Pair(farm, model_dir, volume, run_dir, kind=kind, engine_args=engine_args, settings=settings)
     ) as pair:
         pair.wait_ready()
         yield pair
 
 
 @pytest.fixture(scope="module")
-def register(pair: Pair) -> Callable[..., None]:
+def register(pair: Pair[Replica]) -> Callable[..., None]:
     """``register(name, folder, *options)``: by the command, until both replicas have seen it."""
 
     def run(name: str, folder: Path, *options: str) -> None:

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.replica import PROMPT, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 
 Adapters = Callable[[int], Path]
@@ -31,7 +31,7 @@ def truncate(weights: Path) -> None:
     os.truncate(weights, weights.stat().st_size - 100)
 
 
-def test_truncated_weights_registered(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+def test_truncated_weights_registered(pair: Pair[SidecarReplica], adapters: Adapters, tmp_path: Path) -> None:
     """The command refuses them, names the file, and nothing is listed."""
     folder = shutil.copytree(adapters(26), tmp_path / "cut")
     truncate(folder / WEIGHTS)
@@ -41,7 +41,9 @@ def test_truncated_weights_registered(pair: Pair, adapters: Adapters, tmp_path: 
     assert "cut" not in pair.a.names()
 
 
-def test_truncated_weights_loaded_over_http(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+def test_truncated_weights_loaded_over_http(
+    pair: Pair[SidecarReplica], adapters: Adapters, tmp_path: Path
+) -> None:
     """The load call answers with the reason, and registers nothing anywhere."""
     folder = shutil.copytree(adapters(26), pair.volume.cwd / "cut-http")
     truncate(folder / WEIGHTS)
@@ -52,7 +54,9 @@ def test_truncated_weights_loaded_over_http(pair: Pair, adapters: Adapters, tmp_
     assert "cut-http" not in pair.a.names() | pair.b.names()
 
 
-def test_broken_folder_dropped_beside_a_stream(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_broken_folder_dropped_beside_a_stream(
+    pair: Pair[SidecarReplica], register: Register, adapters: Adapters
+) -> None:
     """While it is dropped and asked for, another adapter's stream says what it always says."""
     register("steady", adapters(27))
 
@@ -77,7 +81,7 @@ def test_broken_folder_dropped_beside_a_stream(pair: Pair, register: Register, a
     assert "".join(pieces) == "".join(undisturbed)
 
 
-def test_a_half_copied_folder(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_half_copied_folder(pair: Pair[SidecarReplica], register: Register, adapters: Adapters) -> None:
     """However long half a copy lies there it is not adopted; the whole one is."""
     register("whole", adapters(42))
     data = (adapters(42) / WEIGHTS).read_bytes()
@@ -93,7 +97,7 @@ def test_a_half_copied_folder(pair: Pair, register: Register, adapters: Adapters
     assert pair.answer("half") == pair.answer("whole")
 
 
-def test_folders_that_are_no_adapters(pair: Pair, adapters: Adapters, tmp_path: Path) -> None:
+def test_folders_that_are_no_adapters(pair: Pair[SidecarReplica], adapters: Adapters, tmp_path: Path) -> None:
     """A FIFO, a socket, a device and a way out of the root stop nobody: a good one is adopted."""
     drops = pair.volume.scope_dir / "v1"
     for name in ("fifo", "socket", "device", "outside"):
@@ -113,7 +117,7 @@ def test_folders_that_are_no_adapters(pair: Pair, adapters: Adapters, tmp_path: 
 
 
 def test_a_rank_the_engine_refuses(
-    pair: Pair, register: Register, adapters: Adapters, tmp_path: Path
+    pair: Pair[SidecarReplica], register: Register, adapters: Adapters, tmp_path: Path
 ) -> None:
     """Its requests get the reason, and an adapter beside it is served as ever."""
     out = tmp_path / "wide"
@@ -130,7 +134,7 @@ def test_a_rank_the_engine_refuses(
     assert pair.answer("narrow") == expected
 
 
-def test_a_record_edited_by_hand(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_record_edited_by_hand(pair: Pair[SidecarReplica], register: Register, adapters: Adapters) -> None:
     """The last good state stays in force, and it is reported."""
     register("edited", adapters(46))
     expected = pair.answer("edited")
@@ -141,7 +145,7 @@ def test_a_record_edited_by_hand(pair: Pair, register: Register, adapters: Adapt
     assert pair.answer("edited") == expected
 
 
-def test_adapter_named_like_the_base_model(pair: Pair, adapters: Adapters) -> None:
+def test_adapter_named_like_the_base_model(pair: Pair[SidecarReplica], adapters: Adapters) -> None:
     """However it is brought, the base model's name keeps meaning the base model."""
     base_answer = pair.answer("tiny")
     shutil.copytree(adapters(29), pair.volume.scope_dir / "v1" / "tiny")
@@ -154,7 +158,7 @@ def test_adapter_named_like_the_base_model(pair: Pair, adapters: Adapters) -> No
         assert [card.id for card in replica.openai.models.list()].count("tiny") == 1
 
 
-def test_a_thousand_unknown_names(pair: Pair) -> None:
+def test_a_thousand_unknown_names(pair: Pair[SidecarReplica]) -> None:
     """Each is a 404, and the sidecar keeps nothing of them."""
 
     def statuses(first: int, last: int) -> set[int]:
@@ -170,7 +174,7 @@ def test_a_thousand_unknown_names(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "a/../b", "%2e%2e%2f", "a\0b", "x" * 5000, "ünïcode", "", "."]
 )
-def test_names_that_are_no_names(pair: Pair, adapters: Adapters, name: str) -> None:
+def test_names_that_are_no_names(pair: Pair[SidecarReplica], adapters: Adapters, name: str) -> None:
     """No request, load or unload gets past the grammar, and none is a server's fault."""
     for path, body in (
         ("/v1/completions", {"model": name, "prompt": PROMPT}),

@@ -11,26 +11,37 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import Replica
+from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
 
 
+@pytest.fixture(scope="module", params=[SidecarReplica, PluginReplica], ids=["sidecar", "plugin"])
+def kind(request: pytest.FixtureRequest) -> type[Replica]:
+    """Both ways to run a replica keep the same promises."""
+    found: type[Replica] = request.param
+    return found
+
+
 @pytest.fixture(scope="module", autouse=True)
-def base_answer(pair: Pair) -> str:
+def base_answer(pair: Pair[Replica]) -> str:
     """What no adapter may answer."""
     return pair.answer("tiny")
 
 
-def test_registered_by_command(pair: Pair, register: Register, adapters: Adapters, base_answer: str) -> None:
+def test_registered_by_command(
+    pair: Pair[Replica], register: Register, adapters: Adapters, base_answer: str
+) -> None:
     """``register --wait`` returns once both list it; both answer alike, unlike the base."""
     register("by-command", adapters(10))
     assert all("by-command" in replica.names() for replica in pair.both)
     assert pair.answer("by-command") != base_answer
 
 
-def test_registered_again_with_the_same_bytes(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_registered_again_with_the_same_bytes(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """The second call changes nothing and succeeds."""
     register("twice", adapters(11))
     register("twice", adapters(11))
@@ -38,7 +49,7 @@ def test_registered_again_with_the_same_bytes(pair: Pair, register: Register, ad
     assert pair.answer("twice")
 
 
-def test_loaded_over_http_on_one_replica(pair: Pair, adapters: Adapters, base_answer: str) -> None:
+def test_loaded_over_http_on_one_replica(pair: Pair[Replica], adapters: Adapters, base_answer: str) -> None:
     """vLLM's own load call at b makes a serve it too."""
     body = {"lora_name": "by-http", "lora_path": str(adapters(12))}
     response = pair.b.http.post("/v1/load_lora_adapter", json=body)
@@ -48,7 +59,7 @@ def test_loaded_over_http_on_one_replica(pair: Pair, adapters: Adapters, base_an
     assert pair.answer("by-http") != base_answer
 
 
-def test_loaded_over_http_again(pair: Pair, adapters: Adapters) -> None:
+def test_loaded_over_http_again(pair: Pair[Replica], adapters: Adapters) -> None:
     """A name that is taken is refused as vLLM refuses it, on the other replica too."""
     body = {"lora_name": "taken", "lora_path": str(adapters(13))}
     assert pair.a.http.post("/v1/load_lora_adapter", json=body).status_code == 200
@@ -58,14 +69,14 @@ def test_loaded_over_http_again(pair: Pair, adapters: Adapters) -> None:
     assert "taken" in response.text
 
 
-def test_dropped_as_a_folder(pair: Pair, adapters: Adapters, base_answer: str) -> None:
+def test_dropped_as_a_folder(pair: Pair[Replica], adapters: Adapters, base_answer: str) -> None:
     """A copy into the tree is adopted without any command."""
     shutil.copytree(adapters(14), pair.volume.scope_dir / "v1" / "by-drop")
     pair.wait_listed("by-drop")
     assert pair.answer("by-drop") != base_answer
 
 
-def test_promoted_and_rolled_back(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_promoted_and_rolled_back(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """The plain name follows the pointer, and the answer comes from the right weights."""
     register("moving", adapters(15))
     first = pair.answer("moving")
@@ -79,7 +90,7 @@ def test_promoted_and_rolled_back(pair: Pair, register: Register, adapters: Adap
     assert pair.answer("moving") == first
 
 
-def test_unregistered(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_unregistered(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """Gone from both lists and out of both engines; every later request is a 404."""
     register("leaving", adapters(17))
     assert pair.answer("leaving")
@@ -91,7 +102,9 @@ def test_unregistered(pair: Pair, register: Register, adapters: Adapters) -> Non
             replica.answer("leaving")
 
 
-def test_registered_anew_under_an_old_name(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_registered_anew_under_an_old_name(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """The answer is from the new bytes: no engine kept the old ones, in memory or as KV blocks."""
     register("reborn", adapters(41))
     before = pair.answer("reborn")
@@ -100,7 +113,7 @@ def test_registered_anew_under_an_old_name(pair: Pair, register: Register, adapt
     assert pair.answer("reborn") != before
 
 
-def test_two_names_of_the_same_bytes(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_two_names_of_the_same_bytes(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """Taking one away leaves the other served."""
     register("twin-a", adapters(43))
     register("twin-b", adapters(43))
@@ -110,7 +123,9 @@ def test_two_names_of_the_same_bytes(pair: Pair, register: Register, adapters: A
     assert pair.answer("twin-b") == expected
 
 
-def test_unloaded_over_http_on_one_replica(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_unloaded_over_http_on_one_replica(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """vLLM's own unload call at a takes it from b too."""
     register("unloaded", adapters(18))
     assert pair.answer("unloaded")
@@ -121,7 +136,7 @@ def test_unloaded_over_http_on_one_replica(pair: Pair, register: Register, adapt
         pair.b.answer("unloaded")
 
 
-def test_one_name_loaded_on_both_replicas_at_once(pair: Pair, adapters: Adapters) -> None:
+def test_one_name_loaded_on_both_replicas_at_once(pair: Pair[Replica], adapters: Adapters) -> None:
     """One caller wins and the other is told; both replicas serve the winner's bytes."""
 
     def load(replica: Replica, name: str, folder: Path) -> int:

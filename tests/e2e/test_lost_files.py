@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import Replica
 
 NAMES = ("first", "second", "third", "fourth")
 
@@ -26,14 +27,16 @@ def engine_args() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def answers(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> dict[str, str]:
+def answers(
+    pair: Pair[Replica], register: Callable[..., None], adapters: Callable[[int], Path]
+) -> dict[str, str]:
     """Four adapters and what they answer on a; the last two evict the first two."""
     for seed, name in enumerate(NAMES, start=31):
         register(name, adapters(seed))
     return {name: pair.a.answer(name) for name in NAMES}
 
 
-def test_weights_cut_short_after_loading(pair: Pair, answers: dict[str, str]) -> None:
+def test_weights_cut_short_after_loading(pair: Pair[Replica], answers: dict[str, str]) -> None:
     """What is served is the verified copy, not what lies on the volume now."""
     os.truncate(pair.volume.scope_dir / "v1" / "first" / "adapter_model.safetensors", 1000)
     for _ in range(2):
@@ -41,7 +44,7 @@ def test_weights_cut_short_after_loading(pair: Pair, answers: dict[str, str]) ->
     assert pair.a.engine.alive
 
 
-def test_folder_removed_after_loading(pair: Pair, answers: dict[str, str]) -> None:
+def test_folder_removed_after_loading(pair: Pair[Replica], answers: dict[str, str]) -> None:
     """A registered adapter outlives its folder where its copy is staged."""
     shutil.rmtree(pair.volume.scope_dir / "v1" / "second")
     for _ in range(2):
@@ -49,7 +52,7 @@ def test_folder_removed_after_loading(pair: Pair, answers: dict[str, str]) -> No
     assert pair.a.engine.alive
 
 
-def test_a_replica_that_never_staged_them(pair: Pair, answers: dict[str, str]) -> None:
+def test_a_replica_that_never_staged_them(pair: Pair[Replica], answers: dict[str, str]) -> None:
     """Where there is no copy the request gets an error, and the others are served."""
     for name in ("first", "second"):
         with pytest.raises(openai.APIStatusError):

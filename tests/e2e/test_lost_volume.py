@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import Replica
 from lora_fs.demo.waiting import wait_until
 
 NOTICED_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> dict[str, str]:
+def expected(
+    pair: Pair[Replica], register: Callable[..., None], adapters: Callable[[int], Path]
+) -> dict[str, str]:
     """Three adapters, and what both answer."""
     names = ("one", "two", "three")
     for seed, name in enumerate(names, start=10):
@@ -23,7 +26,7 @@ def expected(pair: Pair, register: Callable[..., None], adapters: Callable[[int]
 
 
 @pytest.fixture
-def empty_mount(pair: Pair, expected: dict[str, str]) -> Iterator[None]:
+def empty_mount(pair: Pair[Replica], expected: dict[str, str]) -> Iterator[None]:
     """An empty folder where the volume was, as when a mount is lost."""
     assert expected
     root = pair.volume.root
@@ -37,12 +40,12 @@ def empty_mount(pair: Pair, expected: dict[str, str]) -> Iterator[None]:
     away.rename(root)
 
 
-def conditions(pair: Pair) -> str:
+def conditions(pair: Pair[Replica]) -> str:
     """What a reports of itself."""
     return pair.a.http.get("/metadata").text + pair.a.http.get("/readyz").text
 
 
-def test_an_empty_mount(pair: Pair, expected: dict[str, str], empty_mount: None) -> None:
+def test_an_empty_mount(pair: Pair[Replica], expected: dict[str, str], empty_mount: None) -> None:
     """It is not an empty registry: all stay listed and served, and the loss is reported."""
     healthy = conditions(pair)
     wait_until("the loss is told", lambda: conditions(pair) != healthy, timeout_s=NOTICED_S)
@@ -52,7 +55,7 @@ def test_an_empty_mount(pair: Pair, expected: dict[str, str], empty_mount: None)
 
 
 def test_the_volume_is_back(
-    pair: Pair,
+    pair: Pair[Replica],
     expected: dict[str, str],
     register: Callable[..., None],
     adapters: Callable[[int], Path],

@@ -39,7 +39,7 @@ def metric(replica: Replica, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
-def test_a_stream_arrives_piece_by_piece(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_stream_arrives_piece_by_piece(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """Events are passed on when the engine sends them, framing and ``[DONE]`` included."""
     register("piecewise", adapters(21))
     short = pair.a.answer("piecewise")
@@ -59,7 +59,7 @@ def test_a_stream_arrives_piece_by_piece(pair: Pair, register: Register, adapter
     assert text.strip().startswith(short)
 
 
-def test_a_chat_is_passed_on(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_chat_is_passed_on(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """Whatever path under /v1 names an adapter is served by it."""
     register("chatty", adapters(22))
 
@@ -76,7 +76,9 @@ def test_a_chat_is_passed_on(pair: Pair, register: Register, adapters: Adapters)
     assert reply("chatty") != reply("tiny")
 
 
-def test_a_client_that_leaves_frees_the_engine(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_client_that_leaves_frees_the_engine(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """A closed connection ends the engine's work long before its last token."""
     register("abandoned", adapters(23))
     pair.a.answer("abandoned")
@@ -92,7 +94,9 @@ def test_a_client_that_leaves_frees_the_engine(pair: Pair, register: Register, a
     assert metric(pair.a, "vllm:generation_tokens_total") - before < LONG / 2
 
 
-def test_many_first_requests_make_one_load(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_many_first_requests_make_one_load(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """Requests that meet an adapter not yet loaded share its one load."""
     before = pair.a.engine.log_text().count(LOAD_CALL)
     register("stampede", adapters(24), "--policy", "lazy")
@@ -102,7 +106,9 @@ def test_many_first_requests_make_one_load(pair: Pair, register: Register, adapt
     assert pair.a.engine.log_text().count(LOAD_CALL) - before == 1
 
 
-def test_a_request_in_flight_keeps_its_adapter(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_request_in_flight_keeps_its_adapter(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """Unregistering lets an open stream end as it would have, and turns later ones away."""
     register("draining", adapters(25))
     whole = list(streamed(pair.a, "draining"))
@@ -115,7 +121,7 @@ def test_a_request_in_flight_keeps_its_adapter(pair: Pair, register: Register, a
         pair.a.answer("draining")
 
 
-def test_a_promotion_beside_a_stream(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_promotion_beside_a_stream(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
     """The open stream ends from the old bytes while new requests are answered from the new."""
     register("switching", adapters(44))
     register("switching", adapters(45), "--no-activate")
@@ -129,7 +135,9 @@ def test_a_promotion_beside_a_stream(pair: Pair, register: Register, adapters: A
     assert pair.answer("switching") == second
 
 
-def test_a_stream_on_the_engines_own_port(pair: Pair, register: Register, adapters: Adapters) -> None:
+def test_a_stream_on_the_engines_own_port(
+    pair: Pair[Replica], register: Register, adapters: Adapters
+) -> None:
     """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it."""
     register("direct", adapters(43))
     pair.a.answer("direct")

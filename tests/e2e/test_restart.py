@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import Replica
+from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 
 Served = dict[str, str]
@@ -21,7 +21,9 @@ BACK_S = 15.0
 
 
 @pytest.fixture(scope="module")
-def served(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> Served:
+def served(
+    pair: Pair[SidecarReplica], register: Callable[..., None], adapters: Callable[[int], Path]
+) -> Served:
     """The base model and an adapter of each policy: what each answers on both."""
     for seed, policy in enumerate(POLICIES, start=35):
         register(policy, adapters(seed), "--policy", policy)
@@ -46,7 +48,7 @@ def wait_answered(replica: Replica, served: Served) -> None:
     wait_until(f"{replica.name} answers as before", answered, timeout_s=BACK_S)
 
 
-def test_an_engine_that_died_alone(pair: Pair, served: Served) -> None:
+def test_an_engine_that_died_alone(pair: Pair[SidecarReplica], served: Served) -> None:
     """Its sidecar lists on, answers 5xx while it is down, then loads all of it again."""
     a, b = pair.both
     a.engine.kill()
@@ -61,7 +63,7 @@ def test_an_engine_that_died_alone(pair: Pair, served: Served) -> None:
     a.sidecar.wait_ready("/readyz")
 
 
-def test_an_engine_that_forgot_between_two_looks(pair: Pair, served: Served) -> None:
+def test_an_engine_that_forgot_between_two_looks(pair: Pair[SidecarReplica], served: Served) -> None:
     """A restart too quick for the sidecar to have seen it costs no client a 404."""
     assert answers(pair.a, served) == served
     pair.a.engine.kill()
@@ -70,7 +72,7 @@ def test_an_engine_that_forgot_between_two_looks(pair: Pair, served: Served) -> 
     wait_answered(pair.a, served)
 
 
-def test_an_engine_that_hangs(pair: Pair, served: Served) -> None:
+def test_an_engine_that_hangs(pair: Pair[SidecarReplica], served: Served) -> None:
     """Its sidecar still lists, the other replica still serves, and it recovers by itself."""
     a, b = pair.both
     os.kill(a.engine.pid, signal.SIGSTOP)
@@ -82,7 +84,7 @@ def test_an_engine_that_hangs(pair: Pair, served: Served) -> None:
     wait_answered(a, served)
 
 
-def test_an_eager_adapter_returns_without_a_request(pair: Pair, served: Served) -> None:
+def test_an_eager_adapter_returns_without_a_request(pair: Pair[SidecarReplica], served: Served) -> None:
     """An engine that forgot everything is given what must be in it, unasked."""
     assert "eager" in served
     pair.b.engine.kill()
@@ -95,7 +97,7 @@ def test_an_eager_adapter_returns_without_a_request(pair: Pair, served: Served) 
     )
 
 
-def test_a_sidecar_that_died_alone(pair: Pair, served: Served) -> None:
+def test_a_sidecar_that_died_alone(pair: Pair[SidecarReplica], served: Served) -> None:
     """Its successor meets an engine with adapters in it, and serves on."""
     pair.a.sidecar.kill()
     pair.a.start_sidecar()
@@ -103,7 +105,7 @@ def test_a_sidecar_that_died_alone(pair: Pair, served: Served) -> None:
     assert answers(pair.a, served) == served
 
 
-def test_a_replica_that_died_whole(pair: Pair, served: Served) -> None:
+def test_a_replica_that_died_whole(pair: Pair[SidecarReplica], served: Served) -> None:
     """A pod that comes back lists and answers as before from its first moment of readiness."""
     pair.b.kill()
     pair.b.start_engine()
@@ -114,7 +116,7 @@ def test_a_replica_that_died_whole(pair: Pair, served: Served) -> None:
 
 
 def test_registered_while_a_replica_was_away(
-    pair: Pair, served: Served, adapters: Callable[[int], Path]
+    pair: Pair[SidecarReplica], served: Served, adapters: Callable[[int], Path]
 ) -> None:
     """A replica that was down finds it when it comes back."""
     assert "meanwhile" not in served
@@ -126,7 +128,7 @@ def test_registered_while_a_replica_was_away(
     assert pair.answer("meanwhile")
 
 
-def test_a_sidecar_told_to_stop(pair: Pair) -> None:
+def test_a_sidecar_told_to_stop(pair: Pair[SidecarReplica]) -> None:
     """SIGTERM ends it by itself, without a traceback, well within a pod's grace period."""
     pair.a.sidecar.terminate()
     assert pair.a.sidecar.wait_ended(timeout_s=5)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.replica import SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from tests.e2e import mounts
 
@@ -46,19 +47,21 @@ def volume_root(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Pair, register: Callable[..., None], adapters: Callable[[int], Path]) -> Answers:
+def expected(
+    pair: Pair[SidecarReplica], register: Callable[..., None], adapters: Callable[[int], Path]
+) -> Answers:
     """Three adapters, and what both answer."""
     for seed, name in enumerate(("one", "two", "three"), start=10):
         register(name, adapters(seed))
     return {name: pair.answer(name) for name in ("one", "two", "three")}
 
 
-def told(pair: Pair, condition: str) -> None:
+def told(pair: Pair[SidecarReplica], condition: str) -> None:
     """Wait until a reports ``condition``."""
     wait_until(f"{condition} is told", lambda: condition in pair.a.http.get("/readyz").text, timeout_s=TOLD_S)
 
 
-def undisturbed(pair: Pair, expected: Answers) -> None:
+def undisturbed(pair: Pair[SidecarReplica], expected: Answers) -> None:
     """All are listed and answered as ever, and both are ready."""
     for replica in pair.both:
         assert set(expected) <= replica.names()
@@ -67,7 +70,7 @@ def undisturbed(pair: Pair, expected: Answers) -> None:
     assert {name: pair.answer(name) for name in expected} == expected
 
 
-def refused_over_http(pair: Pair, folder: Path, name: str) -> str:
+def refused_over_http(pair: Pair[SidecarReplica], folder: Path, name: str) -> str:
     """Try to load through a; returns the reason it gives with its 503."""
     body = {"lora_name": name, "lora_path": str(folder)}
     response = pair.a.http.post("/v1/load_lora_adapter", json=body)
@@ -76,7 +79,11 @@ def refused_over_http(pair: Pair, folder: Path, name: str) -> str:
 
 
 def test_a_full_volume(
-    pair: Pair, disk: Path, expected: Answers, adapters: Callable[[int], Path], register: Callable[..., None]
+    pair: Pair[SidecarReplica],
+    disk: Path,
+    expected: Answers,
+    adapters: Callable[[int], Path],
+    register: Callable[..., None],
 ) -> None:
     """Registering says that it is full; what was there serves on; freeing space is enough."""
     filler = disk / "filler"
@@ -97,7 +104,7 @@ def test_a_full_volume(
 
 
 def test_a_read_only_volume(
-    pair: Pair, volume_root: Path, expected: Answers, adapters: Callable[[int], Path]
+    pair: Pair[SidecarReplica], volume_root: Path, expected: Answers, adapters: Callable[[int], Path]
 ) -> None:
     """Registering says so; adapters that were never loaded here are loaded all the same."""
     pair.volume.run("register", "unused", str(adapters(14)))
@@ -117,7 +124,7 @@ def test_a_read_only_volume(
 
 
 def test_an_unmounted_volume(
-    pair: Pair,
+    pair: Pair[SidecarReplica],
     disk: Path,
     volume_root: Path,
     expected: Answers,
@@ -137,7 +144,7 @@ def test_an_unmounted_volume(
 
 
 def test_a_volume_that_hangs(
-    pair: Pair,
+    pair: Pair[SidecarReplica],
     volume_root: Path,
     expected: Answers,
     register: Callable[..., None],
@@ -152,7 +159,9 @@ def test_a_volume_that_hangs(
     assert "VolumeStalled" not in pair.a.http.get("/readyz").text
 
 
-def test_a_sidecar_leaves_a_volume_that_hangs(pair: Pair, volume_root: Path, expected: Answers) -> None:
+def test_a_sidecar_leaves_a_volume_that_hangs(
+    pair: Pair[SidecarReplica], volume_root: Path, expected: Answers
+) -> None:
     """SIGTERM ends it in bounded time; the kernel may keep a thread until the volume answers."""
     with mounts.hanging(volume_root):
         told(pair, "VolumeStalled")

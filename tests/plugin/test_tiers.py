@@ -1,0 +1,205 @@
+"""The tiers' promises, over random histories and one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+
+IDS = st.integers(1, 12)
+SIZES = st.integers(0, 40)
+HOLDERS = st.sampled_from(["api-0", "api-1"])
+
+
+class Machine(RuleBasedStateMachine):
+    """Two API servers that load, hold and drop, and an engine that steps, against a plain model."""
+
+    @initialize(slots=st.integers(1, 4), budget=st.integers(40, 120))
+    def begin(self, slots: int, budget: int) -> None:
+        self.tiers = Tiers(slots, budget)
+        self.held: set[tuple[int, str]] = set()
+        self.sequence = 0
+        self.sizes: dict[int, int] = {}
+
+    def gone(self, evicted: list[int]) -> None:
+        """Nobody that was evicted was needed."""
+        for adapter in evicted:
+            assert not any(one == adapter for one, _ in self.held)
+            assert adapter not in self.pinned
+            del self.sizes[adapter]
+
+    @property
+    def pinned(self) -> set[int]:
+        return {adapter for adapter, entry in self.tiers.entries.items() if entry.pinned}
+
+    @rule(adapter=IDS, said=SIZES, size=SIZES, priority=st.integers(0, 2), pin=st.booleans())
+    def load(self, adapter: int, said: int, size: int, priority: int, pin: bool) -> None:
+        if adapter in self.tiers.entries:
+            return
+        before = dict(self.tiers.entries)
+        try:
+            self.pinned_before = self.pinned
+            self.gone(self.tiers.reserve(adapter, said))
+            self.gone(self.tiers.admit(adapter, size, priority=priority, pinned=pin))
+        except NoRoom:
+            assert adapter not in self.tiers.entries
+            needed = [a for a in before if any(one == a for one, _ in self.held)]
+            assert all(a in self.tiers.entries for a in needed)
+            return
+        self.tiers.entries[adapter].users.add("api-0")
+        self.sizes[adapter] = size
+
+    @rule(adapter=IDS, holder=HOLDERS)
+    def hold(self, adapter: int, holder: str) -> None:
+        self.sequence += 1
+        assert self.tiers.hold(adapter, holder, self.sequence) is (adapter in self.sizes)
+        if adapter in self.sizes:
+            self.held.add((adapter, holder))
+
+    @rule(holder=HOLDERS, data=st.data())
+    def sync(self, holder: str, data: st.DataObject) -> None:
+        mine = sorted(adapter for adapter, by in self.held if by == holder)
+        kept = set(data.draw(st.lists(st.sampled_from(mine), unique=True))) if mine else set()
+        self.sequence += 1
+        self.tiers.keep_holds(holder, kept, self.sequence)
+        self.held -= {(adapter, holder) for adapter in mine if adapter not in kept}
+
+    @rule(adapter=IDS, holder=HOLDERS)
+    def drop(self, adapter: int, holder: str) -> None:
+        if self.tiers.drop(adapter, holder):
+            assert not any(one == adapter and by != holder for one, by in self.held)
+            self.tiers.remove(adapter)
+            del self.sizes[adapter]
+        self.held.discard((adapter, holder))
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """As the scheduler has it: at most as many adapters as there are slots."""
+        most = len(self.tiers.slots)
+        batch = data.draw(st.lists(st.sampled_from(sorted(self.sizes)), max_size=most, unique=True))
+        self.tiers.begin_step(batch)
+        for adapter in batch:
+            before = list(self.tiers.slots)
+            placed = self.tiers.place(adapter)
+            if placed is not None:
+                index, victim = placed
+                assert before[index] == victim
+                assert victim not in batch
+                if victim is not None:
+                    others = {a for a in before if a is not None} - set(batch)
+                    assert victim not in self.pinned or others <= self.pinned
+        assert set(batch) <= set(self.tiers.slots)
+
+    @invariant()
+    def slots_are_not_double_booked(self) -> None:
+        taken = Counter(adapter for adapter in self.tiers.slots if adapter is not None)
+        assert all(count == 1 for count in taken.values())
+        assert taken.keys() <= self.tiers.entries.keys()
+
+    @invariant()
+    def the_budget_is_kept(self) -> None:
+        assert self.tiers.used_bytes <= self.tiers.budget_bytes
+        assert self.tiers.used_bytes == sum(self.sizes.values())
+
+    @invariant()
+    def what_is_held_is_there(self) -> None:
+        assert {adapter for adapter, _ in self.held} <= self.tiers.entries.keys() == self.sizes.keys()
+
+    @invariant()
+    def one_slot_is_left_unpinned(self) -> None:
+        assert len(self.pinned) <= max(0, len(self.tiers.slots) - 1)
+
+
+Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTiers = Machine.TestCase
+
+
+@pytest.fixture
+def tiers() -> Tiers:
+    """Two slots, room for three adapters of 10."""
+    found = Tiers(2, 30)
+    for adapter in (1, 2, 3):
+        found.admit(adapter, 10)
+        found.entries[adapter].users.add("api")
+    return found
+
+
+def test_the_least_recently_used_goes_first(tiers: Tiers) -> None:
+    tiers.touch(1)
+    assert tiers.reserve(4, 10) == [2]
+
+
+def test_a_higher_priority_outlives_recent_use(tiers: Tiers) -> None:
+    tiers.entries[1].priority = 5
+    assert tiers.reserve(4, 20) == [2, 3]
+
+
+def test_what_does_not_fit_evicts_nobody(tiers: Tiers) -> None:
+    tiers.hold(2, "api", 1)
+    with pytest.raises(NoRoom, match="21 bytes do not fit"):
+        tiers.reserve(4, 21)
+    assert tiers.entries.keys() == {1, 2, 3}
+
+
+def test_an_adapter_that_grew_on_loading_gives_its_reservation_back(tiers: Tiers) -> None:
+    tiers.reserve(4, 10)
+    with pytest.raises(NoRoom):
+        tiers.admit(4, 31)
+    assert tiers.used_bytes == 20
+
+
+def test_a_hold_that_overtook_a_sync_stands(tiers: Tiers) -> None:
+    tiers.hold(1, "api", 7)
+    tiers.keep_holds("api", [], 6)
+    assert tiers.entries[1].holders == {"api": 7}
+    tiers.keep_holds("api", [], 8)
+    assert tiers.entries[1].holders == {}
+
+
+def test_a_step_without_announcement_protects_its_adapters() -> None:
+    """As in offline use, where nobody holds anything."""
+    tiers = Tiers(1, 10)
+    tiers.admit(1, 10)
+    tiers.begin_step([1])
+    with pytest.raises(NoRoom):
+        tiers.reserve(2, 1)
+    tiers.begin_step([])
+    assert tiers.reserve(2, 1) == [1]
+
+
+def test_a_pinned_adapter_leaves_its_slot_last(tiers: Tiers) -> None:
+    tiers.pin(1)
+    for batch in ([1], [2], [3]):
+        tiers.begin_step(batch)
+        tiers.place(batch[0])
+    assert tiers.slots == [1, 3]
+    tiers.begin_step([2, 3])
+    assert tiers.place(2) == (0, 1)
+
+
+def test_one_slot_stays_free_of_pins(tiers: Tiers) -> None:
+    tiers.pin(1)
+    with pytest.raises(NoRoom, match="one of 2 slots"):
+        tiers.pin(2)
+    tiers.pin(1)  # again is fine
+
+
+def test_hits_and_misses_are_counted_once_a_batch(tiers: Tiers) -> None:
+    for _ in range(3):
+        tiers.begin_step([1])
+        tiers.place(1)
+    tiers.begin_step([])
+    tiers.begin_step([1])
+    assert (tiers.counters["gpu_misses"], tiers.counters["gpu_hits"]) == (1, 1)
+
+
+def test_an_adapter_goes_when_its_last_user_drops_it(tiers: Tiers) -> None:
+    tiers.entries[1].users.add("other")
+    assert not tiers.drop(1, "api")
+    assert tiers.drop(1, "other")
