@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lora_fs.sidecar.model import Record
@@ -17,11 +17,13 @@ class Loaded:
         base_cards: its model cards that are not adapters.
         adapters: lora_name → the path it was loaded from.
         cards: the adapters' cards by name.
+        tiers: lora_name → ``gpu`` (in a slot) or ``host``, of those of which it says so.
     """
 
     base_cards: tuple[Mapping[str, Any], ...]
     adapters: Mapping[str, str]
     cards: Mapping[str, Mapping[str, Any]]
+    tiers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

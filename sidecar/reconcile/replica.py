@@ -79,6 +79,8 @@ class Replica:
         self._engine_names: frozenset[str] = frozenset()
         self._engine_problem: str | None = "the engine has not answered yet"
         self._max_loras: int | None = None
+        self._digests_of: object = None
+        self._known_digests: frozenset[str] = frozenset()
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     # -- what the routes ask: from memory ----------------------------------------------------
@@ -119,6 +121,9 @@ class Replica:
             serves_plain = active is not None and self._residents.name_of(active) == engine_name
             found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
         return found
+
+    def staged(self, served: Served) -> bool:
+        return self._stager.has(served.record)
 
     def capacity(self) -> int | None:
         return self._limits.max_loaded or self._max_loras
@@ -185,8 +190,8 @@ class Replica:
             try:
                 await self.reconcile()
                 if self._engine_problem is None:
-                    in_use = self._residents.copies_in_use()
-                    await anyio.to_thread.run_sync(self._stager.sweep, in_use)
+                    in_use, registered = self._residents.copies_in_use(), self._digests()
+                    await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
             except Exception as error:
                 logger.exception("a pass failed and the loop goes on")
                 self._engine_problem = f"internal error: {error!r}"
@@ -230,6 +235,15 @@ class Replica:
             self._engine_cards = tuple(dict(card) for card in (*loaded.base_cards, *foreign))
             self._engine_names = frozenset(str(card["id"]) for card in self._engine_cards)
             self._engine_view = loaded
+
+    def _digests(self) -> frozenset[str]:
+        """Of every adapter there is in these scopes, as last read; made anew only when they change."""
+        desired = self._volume.desired
+        if self._digests_of is not desired:
+            present = (record for record in desired.records.values() if record.present)
+            self._known_digests = frozenset(record.spec.digest for record in present)
+            self._digests_of = desired
+        return self._known_digests
 
     def _resident(self) -> list[plan.Resident]:
         entries = []

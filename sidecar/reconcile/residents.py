@@ -55,6 +55,7 @@ class Residents:
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._staged: dict[str, str] = {}  # public name under load → its copy
         self._locks: dict[str, asyncio.Lock] = {}
+        self._tiers: Mapping[str, str] = {}
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Residents:
         for name, path in loaded.adapters.items():
             if self._stager.owns(path) and _plain(name) not in changing:
                 known[name] = path
-        self.paths = known
+        self.paths, self._tiers = known, loaded.tiers
 
     def note_activity(self, activity: Activity) -> None:
         """Count requests that reached the engine without the proxy as uses."""
@@ -233,12 +234,13 @@ class Residents:
                 del self._locks[name]
 
     def residency(self) -> Mapping[str, dict[str, object]]:
-        """By the engine's name: ``{"in_flight": int, "idle_s": float, "path": str}``."""
+        """By the engine's name: ``{"in_flight": int, "idle_s": float, "path": str, "tier": str | None}``."""
         return {
             name: {
                 "in_flight": self.in_flight(name),
                 "idle_s": round(self.idle_s(name), 1),
                 "path": path,
+                "tier": self._tiers.get(name),
             }
             for name, path in self.paths.items()
         }

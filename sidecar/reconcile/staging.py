@@ -1,8 +1,9 @@
 """Staging: the engine is only ever given a verified, content-named, pod-local copy.
 
 What happens on the volume afterwards cannot hurt a running engine, and the path changes with
-the bytes, so that no KV block of other weights is reused. A copy is removed only when the
-engine does not list it and nobody holds it.
+the bytes, so that no KV block of other weights is reused. A copy that the engine does not have
+and nobody holds stays while its adapter is registered, so that the next load reads no volume; it
+makes room for another, the one longest out of use first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from lora_fs.sidecar.validate import Expectation, validate
 logger = logging.getLogger(__name__)
 
 GRACE_S = 60.0
+IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
 _COPYING = ".copying-"
+_DIGEST = "sha256:"
 
 
 class Stager:
@@ -51,14 +54,19 @@ class Stager:
         self._unused_since: dict[str, float] = {}
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
+        self._copies: frozenset[str] = frozenset()
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
-        return str(self._folder / record.spec.digest.removeprefix("sha256:") / record.name)
+        return str(self._folder / record.spec.digest.removeprefix(_DIGEST) / record.name)
 
     def owns(self, path: str) -> bool:
         """Whether a path the engine names is one of these copies."""
         return path.startswith(f"{self._folder}{os.sep}")
+
+    def has(self, record: Record) -> bool:
+        """Whether its copy lies there, as far as this process last saw: from memory."""
+        return self.path(record) in self._copies
 
     async def stage(self, record: Record) -> str:
         """Copy and verify; bounded. A volume that hangs costs one thread of eight, not the loop.
@@ -79,8 +87,11 @@ class Stager:
 
     def _stage(self, record: Record) -> str:
         target = Path(self.path(record))
-        if target.is_dir():
-            return str(target)
+        with self._room:
+            self._unused_since.pop(target.parent.name, None)
+            if target.is_dir():
+                self._copies |= {str(target)}
+                return str(target)
         source = self._locate(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
         self._reserve(copying.name, record)
@@ -122,13 +133,21 @@ class Stager:
             except OSError:
                 if not target.is_dir():
                     raise
+            self._copies |= {str(target)}
             del self._reserved[copying.name]
 
     def _reserve(self, copying: str, record: Record) -> None:
         """Take the room a copy needs, so that copies under way at once keep the bound together."""
+        now = time.monotonic()
         with self._room:
             used = sum(_size_bytes(entry) for entry in self._folder.iterdir() if not _is_draft(entry))
             used += sum(self._reserved.values())
+            idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
+            for name in idle:
+                if used + record.spec.size_bytes <= self._max_bytes:
+                    break
+                used -= _size_bytes(self._folder / name)
+                self._remove(name)
             if used + record.spec.size_bytes > self._max_bytes:
                 raise VolumeUnavailable(
                     f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
@@ -142,18 +161,33 @@ class Stager:
         for left in self._folder.glob(f"{_COPYING}*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def sweep(self, in_use: Collection[str], now: float | None = None) -> None:
-        """Remove copies that have been out of use for GRACE_S. Blocking."""
+    def sweep(
+        self, in_use: Collection[str], registered: Collection[str] = (), now: float | None = None
+    ) -> None:
+        """Remove copies that have been out of use for GRACE_S and are nobody's any more. Blocking.
+
+        Args:
+            registered: the digests of all adapters there are.
+        """
         now = time.monotonic() if now is None else now
         used = {Path(path).parent.name for path in in_use}
-        present = {entry.name for entry in self._folder.iterdir() if not _is_draft(entry)}
-        for name in present - used:
-            if now - self._unused_since.setdefault(name, now) >= GRACE_S:
-                logger.info("removing the staged copy %s", name[:12])
-                shutil.rmtree(self._folder / name, ignore_errors=True)
-        for name in list(self._unused_since):
-            if name in used or name not in present:
-                del self._unused_since[name]
+        with self._room:
+            copies = [path for path in self._folder.glob("*/*") if not _is_draft(path.parent)]
+            self._copies = frozenset(map(str, copies))
+            present = {entry.name for entry in self._folder.iterdir() if not _is_draft(entry)}
+            for name in sorted(present - used):
+                out_of_use_s = now - self._unused_since.setdefault(name, now)
+                if out_of_use_s >= GRACE_S and f"{_DIGEST}{name}" not in registered:
+                    self._remove(name)
+            for name in list(self._unused_since):
+                if name in used or name not in present:
+                    del self._unused_since[name]
+
+    def _remove(self, name: str) -> None:
+        logger.info("removing the staged copy %s", name[:12])
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._unused_since.pop(name, None)
+        self._copies = frozenset(path for path in self._copies if Path(path).parent.name != name)
 
 
 def _is_draft(entry: Path) -> bool:

@@ -63,6 +63,9 @@ class Residency(_Answer):
     idle_s: float = Field(description="Seconds since its last request")
     path: str = Field(description="The staged copy the engine was given")
     engine_name: str = Field(description="What the engine calls it")
+    tier: Literal["gpu", "host"] | None = Field(
+        description="Where; null if the engine does not say"
+    )
 
 
 class AdapterDescription(_Answer):
@@ -72,6 +75,7 @@ class AdapterDescription(_Answer):
     record: Record
     status: AdapterStatus
     residency: Residency | None = Field(description="Null unless it is in the engine")
+    staged: bool = Field(description="A verified copy lies on this replica's own disk")
 
 
 class AdapterList(_Answer):

@@ -53,6 +53,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
                     "record": served.record,
                     "status": statuses[name],
                     "residency": residency.get(name),
+                    "staged": replica.staged(served),
                 }
             )
             for name, served in replica.catalog().served.items()

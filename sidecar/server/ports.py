@@ -81,6 +81,9 @@ class ReplicaPort(Protocol):
     def residency(self) -> Mapping[str, JsonObject]:
         """For names the engine holds: see ``bodies.Residency``."""
 
+    def staged(self, served: Served) -> bool:
+        """Whether its verified copy lies on this replica's own disk, as last seen."""
+
     def capacity(self) -> int | None:
         """How many adapters may be loaded here, or None if unbounded or unknown."""
 

@@ -85,7 +85,7 @@ class FakeStager:
             raise self.refuses[record.name]
         return self.path(record)
 
-    def sweep(self, in_use: set[str]) -> None:
+    def sweep(self, in_use: set[str], registered: frozenset[str]) -> None:
         self.swept.append(in_use)
 
 

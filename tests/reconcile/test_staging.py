@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.staging import GRACE_S, Stager
+from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Stager
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
@@ -159,6 +160,34 @@ async def test_copies_are_removed_when_nobody_needs_them(stager: Stager, registe
     stager.sweep({paths[1]}, now=20 + 2 * GRACE_S)
     assert not Path(paths[0]).exists()
     assert Path(paths[1]).is_dir()
+
+
+async def test_copies_of_registered_adapters_stay(stager: Stager, register: Register) -> None:
+    """The next load of one that left the engine reads no volume."""
+    record = register("one", 1)
+    path = await stager.stage(record)
+    assert stager.has(record)
+    for now in (0, 10 * GRACE_S):
+        stager.sweep(set(), {record.spec.digest}, now=now)
+    assert Path(path).is_dir()
+    assert stager.has(record)
+    for now in (20 * GRACE_S, 30 * GRACE_S):
+        stager.sweep(set(), set(), now=now)
+    assert not stager.has(record)
+
+
+async def test_an_idle_copy_makes_room(registry: Registry, tmp_path: Path, register: Register) -> None:
+    """The one longest out of use goes, never one that is in use or was so a moment ago."""
+    old, used, new = (register(name, seed) for seed, name in enumerate(("old", "used", "new")))
+    stager = make_stager(registry, tmp_path / "small", max_bytes=2 * old.spec.size_bytes + 10)
+    paths = {record.name: await stager.stage(record) for record in (old, used)}
+    digests = {record.spec.digest for record in (old, used, new)}
+    stager.sweep({paths["used"]}, digests)
+    with pytest.raises(VolumeUnavailable, match="no room"):
+        await stager.stage(new)
+    stager._unused_since = dict.fromkeys(stager._unused_since, time.monotonic() - IDLE_S)
+    await stager.stage(new)
+    assert (stager.has(old), stager.has(used), stager.has(new)) == (False, True, True)
 
 
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:

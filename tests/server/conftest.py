@@ -93,10 +93,19 @@ class FakeReplica:
 
     def residency(self) -> Mapping[str, JsonObject]:
         return {
-            name: {"in_flight": self.holds[name], "idle_s": 0.0, "path": "/s", "engine_name": name}
+            name: {
+                "in_flight": self.holds[name],
+                "idle_s": 0.0,
+                "path": "/s",
+                "engine_name": name,
+                "tier": None,
+            }
             for name in self.names
             if self.phase(name) is Phase.READY
         }
+
+    def staged(self, served: Served) -> bool:
+        return self.phase(served.name) is Phase.READY
 
     def capacity(self) -> int | None:
         return 4

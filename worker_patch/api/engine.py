@@ -73,7 +73,9 @@ class InProcess:
             for name, request in static.items()
         }
         paths = {name: request.lora_path for name, request in {**static, **self.requests}.items()}
-        return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards)
+        levels = {n: resident[str(r.lora_int_id)]["level"] for n, r in self.requests.items()}
+        tiers = {name: "gpu" if level == "gpu" else "host" for name, level in levels.items()}
+        return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers)
 
     async def activity(self) -> Activity:
         return Activity(max_loras=self.seen.get("slots"))
