@@ -36,6 +36,7 @@ class Settings(BaseSettings):
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
+        host_bytes: what adapters may take of each worker's host memory, with the plugin.
         max_loaded: how many adapters may be loaded at once; None: unbounded.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
@@ -68,6 +69,7 @@ class Settings(BaseSettings):
     token_file: Path | None = None
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
+    host_bytes: int = Field(4 << 30, ge=0)
     max_loaded: int | None = Field(None, ge=1)
     max_rank: int | None = Field(None, ge=1)
     default_policy: PolicyKind = PolicyKind.LAZY

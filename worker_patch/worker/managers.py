@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,14 +21,13 @@ from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.fits import check_fits
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
 
-HOST_BYTES = "LORA_FS_HOST_BYTES"
-DEFAULT_HOST_BYTES = 4 << 30
 FAILURES_KEPT = 256
 _UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
 STOCK = "vllm"  # who uses what came by vLLM's own calls
@@ -41,7 +39,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lora_index_to_id: list[int | None]
-        self.tiers = Tiers(self.lora_slots, int(os.environ.get(HOST_BYTES) or DEFAULT_HOST_BYTES))
+        self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
 
     @property
     def capacity(self) -> int:

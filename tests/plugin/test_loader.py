@@ -1,0 +1,66 @@
+"""The loader: who loads does not wait, and what came of it is told once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from lora_fs.worker_patch.worker.loader import Done, Loader
+
+
+@pytest.fixture
+def loader() -> Loader[str]:
+    return Loader()
+
+
+def collected(loader: Loader[str]) -> Done[str]:
+    """The one load that ended."""
+    deadline = threading.Event()
+    while not (ended := loader.collect()):
+        assert not deadline.wait(0.002)
+    [done] = ended
+    return done
+
+
+def test_a_load_is_started_once_and_told_once(loader: Loader[str]) -> None:
+    go, ran = threading.Event(), []
+
+    def prepare() -> str:
+        ran.append(1)
+        assert go.wait(20)
+        return "weights"
+
+    for _ in range(32):
+        loader.start(7, prepare)
+    assert loader.loading(7)
+    assert loader.collect() == []
+    go.set()
+    done = collected(loader)
+    assert (done.id, done.adapter, done.reason, ran) == (7, "weights", "", [1])
+    assert not loader.loading(7)
+    assert loader.collect() == []
+
+
+@pytest.mark.parametrize(("error", "reason"), [(ValueError("rank 64"), "rank 64"), (KeyError(), "KeyError")])
+def test_a_failure_is_told_with_its_reason(loader: Loader[str], error: Exception, reason: str) -> None:
+    def prepare() -> str:
+        raise error
+
+    loader.start(7, prepare)
+    done = collected(loader)
+    assert (done.adapter, done.reason) == (None, reason)
+
+
+def test_a_stuck_load_delays_no_other(loader: Loader[str]) -> None:
+    go = threading.Event()
+
+    def stuck() -> str:
+        assert go.wait(20)
+        return "late"
+
+    loader.start(1, stuck)
+    loader.start(2, lambda: "now")
+    assert collected(loader).id == 2
+    go.set()
+    assert collected(loader).id == 1
