@@ -1,0 +1,229 @@
+"""The engine as the reconciler sees it: ``InProcess`` over the worker's real calls and real tiers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.model import Policy, PolicyKind, Record
+from lora_fs.worker_patch.api import engine as in_process
+from lora_fs.worker_patch.api.asked import Requests
+from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
+from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+from tests.reconcile.test_plan import RECORD
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class FakeManager:
+    """A worker's manager without tensors: adapters of 10 bytes, loads that wait for ``go``."""
+
+    def __init__(self) -> None:
+        self.tiers = Tiers(2, 20)
+        self.named: dict[int, tuple[str, str]] = {}
+        self.failures: dict[int, str] = {}
+        self.counters: dict[str, float] = defaultdict(float)
+        self.go = threading.Event()
+        self.go.set()
+        self.broken: dict[int, str] = {}
+        self.loads: list[int] = []
+        self._loader: Loader[int] = Loader()
+        self._wanted: dict[int, Any] = {}
+
+    def begin_load(self, request: LoRARequest, ask: Any) -> None:
+        self.failures.pop(request.lora_int_id, None)
+        self.tiers.reserve(request.lora_int_id, 10)
+        self._wanted[request.lora_int_id] = ask
+        self.loads.append(request.lora_int_id)
+
+        def prepare() -> int:
+            assert self.go.wait(20)
+            if request.lora_int_id in self.broken:
+                raise ValueError(self.broken[request.lora_int_id])
+            return 10
+
+        self._loader.start(request.lora_int_id, prepare)
+
+    def loading(self, adapter: int) -> bool:
+        return self._loader.loading(adapter)
+
+    def collect(self) -> None:
+        for done in self._loader.collect():
+            ask = self._wanted.pop(done.id)
+            if done.adapter is None:
+                self.tiers.cancel(done.id)
+                self.failures[done.id] = done.reason
+                continue
+            self.tiers.admit(done.id, done.adapter, pinned=ask["pinned"])
+            self.tiers.entries[done.id].users.add(ask["user"])
+
+    def remove(self, adapter: int) -> None:
+        self.tiers.remove(adapter)
+
+
+class Site:
+    """One worker, and the API servers that call it."""
+
+    def __init__(self) -> None:
+        self.worker, self.now, self.down = FakeManager(), 100.0, False
+        self.calls: list[str] = []
+        self.asked = asyncio.Event()  # a second load was asked for
+        self.api = [self.server(f"api-{n}") for n in range(2)]
+
+    def server(self, user: str) -> InProcess:
+        client: Any = SimpleNamespace(collective_rpc=self.rpc)
+        bases = [SimpleNamespace(model_dump=lambda: {"id": "tiny", "parent": None})]
+
+        async def show() -> Any:
+            return SimpleNamespace(data=bases)
+
+        registry = SimpleNamespace(show_available_models=show)
+        models: Any = SimpleNamespace(registry=registry, lora_requests=Requests({}))
+        return InProcess(client, models, user, timeout_s=5, clock=lambda: self.now)
+
+    async def rpc(self, method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        if self.down:
+            raise RuntimeError("EngineCore encountered an issue")
+        self.calls.append(args[0])
+        if self.calls.count("load") > 1:
+            self.asked.set()
+        return [rpc.CALLS[args[0]](self.worker, args[1])]  # type: ignore[arg-type]
+
+
+def record(number: int, policy: Policy | None = None) -> Record:
+    spec = RECORD.spec.model_copy(update={"int_id": number, "policy": policy})
+    return RECORD.model_copy(update={"spec": spec})
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+async def test_a_load_is_ready_when_it_returns(site: Site) -> None:
+    api = site.api[0]
+    await api.load("sql", "/stage/d/sql", record(7))
+    assert api.requests["sql"].lora_int_id == 7
+    loaded = await api.loaded()
+    assert loaded.adapters == {"sql": "/stage/d/sql"}
+    assert loaded.tiers == {"sql": "host"}
+    assert [card["id"] for card in loaded.base_cards] == ["tiny"]
+    assert (await api.activity()).max_loras == 2
+
+
+async def test_two_servers_share_a_load(site: Site) -> None:
+    site.worker.go.clear()
+    calls = [api.load("sql", "/stage/d/sql", record(7)) for api in site.api for _ in range(16)]
+    loads = asyncio.gather(*calls)
+    await site.asked.wait()
+    site.worker.go.set()
+    await loads
+    assert site.worker.loads == [7]
+
+
+async def test_a_failure_is_told_and_tried_again_when_asked_again(site: Site) -> None:
+    site.worker.broken[7] = "the model has no layer x"
+    with pytest.raises(EngineRejected, match="no layer x"):
+        await site.api[0].load("sql", "/p", record(7))
+    assert site.api[0].requests == {}
+    assert site.worker.tiers.used_bytes == 0
+    del site.worker.broken[7]
+    await site.api[0].load("sql", "/p", record(7))
+
+
+async def test_an_adapter_in_use_makes_no_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third is refused in bounded time while both others have requests, and comes when one ends."""
+    monkeypatch.setattr(in_process, "FULL_WAIT_S", -1.0)
+    monkeypatch.setattr(in_process, "FULL_S", 0.0)
+    api = site.api[0]
+    for number in (1, 2):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+        with api.using(api.requests[f"a{number}"]):
+            assert await api.hold(api.requests[f"a{number}"])
+    site.now += 1
+    with pytest.raises(EngineUnavailable, match="no room in host memory for a3"):
+        await api.load("a3", "/p3", record(3))
+    site.now += LINGER_S
+    await api.loaded()
+    await api.load("a3", "/p3", record(3))
+    assert (await api.loaded()).adapters.keys() == {"a2", "a3"}
+
+
+async def test_a_busy_adapter_costs_no_calls(site: Site) -> None:
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    request = api.requests["sql"]
+    for _ in range(10):
+        with api.using(request):
+            assert await api.hold(request)
+    assert site.calls.count("hold") == 1
+    with api.using(request):
+        site.now += 10 * LINGER_S
+        await api.loaded()
+        assert site.worker.tiers.entries[7].holders.keys() == {"api-0"}
+    site.now += LINGER_S + 1
+    await api.loaded()
+    assert not site.worker.tiers.entries[7].holders
+
+
+async def test_an_evicted_adapter_is_missed(site: Site) -> None:
+    api = site.api[0]
+    for number in (1, 2, 3):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+    with api.using(api.requests["a1"]):
+        assert not await api.hold(api.requests["a1"])
+    assert (await api.loaded()).adapters.keys() == {"a2", "a3"}
+    assert api.requests.keys() == {"a2", "a3"}
+
+
+async def test_an_adapter_goes_when_no_server_wants_it(site: Site) -> None:
+    for api in site.api:
+        await api.load("sql", "/p", record(7))
+    await site.api[0].unload("sql")
+    assert 7 in site.worker.tiers.entries
+    assert (await site.api[0].loaded()).adapters == {}
+    assert (await site.api[1].loaded()).adapters == {"sql": "/p"}
+    await site.api[1].unload("sql")
+    assert 7 not in site.worker.tiers.entries
+    await site.api[1].unload("sql")  # again is fine
+
+
+async def test_one_id_under_two_names_goes_with_the_last(site: Site) -> None:
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    await api.load("sql@v1", "/p", record(7))
+    await api.unload("sql")
+    assert 7 in site.worker.tiers.entries
+    await api.unload("sql@v1")
+    assert 7 not in site.worker.tiers.entries
+
+
+async def test_pins_stop_before_the_last_slot(site: Site) -> None:
+    pinned = Policy(kind=PolicyKind.PINNED)
+    for number in (1, 2):
+        await site.api[0].load(f"a{number}", f"/p{number}", record(number, pinned))
+    assert [site.worker.tiers.entries[n].pinned for n in (1, 2)] == [True, False]
+    with pytest.raises(NoRoom):
+        site.worker.tiers.pin(2)
+
+
+async def test_an_engine_that_is_gone(site: Site) -> None:
+    site.down = True
+    for call in (site.api[0].loaded(), site.api[0].load("sql", "/p", record(7))):
+        with pytest.raises(EngineUnavailable, match="EngineCore encountered"):
+            await call
