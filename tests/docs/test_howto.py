@@ -308,6 +308,6 @@ def test_decision_has_its_parts(path: Path) -> None:
         "Alternatives",
     ]
     assert text.startswith(f"# {path.name[:4]}: ")
-    modules = re.findall(r"`(sidecar/[\w/]+\.py)`", text)
+    modules = re.findall(r"`((?:sidecar|worker_patch)/[\w/]+\.py)`", text)
     assert modules
     assert all((ROOT / module).exists() for module in modules)

