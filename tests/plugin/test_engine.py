@@ -58,6 +58,9 @@ class FakeManager:
 
         self._loader.start(request.lora_int_id, prepare)
 
+    def rank(self, adapter: int) -> int:
+        return 8
+
     def loading(self, adapter: int) -> bool:
         return self._loader.loading(adapter)
 

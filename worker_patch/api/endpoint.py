@@ -52,18 +52,19 @@ class _Late:
 class Endpoint:
     """``fit``: this vLLM is one the plugin was tested on; otherwise nothing is done to it."""
 
+    _settings: Settings
     name = NAME
     required_tasks: tuple[SupportedTask, ...] | None = None
 
     def __init__(self, *, fit: bool) -> None:
         self._fit = fit
-        self._settings = Settings()
         self._late = _Late()
         self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
 
     def attach_router(self, app: FastAPI) -> None:
+        """Raises ValidationError for settings that are none: the server does not start with them."""
         if not self._fit:
             return
         from lora_fs.worker_patch.api.gate import Gate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 COUNTERS = {
@@ -21,7 +21,6 @@ COUNTERS = {
     "cpu_evictions": "Adapters that left host memory for another",
     "host_loads": "Adapters read from the staged copy into host memory",
     "host_load_bytes": "Bytes of them",
-    "host_load_seconds": "Seconds of loads, in threads",
     "blank_runs": "Steps that ran an adapter without its weights, since it could not be had",
 }
 
@@ -41,15 +40,21 @@ class Tiers(Collector):
             return
         resident = [one for one in seen["resident"].values() if one["name"]]
         loaded = GaugeMetricFamily(
-            "vllm:lora_adapter_loaded", "Resident adapters", labels=["adapter_name", "level", "pinned"]
+            "vllm:lora_adapter_loaded",
+            "Resident adapters",
+            labels=["adapter_name", "level", "pinned", "rank"],
         )
         for one in resident:
-            loaded.add_metric([one["name"], one["level"], str(one["pinned"]).lower()], 1)
+            loaded.add_metric([one["name"], one["level"], str(one["pinned"]).lower(), str(one["rank"])], 1)
         yield loaded
         in_slots = sum(one["level"] == "gpu" for one in resident)
         yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "Adapters in slots", value=in_slots)
         yield GaugeMetricFamily("vllm:num_cpu_loaded_lora_adapters", "In host memory", value=len(resident))
         yield GaugeMetricFamily("vllm:max_gpu_lora_adapters", "Slots", value=seen["slots"])
+        loads, took_s = (seen["counters"].get(name, 0) for name in ("host_loads", "host_load_seconds"))
+        yield SummaryMetricFamily(
+            "vllm:lora_adapter_load_seconds", "Loads into host memory", count_value=loads, sum_value=took_s
+        )
         yield GaugeMetricFamily("lora_fs_host_bytes", "Host memory taken", value=seen["used_bytes"])
         yield GaugeMetricFamily("lora_fs_host_budget_bytes", "Host budget", value=seen["budget_bytes"])
         for name, told in COUNTERS.items():

@@ -204,6 +204,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
         self._loader.start(adapter, lambda: self._prepare(request))
 
+    def rank(self, adapter: int) -> int:
+        return int(self._adapter_manager.get_adapter(adapter).rank)
+
     def loading(self, adapter: int) -> bool:
         return self._loader.loading(adapter)
 

@@ -67,6 +67,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
             "level": "gpu" if adapter in tiers.slots else "cpu",
             "bytes": entry.size_bytes,
             "pinned": entry.pinned,
+            "rank": manager.rank(adapter),
             "users": sorted(entry.users),
         }
         for adapter, entry in tiers.entries.items()
