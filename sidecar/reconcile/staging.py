@@ -20,7 +20,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.validate import Expectation, validate
@@ -69,7 +69,9 @@ class Stager:
         return self.path(record) in self._copies
 
     async def stage(self, record: Record) -> str:
-        """Copy and verify; bounded. A volume that hangs costs one thread of eight, not the loop.
+        """Copy, or take the copy that is there, and verify.
+
+        Bounded: a volume that hangs costs one thread of eight, not the loop.
 
         Raises:
             InvalidAdapter: the bytes are not the registered ones, or cannot be served.
@@ -89,9 +91,13 @@ class Stager:
         target = Path(self.path(record))
         with self._room:
             self._unused_since.pop(target.parent.name, None)
-            if target.is_dir():
-                self._copies |= {str(target)}
+        if target.is_dir():
+            if _is_whole(target, record):
+                with self._room:
+                    self._copies |= {str(target)}
                 return str(target)
+            logger.warning("%s is not what it was: it is copied anew", target)
+            shutil.rmtree(target, ignore_errors=True)
         source = self._locate(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
         self._reserve(copying.name, record)
@@ -192,6 +198,15 @@ class Stager:
 
 def _is_draft(entry: Path) -> bool:
     return entry.name.startswith(_COPYING)
+
+
+def _is_whole(copy: Path, record: Record) -> bool:
+    """Whether a copy still is the registered bytes: a disk may lose its end to a crash."""
+    names = [entry.path for entry in record.spec.files]
+    try:
+        return artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
+    except LoraFsError:
+        return False
 
 
 def _size_bytes(folder: Path) -> int:

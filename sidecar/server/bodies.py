@@ -63,9 +63,7 @@ class Residency(_Answer):
     idle_s: float = Field(description="Seconds since its last request")
     path: str = Field(description="The staged copy the engine was given")
     engine_name: str = Field(description="What the engine calls it")
-    tier: Literal["gpu", "host"] | None = Field(
-        description="Where; null if the engine does not say"
-    )
+    tier: Literal["gpu", "host"] | None = Field(description="Where; null if the engine does not say")
 
 
 class AdapterDescription(_Answer):

@@ -1,4 +1,4 @@
-"""Read the weights' bytes: NaN, Inf, tensors that are all zero, copies that are not finished.
+"""Read the weights' bytes: NaN, Inf, absurd sizes, tensors all zero, copies that are not finished.
 
 Streams the file in one buffer, so memory does not grow with the adapter, and tests bits, so
 bfloat16 needs no torch.
@@ -19,12 +19,13 @@ from lora_fs.sidecar.validate.tensors import LoraModule, Part, parse_name
 BUFFER_BYTES = 1024 * 1024
 SAMPLE_BYTES = 256
 
-# dtype → numpy's unsigned integer of its width, and its exponent: all ones means NaN or Inf
-_EXPONENTS: Mapping[str, tuple[str, int]] = {
-    "F16": ("<u2", 0x7C00),
-    "BF16": ("<u2", 0x7F80),
-    "F32": ("<u4", 0x7F80_0000),
-    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+# dtype → numpy's unsigned integer of its width, its exponent (all ones means NaN or Inf), and the
+# exponent of 65,536, which float16 cannot hold
+_EXPONENTS: Mapping[str, tuple[str, int, int]] = {
+    "F16": ("<u2", 0x7C00, 0x7C00),
+    "BF16": ("<u2", 0x7F80, 143 << 7),
+    "F32": ("<u4", 0x7F80_0000, 143 << 23),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000, 1039 << 52),
 }
 
 
@@ -48,18 +49,18 @@ def scan_contents(
     buffer = memoryview(bytearray(BUFFER_BYTES))
     zero: set[str] = set()
     for entry in entries:
-        kind, exponent = _EXPONENTS.get(entry.dtype, ("<u1", 0))
-        any_bits, bad_at = False, None
+        kind, exponent, huge = _EXPONENTS.get(entry.dtype, ("<u1", 0, 1))
+        any_bits, bad_at, huge_at = False, None, None
         for offset in range(entry.start, entry.end, BUFFER_BYTES):
             chunk = buffer[: min(BUFFER_BYTES, entry.end - offset)]
             weights.read_into(chunk, offset)
             values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
             any_bits = any_bits or bool(values.any())
             if exponent and bad_at is None:
-                bad = (values & exponent) == exponent
-                if bad.any():
-                    before = (offset - entry.start) // values.itemsize
-                    bad_at = before + int(bad.argmax())
+                before = (offset - entry.start) // values.itemsize
+                exponents = values & exponent
+                bad_at = _first(exponents == exponent, before)
+                huge_at = _first(exponents >= huge, before) if huge_at is None else huge_at
             if progress is not None:
                 progress(len(chunk))
         if bad_at is not None:
@@ -70,9 +71,21 @@ def scan_contents(
                 f"holds NaN or Inf, first at element {bad_at}",
                 hint="every token it touches becomes garbage: train or export it again",
             )
+        elif huge_at is not None:
+            found.add(
+                "overflow",
+                weights.name,
+                entry.name,
+                f"holds a weight of 65,536 or more, first at element {huge_at}",
+                hint="products with it overflow and leave NaN in shared memory: train or export it again",
+            )
         if not any_bits:
             zero.add(entry.name)
     _tell_zeros(weights.name, zero, modules, found)
+
+
+def _first(where: npt.NDArray[np.bool_], before: int) -> int | None:
+    return before + int(where.argmax()) if where.any() else None
 
 
 def is_preallocated(weights: RegularFile, entries: Sequence[TensorEntry]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,19 +151,18 @@ async def test_a_failure_is_told_and_tried_again_when_asked_again(site: Site) ->
 
 
 async def test_an_adapter_in_use_makes_no_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third is refused in bounded time while both others have requests, and comes when one ends."""
+    """A third is refused in bounded time while both others have requests, and comes once they ended."""
     monkeypatch.setattr(in_process, "FULL_WAIT_S", -1.0)
     monkeypatch.setattr(in_process, "FULL_S", 0.0)
     api = site.api[0]
-    for number in (1, 2):
-        await api.load(f"a{number}", f"/p{number}", record(number))
-        with api.using(api.requests[f"a{number}"]):
+    with ExitStack() as requests:
+        for number in (1, 2):
+            await api.load(f"a{number}", f"/p{number}", record(number))
+            requests.enter_context(api.using(api.requests[f"a{number}"]))
             assert await api.hold(api.requests[f"a{number}"])
-    site.now += 1
-    with pytest.raises(EngineUnavailable, match="no room in host memory for a3"):
-        await api.load("a3", "/p3", record(3))
-    site.now += LINGER_S
-    await api.loaded()
+        with pytest.raises(EngineUnavailable, match="no room in host memory for a3"):
+            await api.load("a3", "/p3", record(3))
+    monkeypatch.undo()
     await api.load("a3", "/p3", record(3))
     assert (await api.loaded()).adapters.keys() == {"a2", "a3"}
 
@@ -182,6 +182,16 @@ async def test_a_busy_adapter_costs_no_calls(site: Site) -> None:
     site.now += LINGER_S + 1
     await api.loaded()
     assert not site.worker.tiers.entries[7].holders
+
+
+async def test_a_hold_under_way_is_not_taken_back(site: Site) -> None:
+    """A pass that comes between the call and its answer knows of the request."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    with api.using(api.requests["sql"]):
+        held, _ = await asyncio.gather(api.hold(api.requests["sql"]), api.loaded())
+        assert held
+        assert site.worker.tiers.entries[7].holders
 
 
 async def test_an_evicted_adapter_is_missed(site: Site) -> None:

@@ -190,6 +190,21 @@ async def test_an_idle_copy_makes_room(registry: Registry, tmp_path: Path, regis
     assert (stager.has(old), stager.has(used), stager.has(new)) == (False, True, True)
 
 
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
+async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, damage: str) -> None:
+    """What was verified once is verified again before the engine reads it."""
+    record = register("one", 1)
+    weights = Path(await stager.stage(record)) / WEIGHTS
+    whole = weights.read_bytes()
+    if damage == "truncated":
+        os.truncate(weights, 100)
+    elif damage == "flipped":
+        weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        weights.unlink()
+    assert Path(await stager.stage(record), WEIGHTS).read_bytes() == whole
+
+
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:
     """A start removes them."""
     folder = Path(stager._folder)

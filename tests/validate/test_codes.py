@@ -278,6 +278,7 @@ tensor_case(
 )
 for value in (np.nan, np.inf, -np.inf):
     tensor_case("non-finite", str(value), partial(spoil, value=value))
+tensor_case("overflow", "1e25", partial(spoil, value=1e25))
 tensor_case(
     "zero-weights",
     "one lora_A",

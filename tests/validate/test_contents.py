@@ -15,8 +15,8 @@ from tests.validate.conftest import (
 )
 
 A = tensor_name("model.layers.0.self_attn.q_proj", "lora_A")
-# bfloat16's bits: one, the largest finite, NaN, Inf, -Inf
-ONE, LARGEST, NAN, INF, MINUS_INF = 0x3F80, 0x7F7F, 0x7FC0, 0x7F80, 0xFF80
+# bfloat16's bits: one, the largest below 65,536, that, the largest finite, NaN, Inf, -Inf
+ONE, LARGE, HUGE, LARGEST, NAN, INF, MINUS_INF = 0x3F80, 0x477F, 0x4780, 0x7F7F, 0x7FC0, 0x7F80, 0xFF80
 
 
 def with_bits(draft: Draft, bits: int) -> Draft:
@@ -35,9 +35,28 @@ def test_bfloat16_garbage(draft: Draft, bits: int) -> None:
     assert f"element {2 * HIDDEN + 5}" in finding.message
 
 
-@pytest.mark.parametrize("bits", [LARGEST, 0x0000, 0x8000, 0x0001])
+@pytest.mark.parametrize("bits", [HUGE, LARGEST, HUGE | 0x8000])
+def test_bfloat16_that_overflows(draft: Draft, bits: int) -> None:
+    """What float16 cannot hold is told apart from NaN, and located."""
+    (finding,) = validate(with_bits(draft, bits).write()).errors
+    assert (finding.code, finding.field) == ("overflow", A)
+    assert f"element {2 * HIDDEN + 5}" in finding.message
+
+
+@pytest.mark.parametrize("value", [65536.0, -1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_wide_floats_that_overflow(draft: Draft, value: float, dtype: type[np.floating]) -> None:
+    """So is it in the wider types; 65,535 is a value."""
+    draft.tensors = {name: values.astype(dtype) for name, values in draft.tensors.items()}
+    draft.tensors[A][0, 0] = 65535
+    assert "overflow" not in {finding.code for finding in validate(draft.write()).findings}
+    draft.tensors[A][0, 0] = value
+    assert "overflow" in {finding.code for finding in validate(draft.write()).errors}
+
+
+@pytest.mark.parametrize("bits", [LARGE, 0x0000, 0x8000, 0x0001])
 def test_bfloat16_values(draft: Draft, bits: int) -> None:
-    """The largest, zero, minus zero and a subnormal are values; the dtype is told by its name."""
+    """A large one, zero, minus zero and a subnormal are values; the dtype is told by its name."""
     report = validate(with_bits(draft, bits).write())
     assert report.findings == ()
     assert report.shape is not None

@@ -58,11 +58,7 @@ class InProcess:
     # -- what the reconciler asks ----------------------------------------------------------------
 
     async def loaded(self) -> Loaded:
-        now = self._clock()
-        for adapter, at in list(self._held.items()):
-            if not self._in_flight[adapter] and now - at > LINGER_S:
-                del self._held[adapter]
-        [self.seen, *_] = await self._call("sync", holds=list(self._held))
+        await self._sync(LINGER_S)
         resident = self.seen["resident"]
         self.requests = {n: r for n, r in self.requests.items() if str(r.lora_int_id) in resident}
         listed = await self._models.registry.show_available_models()
@@ -107,6 +103,8 @@ class InProcess:
             if waited_s > self._timeout_s:
                 raise EngineUnavailable(f"the engine has not loaded {name} in {waited_s:.0f} s")
             again = "full" in states
+            if again:
+                await self._sync(0)  # what nobody uses now makes room
             await asyncio.sleep(FULL_S if again else LOOK_S)
 
     async def unload(self, name: str) -> None:
@@ -142,6 +140,14 @@ class InProcess:
             return False
         self._held[adapter] = self._clock()
         return True
+
+    async def _sync(self, linger_s: float) -> None:
+        """Tell the worker what is held, all that was used in the last ``linger_s``; see what is where."""
+        now = self._clock()
+        for adapter, at in list(self._held.items()):
+            if adapter not in self._in_flight and now - at >= linger_s:
+                del self._held[adapter]
+        [self.seen, *_] = await self._call("sync", holds=[*self._held.keys() | self._in_flight.keys()])
 
     # -- the call --------------------------------------------------------------------------------
 

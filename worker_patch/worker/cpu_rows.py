@@ -1,7 +1,9 @@
-"""Base rows stay base rows on a CPU: vLLM 0.32 gives them the last slot's delta in a mixed batch.
+"""On a CPU: base rows stay base rows, and an adapter's overflow stays its own.
 
--1 says *no adapter* and indexes the last slot. Source: vllm/lora/ops/torch_ops/lora_ops.py, 0.32;
-fixed upstream in 0.33 (PR #48421).
+vLLM 0.32 gives rows without an adapter the last slot's delta in a mixed batch: -1 says *no adapter*
+and indexes the last slot (vllm/lora/ops/torch_ops/lora_ops.py; fixed upstream in 0.33, PR #48421).
+And its attention multiplies what a recycled KV block still holds by zero, which leaves NaN where a
+NaN was: one adapter's overflow would end in its neighbours' answers. No layer gives any out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ NONE = -1
 
 
 class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's wrapper, with nothing shrunk for a row without an adapter, so that nothing is added to it."""
+    """vLLM's wrapper; what is shrunk for a row without an adapter is zero, so that nothing is added to it."""
 
     def _shrink_prefill(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         super()._shrink_prefill(y, x, w_t_all, scale)
@@ -24,6 +26,10 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
     def _shrink_decode(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         super()._shrink_decode(y, x, w_t_all, scale)
         y[self.token_lora_indices == NONE] = 0
+
+    def add_lora_linear(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        super().add_lora_linear(y, *args, **kwargs)
+        y.nan_to_num_()
 
     def add_lora_embedding(
         self,

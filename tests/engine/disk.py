@@ -1,0 +1,58 @@
+"""Which files an engine opens, counted by the kernel."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from watchdog.events import FileOpenedEvent, FileSystemEvent, FileSystemEventHandler
+from watchdog.observers.inotify import InotifyObserver
+
+_SEEN_LIMIT_S = 10.0
+
+
+class Opened(FileSystemEventHandler):
+    """Counts the opening of files below one folder, by file name.
+
+    One file opened several times with no other between counts once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: Counter[str] = Counter()
+        self._told = threading.Condition()
+        self._marks = itertools.count()
+
+    def on_opened(self, event: FileSystemEvent) -> None:
+        """The observer's thread calls it."""
+        with self._told:
+            self._counts[Path(str(event.src_path)).name] += 1
+            self._told.notify_all()
+
+    def counts(self) -> Counter[str]:
+        """All that was opened before this call: events are in order, so a last one is awaited."""
+        mark = self._folder / f".mark-{next(self._marks)}"
+        mark.touch()
+        with self._told:
+            assert self._told.wait_for(lambda: mark.name in self._counts, _SEEN_LIMIT_S)
+            del self._counts[mark.name]
+            mark.unlink()
+            return self._counts.copy()
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Opened]:
+    """Count from here on."""
+    counting = Opened(folder)
+    observer = InotifyObserver()
+    observer.schedule(counting, str(folder), recursive=True, event_filter=[FileOpenedEvent])
+    observer.start()
+    try:
+        yield counting
+    finally:
+        observer.stop()
+        observer.join()
