@@ -36,6 +36,7 @@ class Settings(BaseSettings):
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
+        stage_ahead: copy what is registered while the replica runs before it is asked for.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
         max_loaded: how many adapters may be loaded at once; None: unbounded.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
@@ -69,6 +70,7 @@ class Settings(BaseSettings):
     token_file: Path | None = None
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
+    stage_ahead: bool = True
     host_bytes: int = Field(4 << 30, ge=0)
     max_loaded: int | None = Field(None, ge=1)
     max_rank: int | None = Field(None, ge=1)

@@ -20,6 +20,7 @@ import anyio.to_thread
 from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Policy, Scope, check_segment, model_slug
+from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
 from lora_fs.sidecar.reconcile.report import Reporter
@@ -114,6 +115,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
         stager,
         limits,
         reporter.report,
+        Ahead(stager) if settings.stage_ahead else None,
     )
     logger.info("serving %s of %s (%s)", model, root, kind)
     return Assembly(replica, volume, reporter)

@@ -20,6 +20,7 @@ from lora_fs.sidecar.engine.protocol import Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan, status
+from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.residents import Residents
@@ -65,11 +66,13 @@ class Replica:
         stager: Stager,
         limits: Limits,
         on_pass: Callable[[Replica], None] = lambda _: None,
+        ahead: Ahead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id, self.model, self.namespaces = replica_id, model, namespaces
         self._volume, self._registrations, self._engine = volume, registrations, engine
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
+        self._ahead = ahead
         self._wake = asyncio.Event()
         self._residents = Residents(engine, stager, self.wake, clock)
         self._catalog = Catalog()
@@ -195,6 +198,8 @@ class Replica:
             except Exception as error:
                 logger.exception("a pass failed and the loop goes on")
                 self._engine_problem = f"internal error: {error!r}"
+            if self._ahead is not None and self._volume.read_once:
+                self._ahead.look(self.catalog())
             self._on_pass(self)
             pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
             with anyio.move_on_after(pause_s):

@@ -32,6 +32,8 @@ IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is know
 _COPYING = ".copying-"
 _DIGEST = "sha256:"
 
+Signature = tuple[tuple[str, int, int, int, int], ...]
+
 
 class Stager:
     """Owns ``folder``. ``locate`` gives a record's artifact folder on the volume."""
@@ -55,6 +57,7 @@ class Stager:
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
         self._copies: frozenset[str] = frozenset()
+        self._verified: dict[Path, Signature] = {}
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
@@ -68,10 +71,13 @@ class Stager:
         """Whether its copy lies there, as far as this process last saw: from memory."""
         return self.path(record) in self._copies
 
-    async def stage(self, record: Record) -> str:
+    async def stage(self, record: Record, *, make_room: bool = True) -> str:
         """Copy, or take the copy that is there, and verify.
 
         Bounded: a volume that hangs costs one thread of eight, not the loop.
+
+        Args:
+            make_room: remove copies that are out of use if the bound asks for it.
 
         Raises:
             InvalidAdapter: the bytes are not the registered ones, or cannot be served.
@@ -80,19 +86,19 @@ class Stager:
         try:
             with anyio.fail_after(self._timeout_s):
                 return await anyio.to_thread.run_sync(
-                    self._stage, record, abandon_on_cancel=True, limiter=self._threads
+                    self._stage, record, make_room, abandon_on_cancel=True, limiter=self._threads
                 )
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
             ) from error
 
-    def _stage(self, record: Record) -> str:
+    def _stage(self, record: Record, make_room: bool) -> str:
         target = Path(self.path(record))
         with self._room:
             self._unused_since.pop(target.parent.name, None)
         if target.is_dir():
-            if _is_whole(target, record):
+            if self._is_whole(target, record):
                 with self._room:
                     self._copies |= {str(target)}
                 return str(target)
@@ -100,7 +106,7 @@ class Stager:
             shutil.rmtree(target, ignore_errors=True)
         source = self._locate(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
-        self._reserve(copying.name, record)
+        self._reserve(copying.name, record, make_room)
         try:
             if not source.is_dir():
                 raise InvalidAdapter(
@@ -140,16 +146,17 @@ class Stager:
                 if not target.is_dir():
                     raise
             self._copies |= {str(target)}
+            self._verified[target] = _signature(target)
             del self._reserved[copying.name]
 
-    def _reserve(self, copying: str, record: Record) -> None:
+    def _reserve(self, copying: str, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, so that copies under way at once keep the bound together."""
         now = time.monotonic()
         with self._room:
             used = sum(_size_bytes(entry) for entry in self._folder.iterdir() if not _is_draft(entry))
             used += sum(self._reserved.values())
             idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
-            for name in idle:
+            for name in idle if make_room else ():
                 if used + record.spec.size_bytes <= self._max_bytes:
                     break
                 used -= _size_bytes(self._folder / name)
@@ -194,19 +201,33 @@ class Stager:
         shutil.rmtree(self._folder / name, ignore_errors=True)
         self._unused_since.pop(name, None)
         self._copies = frozenset(path for path in self._copies if Path(path).parent.name != name)
+        self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
+
+    def _is_whole(self, copy: Path, record: Record) -> bool:
+        """Whether a copy still is the registered bytes: a disk may lose its end to a crash.
+
+        Hashed once by this process, and again when a file's size, time or inode is another.
+        """
+        names = [entry.path for entry in record.spec.files]
+        try:
+            seen = _signature(copy)
+            if self._verified.get(copy) == seen:
+                return True
+            whole = artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
+        except (LoraFsError, OSError):
+            return False
+        if whole:
+            self._verified[copy] = seen
+        return whole
 
 
 def _is_draft(entry: Path) -> bool:
     return entry.name.startswith(_COPYING)
 
 
-def _is_whole(copy: Path, record: Record) -> bool:
-    """Whether a copy still is the registered bytes: a disk may lose its end to a crash."""
-    names = [entry.path for entry in record.spec.files]
-    try:
-        return artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
-    except LoraFsError:
-        return False
+def _signature(copy: Path) -> Signature:
+    found = ((path, path.lstat()) for path in sorted(copy.iterdir()))
+    return tuple((path.name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found)
 
 
 def _size_bytes(folder: Path) -> int:

@@ -197,6 +197,9 @@ def test_hits_and_misses_are_counted_once_a_batch(tiers: Tiers) -> None:
     tiers.begin_step([])
     tiers.begin_step([1])
     assert (tiers.counters["gpu_misses"], tiers.counters["gpu_hits"]) == (1, 1)
+    tiers.hold(1, "api", 1)  # it comes back to an engine that stood still meanwhile
+    tiers.begin_step([1])
+    assert tiers.counters["gpu_hits"] == 2
 
 
 def test_an_adapter_goes_when_its_last_user_drops_it(tiers: Tiers) -> None:

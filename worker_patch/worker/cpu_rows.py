@@ -19,15 +19,26 @@ NONE = -1
 class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
     """vLLM's wrapper; what is shrunk for a row without an adapter is zero, so that nothing is added to it."""
 
+    _without: torch.Tensor | None = None  # which rows of this batch have no adapter; None if all have
+
+    def update_metadata(self, *args: Any, **kwargs: Any) -> None:
+        super().update_metadata(*args, **kwargs)
+        rows = self.token_lora_indices == NONE
+        self._without = rows if bool(rows.any()) else None
+
     def _shrink_prefill(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         super()._shrink_prefill(y, x, w_t_all, scale)
-        y[self.token_lora_indices == NONE] = 0
+        if self._without is not None:
+            y[self._without] = 0
 
     def _shrink_decode(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
         super()._shrink_decode(y, x, w_t_all, scale)
-        y[self.token_lora_indices == NONE] = 0
+        if self._without is not None:
+            y[self._without] = 0
 
     def add_lora_linear(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if self.is_prefill and self.no_lora:
+            return
         super().add_lora_linear(y, *args, **kwargs)
         y.nan_to_num_()
 
@@ -39,8 +50,9 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
         add_inputs: bool = True,
         **kwargs: Any,
     ) -> None:
-        rows = (self.token_lora_indices == NONE).unsqueeze(-1)
-        super().add_lora_embedding(y, x.masked_fill(rows, 0), lora_b_stacked, add_inputs, **kwargs)
+        if self._without is not None:
+            x = x.masked_fill(self._without.unsqueeze(-1), 0)
+        super().add_lora_embedding(y, x, lora_b_stacked, add_inputs, **kwargs)
 
     def add_lora_logits(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         rows = self.sampler_indices == NONE

@@ -136,6 +136,7 @@ class Tiers:
         entry.holders[holder] = max(sequence, entry.holders.get(holder, 0))
         entry.users.add(holder)
         self.touch(adapter)
+        self._step -= {adapter}  # its next step is a beginning, to be counted
         return True
 
     def keep_holds(self, holder: str, adapters: Collection[int], sequence: int) -> None:

@@ -1,0 +1,195 @@
+"""What a stream feels while its neighbours' adapters are read from a slow volume.
+
+One adapter streams; every 24 tokens a window opens with a request of one token: none (undisturbed),
+for the same adapter (warm: the price of any neighbour), or for one of rank 64 never asked for before
+(cold), which lies on a volume of 100 MB/s and 2 ms. Stock vLLM with its filesystem resolver and vLLM
+with the plugin, same model, same arguments, stream in turns, each the three kinds of window in an
+order drawn anew; needs root, to mount. A stall is a window's longest gap between two tokens; what it
+adds is told over the median gap of the undisturbed windows. Goals for the plugin: cold adds at most
+1.3 times what warm adds, and keeps 85 % of warm's tokens per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
+from figures import arguments, heading, interval
+from slow_volume import slow_volume
+
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.replica import PROMPT
+
+ARMS = ("undisturbed", "warm", "cold")
+STREAMING = "streaming"
+CHECKED = ("check-0", "check-1")
+LEAD_TOKENS, WINDOW_TOKENS = 8, 24
+
+
+@dataclass
+class Arm:
+    """What was measured of one engine in one kind of window; times in milliseconds."""
+
+    gaps: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    requests: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+
+
+class Client:
+    """One engine, asked over HTTP; remembers what each adapter answered."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, f"{url}/v1/completions"
+        self.answers: dict[str, str] = {}
+
+    async def ask(self, model: str, tokens: int = 1) -> float:
+        """Complete greedily; returns the milliseconds it took."""
+        started = time.perf_counter()
+        async with self._session.post(self._url, json=_request(model, tokens)) as response:
+            body = await response.text()
+            assert response.status == 200, (model, response.status, body)
+        self.answers[model] = json.loads(body)["choices"][0]["text"]
+        return 1000 * (time.perf_counter() - started)
+
+    async def stream(self, tokens: int, times: list[float]) -> None:
+        """Append the time of every token to ``times`` as it arrives."""
+        request = {**_request(STREAMING, tokens), "stream": True}
+        async with self._session.post(self._url, json=request) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    times.append(time.perf_counter())
+
+    async def measure(self, arms: dict[str, Arm], plan: Sequence[tuple[str, str | None]]) -> None:
+        """One stream; ``plan`` names the arm of each of its windows, and whom to ask as one opens."""
+        times: list[float] = []
+        stream = asyncio.create_task(self.stream(LEAD_TOKENS + WINDOW_TOKENS * len(plan), times))
+        starts = []
+        for number, (name, neighbour) in enumerate(plan):
+            while len(times) < LEAD_TOKENS + WINDOW_TOKENS * number:
+                assert not stream.done(), "the stream ended early"
+                await asyncio.sleep(0.004)
+            starts.append(time.perf_counter())
+            if neighbour is not None:
+                arms[name].requests.append(await self.ask(neighbour))
+        await stream
+        gaps = [(later, 1000 * (later - earlier)) for earlier, later in pairwise(times)]
+        of_arm: dict[str, list[float]] = {name: [] for name in arms}
+        for (name, _), start, end in zip(plan, starts, [*starts[1:], float("inf")], strict=True):
+            window = [gap for at, gap in gaps if start < at <= end]
+            arms[name].stalls.append(max(window))
+            of_arm[name] += window
+        for name, found in of_arm.items():
+            arms[name].gaps += found
+            arms[name].tokens_per_s.append(1000 * len(found) / sum(found))
+
+
+def _request(model: str, tokens: int) -> dict[str, object]:
+    return {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+async def run(urls: dict[str, str], rounds: int, windows: int) -> dict[str, dict[str, Arm]]:
+    """Compare the answers, then stream from each engine once a round, in turns."""
+    results = {engine: {arm: Arm() for arm in ARMS} for engine in urls}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        clients = {engine: Client(session, url) for engine, url in urls.items()}
+        for name in (STREAMING, *CHECKED, STREAMING):
+            for client in clients.values():
+                await client.ask(name, tokens=16)
+        said = clients["stock"].answers
+        assert said == clients["plugin"].answers, (said, clients["plugin"].answers)
+        assert len(set(said.values())) == len(said), said
+        for number in range(rounds):
+            plan: list[tuple[str, str | None]] = [
+                *[("undisturbed", None), ("warm", STREAMING)] * windows,
+                *[("cold", cold_name(number, n)) for n in range(windows)],
+            ]
+            random.shuffle(plan)
+            for engine in random.sample(sorted(results), len(results)):
+                await clients[engine].measure(results[engine], plan)
+        assert clients["stock"].answers == clients["plugin"].answers
+    return results
+
+
+def cold_name(number: int, window: int) -> str:
+    """An adapter that each engine is asked for once."""
+    return f"cold-{number}-{window}"
+
+
+def report(results: dict[str, dict[str, Arm]]) -> None:
+    """Print every arm, then what cold adds beside what warm adds."""
+    print(
+        "| engine | arm | gap, median ms | stall, median ms (95 %) | stall, max ms | tokens/s | request ms |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for engine, name, arm in ((e, n, arm) for e, arms in results.items() for n, arm in arms.items()):
+        low, high = interval(arm.stalls)
+        stall = f"{statistics.median(arm.stalls):.0f} ({low:.0f} to {high:.0f}) | {max(arm.stalls):.0f}"
+        asked = f"{statistics.median(arm.requests):.0f}" if arm.requests else "–"
+        speed = statistics.median(arm.tokens_per_s)
+        print(f"| {engine} | {name} | {statistics.median(arm.gaps):.1f} | {stall} | {speed:.1f} | {asked} |")
+    print("\n| engine | stall added by warm | by cold | cold / warm (95 %) | tokens/s, cold / warm (95 %) |")
+    print("|---|---|---|---|---|")
+    for engine, arms in results.items():
+        alone, warm, cold = (arms[name] for name in ARMS)
+        ratio, low, high = _ratio_of_added(alone.gaps, warm.stalls, cold.stalls)
+        kept = [a / b for a, b in zip(cold.tokens_per_s, warm.tokens_per_s, strict=True)]
+        least, most = interval(kept)
+        added = [statistics.median(arm.stalls) - statistics.median(alone.gaps) for arm in (warm, cold)]
+        stalls = f"{added[0]:.0f} ms | {added[1]:.0f} ms | {ratio:.2f} ({low:.2f} to {high:.2f})"
+        print(
+            f"| {engine} | {stalls} | {statistics.median(kept):.2f} ({least:.2f} to {most:.2f}) |", flush=True
+        )
+
+
+def _ratio_of_added(
+    alone: Sequence[float], warm: Sequence[float], cold: Sequence[float]
+) -> tuple[float, float, float]:
+    """What cold adds over what warm adds, each at the median, and its 95 % interval by bootstrap."""
+
+    def ratio(*samples: Sequence[float]) -> float:
+        base, near, far = (statistics.median(sample) for sample in samples)
+        return (far - base) / max(near - base, 0.1)
+
+    drawn = sorted(ratio(*(random.choices(s, k=len(s)) for s in (alone, warm, cold))) for _ in range(2000))
+    return ratio(alone, warm, cold), drawn[50], drawn[1949]
+
+
+def main() -> None:
+    """Make the model and its adapters, mount, start both engines, measure."""
+    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2)
+    heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
+    cold = [cold_name(number, n) for number in range(options.rounds) for n in range(options.windows)]
+    with tempfile.TemporaryDirectory() as folder, EngineFarm(Path(folder)) as farm:
+        work = Path(folder)
+        model = make_big_model(work)
+        for seed, name in enumerate((STREAMING, *CHECKED, *cold)):
+            make_big_adapter(model, work / "adapters" / name, seed)
+        register_all(work / "registry", model, work / "adapters")
+        speed = {"mbps": options.mbps, "latency_ms": options.latency_ms}
+        with (
+            slow_volume(work / "adapters", work / "slow-adapters", work / "slow-a.log", **speed) as adapters,
+            slow_volume(work / "registry", work / "slow-registry", work / "slow-r.log", **speed) as root,
+        ):
+            engines = engine_pair(farm, model, adapters, root, work, ENGINE_ARGS)
+            urls = {name: engine.url for name, engine in engines.items()}
+            report(asyncio.run(run(urls, options.rounds, options.windows)))
+
+
+if __name__ == "__main__":
+    main()
