@@ -24,7 +24,8 @@ from lora_fs.sidecar.model import PolicyKind, Record
 from lora_fs.worker_patch.worker.hooks import RPC
 
 LINGER_S = 5.0
-LOOK_S = 0.003  # between two looks at a load; each waits for the engine's step, if one runs
+LOOK_S = 0.001  # before the first look at a load, longer and longer before the next
+LOOK_MOST_S = 0.005
 FULL_S = 0.1
 FULL_WAIT_S = 10.0
 
@@ -87,7 +88,7 @@ class InProcess:
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
         }
-        started, again = self._clock(), True
+        started, again, look_s = self._clock(), True, LOOK_S
         while True:
             answers = await self._call("load", **ask, again=again)
             states = {answer["state"]: answer["reason"] for answer in answers}
@@ -97,6 +98,7 @@ class InProcess:
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
             if states.keys() == {"ready"}:
                 self.requests[name] = LoRARequest(name, spec.int_id, path)
+                self._held[spec.int_id] = self._clock()
                 return
             if "full" in states and waited_s > FULL_WAIT_S:
                 raise EngineUnavailable(f"no room in host memory for {name}: {states['full']}")
@@ -105,7 +107,8 @@ class InProcess:
             again = "full" in states
             if again:
                 await self._sync(0)  # what nobody uses now makes room
-            await asyncio.sleep(FULL_S if again else LOOK_S)
+            await asyncio.sleep(FULL_S if again else look_s)
+            look_s = min(1.5 * look_s, LOOK_MOST_S)
 
     async def unload(self, name: str) -> None:
         request = self.requests.pop(name, None)

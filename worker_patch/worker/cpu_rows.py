@@ -3,11 +3,12 @@
 vLLM 0.32 gives rows without an adapter the last slot's delta in a mixed batch: -1 says *no adapter*
 and indexes the last slot (vllm/lora/ops/torch_ops/lora_ops.py; fixed upstream in 0.33, PR #48421).
 And its attention multiplies what a recycled KV block still holds by zero, which leaves NaN where a
-NaN was: one adapter's overflow would end in its neighbours' answers. No layer gives any out.
+NaN was: one adapter's overflow would end in its neighbours' answers. None is written to the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,13 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
     """vLLM's wrapper; what is shrunk for a row without an adapter is zero, so that nothing is added to it."""
 
     _without: torch.Tensor | None = None  # which rows of this batch have no adapter; None if all have
+
+    _kv_slices: frozenset[int] = frozenset({1, 3})
+
+    def watch(self, modules: Iterable[Any]) -> None:
+        """Learn which layers write to the KV cache: the packed q, k and v where there are such."""
+        packed = any(len(getattr(module, "lora_a_stacked", ())) == 3 for module in modules)
+        self._kv_slices = frozenset({3}) if packed else BaseRowsCPU._kv_slices
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
         super().update_metadata(*args, **kwargs)
@@ -36,11 +44,21 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
         if self._without is not None:
             y[self._without] = 0
 
-    def add_lora_linear(self, y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def add_lora_linear(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **kwargs: Any,
+    ) -> None:
         if self.is_prefill and self.no_lora:
             return
-        super().add_lora_linear(y, *args, **kwargs)
-        y.nan_to_num_()
+        super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **kwargs)
+        if len(output_slices) in self._kv_slices:
+            y.nan_to_num_()
 
     def add_lora_embedding(
         self,

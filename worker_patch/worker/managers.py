@@ -22,6 +22,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from lora_fs.sidecar.settings import load_settings
+from lora_fs.worker_patch.worker.cpu_rows import BaseRowsCPU
 from lora_fs.worker_patch.worker.fits import check_fits
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
@@ -40,6 +41,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.lora_index_to_id: list[int | None]
         self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
+        for wrapper in self.punica_wrapper_mapping.values():
+            if isinstance(wrapper, BaseRowsCPU):
+                wrapper.watch(self.modules.values())
 
     @property
     def capacity(self) -> int:
@@ -138,11 +142,18 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     # -- what the step does ----------------------------------------------------------------------
 
     def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
-        needed = {request.lora_int_id: request for request in requests if request}
-        ids = set(needed)
+        ids = {request.lora_int_id for request in requests if request}
         if mapping is not None:
             # Requests are compared by name: two adapters of one name would be one in ``requests``.
-            ids |= {int(i) for i in {*mapping.index_mapping, *mapping.prompt_mapping} if i > 0}
+            ids.update(mapping.index_mapping, mapping.prompt_mapping)
+            ids.discard(0)
+        if ids != self.tiers.step or not ids <= self._adapter_manager._active_adapters.keys():
+            self._activate({int(adapter) for adapter in ids}, requests)
+        if mapping is not None:
+            self._adapter_manager.set_adapter_mapping(mapping)
+
+    def _activate(self, ids: set[int], requests: set[Any]) -> None:
+        needed = {request.lora_int_id: request for request in requests if request}
         self.tiers.begin_step(ids)
         for adapter in ids:
             try:
@@ -151,8 +162,6 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
                 self._adapter_manager.activate_adapter(adapter)
             except Exception as error:
                 self._run_blank(adapter, error)
-        if mapping is not None:
-            self._adapter_manager.set_adapter_mapping(mapping)
 
     def _run_blank(self, adapter: int, error: Exception) -> None:
         """Let the step go on without the adapter's weights: it is this request's loss, not everybody's."""

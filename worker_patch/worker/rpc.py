@@ -18,16 +18,16 @@ Answer = dict[str, Any]
 
 
 def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
-    """Have an adapter in the host tier: start its load, or say how it stands.
+    """Have an adapter in the host tier, held: start its load, or say how it stands.
 
-    ``ask``: ``id, name, path, size_bytes, priority, pinned, user, again`` (a failure is forgotten).
+    ``ask``: ``id, name, path, size_bytes, priority, pinned, user, sequence, again`` (a failure is forgotten).
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()
     adapter = ask["id"]
     entry = manager.tiers.entries.get(adapter)
     if entry is not None:
-        entry.users.add(ask["user"])
+        manager.tiers.keep(adapter, ask["user"], ask["sequence"])
         manager.named.setdefault(adapter, (ask["name"], ask["path"]))
         return {"state": "ready", "reason": ""}
     if manager.loading(adapter):

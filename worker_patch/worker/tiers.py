@@ -40,6 +40,7 @@ class Tiers:
 
     Attributes:
         slots: which id is in which slot.
+        step: what the last step used, as long as nobody said that it begins anew.
         counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
     """
 
@@ -49,7 +50,7 @@ class Tiers:
         self.entries: dict[int, Entry] = {}
         self.counters: Counter[str] = Counter()
         self._reserved: dict[int, int] = {}
-        self._step: frozenset[int] = frozenset()
+        self.step: frozenset[int] = frozenset()
         self._tick = 0
 
     @property
@@ -133,11 +134,16 @@ class Tiers:
         self.counters["cpu_misses" if entry is None else "cpu_hits"] += 1
         if entry is None:
             return False
+        self.keep(adapter, holder, sequence)
+        self.step -= {adapter}  # its next step is a beginning, to be counted
+        return True
+
+    def keep(self, adapter: int, holder: str, sequence: int) -> None:
+        """Hold what is there, as a load that ended does."""
+        entry = self.entries[adapter]
         entry.holders[holder] = max(sequence, entry.holders.get(holder, 0))
         entry.users.add(holder)
         self.touch(adapter)
-        self._step -= {adapter}  # its next step is a beginning, to be counted
-        return True
 
     def keep_holds(self, holder: str, adapters: Collection[int], sequence: int) -> None:
         """Of ``holder``'s holds older than ``sequence`` keep those of ``adapters`` only."""
@@ -157,9 +163,9 @@ class Tiers:
     def begin_step(self, adapters: Iterable[int]) -> None:
         """The step that begins uses these, until the next one begins."""
         now = frozenset(adapters)
-        for adapter in now - self._step:
+        for adapter in now - self.step:
             self.counters["gpu_hits" if adapter in self.slots else "gpu_misses"] += 1
-        self._step = now
+        self.step = now
         for adapter in now & self.entries.keys():
             self.touch(adapter)
 
@@ -178,7 +184,7 @@ class Tiers:
 
     def _may_go(self, adapter: int) -> bool:
         entry = self.entries[adapter]
-        unannounced = adapter in self._step and not entry.users
+        unannounced = adapter in self.step and not entry.users
         return not (entry.holders or entry.pinned or unannounced)
 
     def _order(self, adapter: int) -> tuple[int, int]:
@@ -198,7 +204,7 @@ class Tiers:
             return None
         victim: int | None = None
         if None not in self.slots:
-            leaving = [a for a in self.slots if a is not None and a not in self._step]
+            leaving = [a for a in self.slots if a is not None and a not in self.step]
             if not leaving:
                 raise NoRoom(f"all {len(self.slots)} slots are in use by this step")
             victim = min(leaving, key=lambda a: (self.entries[a].pinned, self._order(a)))
