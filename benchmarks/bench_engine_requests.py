@@ -27,9 +27,9 @@ from watchdog.observers import Observer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from figures import arguments, heading, interval, table
 
+from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import MAX_LORAS, EngineFarm
 from lora_fs.demo.process import Process
 from lora_fs.demo.replica import PROMPT

@@ -27,12 +27,12 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from figures import arguments, heading, interval
-from slow_volume import slow_volume
 
+from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.slow_volume import slow_volume
 
 ARMS = ("undisturbed", "warm", "cold")
 STREAMING = "streaming"

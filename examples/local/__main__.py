@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import openai
 
+from lora_fs.demo import stall
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.failures import DemoFailed
 from lora_fs.demo.pair import Pair
@@ -64,6 +65,8 @@ def _run(work_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica], *,
         model_dir = make_adapters(work_dir, out)
         with closing(boot(farm, model_dir, run_dir, out, kind)) as pair:
             Story(pair, out).tell()
+            if kind is PluginReplica:
+                stall.show(farm, run_dir, out)
             out.finished()
             if keep:
                 _hold(pair, out)
