@@ -28,14 +28,19 @@ from watchdog.observers import Observer
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import arguments, heading, interval, table
+from population import populate
 
 from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import MAX_LORAS, EngineFarm
 from lora_fs.demo.process import Process
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
+from lora_fs.sidecar.model import Policy, Scope
+from lora_fs.sidecar.reconcile.catalog import build, find
+from lora_fs.sidecar.registry.view import RegistryView
 
 CONCURRENT, MANY, REPEATS, UNLOADED = 32, 8, 5, 4
+RESOLVED = 1000
 KEPT = 100  # adapters that stock keeps in host memory: as the plugin does here, all
 KEPT_S = 3
 
@@ -173,6 +178,27 @@ def at_once(pair: Pair, reads: Reads) -> None:
     print(flush=True)
 
 
+def resolve(work: Path, adapter: Path) -> None:
+    """What the plugin asks of its memory for every request, with 1,000 adapters in the registry."""
+    registry = populate(work, adapter, RESOLVED)
+    scope = Scope("default", "tiny")
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    catalog = build(view.desired, ("default",), (), 1, Policy())
+    names = list(catalog.served)
+    for what, asked in {
+        "a name": names,
+        "name@revision": [f"{name}@v1" for name in names],
+        "an unknown name": [f"no-{name}" for name in names],
+    }.items():
+        started = time.perf_counter()
+        found = [find(catalog, view.desired, "tiny", ("default",), name) for name in asked]
+        took_us = 1e6 * (time.perf_counter() - started) / len(asked)
+        assert all(one is None for one in found) if "unknown" in what else all(found)
+        print(f"resolve {what} among {RESOLVED}: {took_us:.2f} µs")
+    print(flush=True)
+
+
 def registered_later(pair: Pair, model: Path, work: Path, what: str) -> None:
     """First requests of adapters that came while the engines ran, once the plugin has staged them."""
     names = sorted(folder.name for folder in (work / "later").iterdir())
@@ -216,6 +242,7 @@ def main() -> None:
         for seed, name in enumerate((*checked, *cold)):
             make_adapter(tiny, work / "small" / "adapters" / name, seed)
             make_adapter(tiny, work / "small" / "later" / f"later-{name}", 100 + seed)
+        resolve(work / "resolve", work / "small" / "adapters" / checked[0])
         with EngineFarm(work) as farm:
             pair = start(farm, tiny, work / "small")
             check(pair, checked)

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 import httpx
@@ -24,6 +24,7 @@ from lora_fs.sidecar.server import observe
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import CODES
+from lora_fs.worker_patch.api.metrics import Tiers
 
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs/howto"
@@ -91,6 +92,17 @@ def told_metrics() -> dict[str, set[str]]:
 def test_counters_are_found() -> None:
     """The search for counters in the code finds them."""
     assert {"loads_total", "load_failures_total"} <= counter_names()
+
+
+def test_the_plugins_series_are_told() -> None:
+    """Every one of them is in its table, and no other is."""
+    seen: dict[str, Any] = {"resident": {}, "slots": 2, "budget_bytes": 1, "used_bytes": 0, "counters": {}}
+    names = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in Tiers(lambda: seen).collect()
+    }
+    section = page("metrics.md").partition("## With the plugin")[2].partition("## Queries")[0]
+    assert set(re.findall(r"^\| `([\w:]+)` \|", section, re.MULTILINE)) == names
 
 
 def test_metrics_table_is_what_a_scrape_gives() -> None:

@@ -75,6 +75,9 @@ class FakeManager:
             self.tiers.admit(done.id, done.adapter, pinned=ask["pinned"])
             self.tiers.entries[done.id].users.add(ask["user"])
 
+    def forget_blank(self, adapter: int) -> None:
+        assert adapter
+
     def remove(self, adapter: int) -> None:
         self.tiers.remove(adapter)
 

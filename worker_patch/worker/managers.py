@@ -133,6 +133,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._wanted: dict[int, Mapping[str, Any]] = {}
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
+        self._blank: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     @property
@@ -169,9 +170,15 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.counters["blank_runs"] += 1
         self._fail(adapter, repr(error))
         if adapter not in self.tiers.entries:
-            self.tiers.admit(adapter, 0)
-            self._adapter_manager._registered_adapters[adapter] = LoRAModel(adapter, 1, {})
+            self._adapter_manager.admit(LoRAModel(adapter, 1, {}), 0)
+            self._blank.add(adapter)
         self._adapter_manager.activate_adapter(adapter)
+
+    def forget_blank(self, adapter: int) -> None:
+        """What ran blank is not the adapter, whoever asks for it next."""
+        if adapter in self._blank:
+            self._blank.discard(adapter)
+            self.remove_adapter(adapter)
 
     # -- vLLM's own calls ------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """
     manager.collect()
     adapter = ask["id"]
+    manager.forget_blank(adapter)
     entry = manager.tiers.entries.get(adapter)
     if entry is not None:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])
@@ -45,6 +46,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Keep an adapter in the host tier until a ``sync`` says otherwise. ``ask``: ``id, user, sequence``."""
     manager.collect()
+    manager.forget_blank(ask["id"])
     return {"held": manager.tiers.hold(ask["id"], ask["user"], ask["sequence"])}
 
 

@@ -1,0 +1,87 @@
+"""A step that needs an adapter which cannot be had goes on, and what it ran is not taken for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.request import LoRARequest
+
+from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.tiers import Tiers
+
+LOST, FINE = LoRARequest("lost", 7, "/gone"), LoRARequest("fine", 8, "/there")
+
+
+class Models:
+    """The inner manager, without a model."""
+
+    def __init__(self) -> None:
+        self.tiers = Tiers(2, 100)
+        self._active_adapters: dict[int, None] = {}
+        self.ran: list[int] = []
+
+    def admit(self, lora: LoRAModel, size: int) -> None:
+        self.tiers.admit(lora.id, size)
+
+    def activate_adapter(self, adapter: int) -> None:
+        self.tiers.place(adapter)
+        self._active_adapters[adapter] = None
+        self.ran.append(adapter)
+
+    def remove_adapter(self, adapter: int) -> None:
+        self.tiers.remove(adapter)
+        self._active_adapters.pop(adapter, None)
+
+    def set_adapter_mapping(self, mapping: object) -> None:
+        assert mapping
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> TieredWorkerManager:
+    found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
+    found._adapter_manager = Models()
+    found._loader, found._wanted, found._blank = Loader(), {}, set()
+    found.failures, found.named, found.counters = {}, {}, defaultdict(float)
+
+    def load(request: LoRARequest) -> None:
+        if request is LOST:
+            raise FileNotFoundError("/gone/adapter_config.json")
+        found._adapter_manager.admit(LoRAModel(request.lora_int_id, 4, {}), 10)
+
+    monkeypatch.setattr(found, "_load_now", load)
+    manager: TieredWorkerManager = found
+    return manager
+
+
+def test_the_step_goes_on(manager: TieredWorkerManager) -> None:
+    mapping = SimpleNamespace(index_mapping=(7, 8, 0), prompt_mapping=(7, 8, 0))
+    manager.set_active_adapters({LOST, FINE}, mapping)
+    assert set(manager._adapter_manager.ran) == {7, 8}
+    assert manager.counters["blank_runs"] == 1
+    assert "/gone/adapter_config.json" in manager.failures[7]
+
+
+def test_an_adapter_that_only_the_mapping_names(manager: TieredWorkerManager) -> None:
+    """As when two adapters of one name were one in the set of requests."""
+    mapping = SimpleNamespace(index_mapping=(7,), prompt_mapping=(7,))
+    manager.set_active_adapters(set(), mapping)
+    assert manager.counters["blank_runs"] == 1
+
+
+@pytest.mark.parametrize("call", ["hold", "load"])
+def test_what_ran_blank_is_not_the_adapter(
+    manager: TieredWorkerManager, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.set_active_adapters({LOST}, None)
+    begun = []
+    monkeypatch.setattr(manager, "begin_load", lambda request, ask: begun.append(request.lora_int_id))
+    ask = {"id": 7, "user": "api", "sequence": 1, "name": "lost", "path": "/gone", "again": True}
+    answer = rpc.CALLS[call](manager, ask)
+    assert answer == ({"held": False} if call == "hold" else {"state": "loading", "reason": ""})
+    assert begun == ([] if call == "hold" else [7])
