@@ -84,6 +84,12 @@ def kind() -> type[Replica]:
 
 
 @pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """More of lora-fs's settings for the replicas; a module overrides it."""
+    return {"settle_s": "0.5"}
+
+
+@pytest.fixture(scope="module")
 def volume_root(tmp_path_factory: pytest.TempPathFactory, kind: type[Replica]) -> Path:
     """An empty folder for the registry of each kind; a module that mounts something overrides it."""
     return tmp_path_factory.mktemp("volume")
@@ -95,13 +101,13 @@ def pair(
     model_dir: Path,
     kind: type[Replica],
     engine_args: tuple[str, ...],
+    settings: dict[str, str],
     volume_root: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair[Replica]]:
     """Two ready replicas on an empty volume."""
     volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
     run_dir = tmp_path_factory.mktemp("replicas")
-    settings = {"settle_s": "0.5"}
     with closing(
         Pair(farm, model_dir, volume, run_dir, kind=kind, engine_args=engine_args, settings=settings)
     ) as pair:

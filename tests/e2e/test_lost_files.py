@@ -27,6 +27,12 @@ def engine_args() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """A replica has the copies it was asked for, and no other."""
+    return {"stage_ahead": "false"}
+
+
+@pytest.fixture(scope="module")
 def answers(
     pair: Pair[Replica], register: Callable[..., None], adapters: Callable[[int], Path]
 ) -> dict[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lora_fs.demo.engine import EngineFarm
-from tests.engine.plugin import Plugin, check_refused, plugin_engine
+from lora_fs.demo.waiting import wait_until
+from tests.engine.plugin import FOLLOWED_S, Plugin, check_refused, plugin_engine
 
 Adapters = Callable[[int], Path]
 
@@ -37,8 +38,11 @@ def test_it_is_listed_and_served(plugin: Plugin, adapters: Adapters, right: Call
 def test_its_name_is_taken(plugin: Plugin, adapters: Adapters, right: Callable[[int], str]) -> None:
     """An adapter registered under it is not served in its place, and says so."""
     plugin.volume.run("register", "static", str(adapters(9)))
-    status = plugin.volume.run("status").stdout
-    assert "NameConflict" in status
+    wait_until(
+        "the conflict is told",
+        lambda: "the engine itself serves 'static'" in plugin.volume.run("status").stdout,
+        timeout_s=FOLLOWED_S,
+    )
     assert plugin.client.complete("static").text == right(0)
 
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from vllm.lora.ops.torch_ops import bgmv_expand_slice, bgmv_shrink
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 NONE = -1
 
 
 class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's wrapper; what is shrunk for a row without an adapter is zero, so that nothing is added to it."""
+    """vLLM's wrapper; a row without an adapter shrinks to zero, so that nothing is added to it."""
 
     _without: torch.Tensor | None = None  # which rows of this batch have no adapter; None if all have
 
@@ -34,16 +35,6 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
         rows = self.token_lora_indices == NONE
         self._without = rows if bool(rows.any()) else None
 
-    def _shrink_prefill(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
-        super()._shrink_prefill(y, x, w_t_all, scale)
-        if self._without is not None:
-            y[self._without] = 0
-
-    def _shrink_decode(self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:
-        super()._shrink_decode(y, x, w_t_all, scale)
-        if self._without is not None:
-            y[self._without] = 0
-
     def add_lora_linear(
         self,
         y: torch.Tensor,
@@ -52,11 +43,22 @@ class BaseRowsCPU(PunicaWrapperCPU):  # type: ignore[misc]
         lora_b_stacked: tuple[torch.Tensor, ...],
         scale: float,
         output_slices: tuple[int, ...],
+        *,
+        add_inputs: bool = True,
         **kwargs: Any,
     ) -> None:
+        """vLLM's sums by vLLM's ops, with the rows' indices as they are, not made anew in each of them."""
         if self.is_prefill and self.no_lora:
             return
-        super().add_lora_linear(y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, **kwargs)
+        x, y, offset = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]), 0
+        indices = self.token_lora_indices
+        for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+            shrunk = torch.empty((x.size(0), lora_b.size(-1)), dtype=torch.float32, device=x.device)
+            bgmv_shrink(x, lora_a, shrunk, indices, scale)
+            if self._without is not None:
+                shrunk[self._without] = 0
+            bgmv_expand_slice(shrunk, lora_b, y, indices, offset, width, add_inputs)
+            offset += width
         if len(output_slices) in self._kv_slices:
             y.nan_to_num_()
 
