@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import select
 import signal
 import socket
@@ -188,11 +189,16 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now; another program may still take it first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nothing listens on now, and that no outgoing connection is given meanwhile.
+
+    Those take theirs from the kernel's own range, above the ports tried here.
+    """
+    first_of_the_kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, max(first_of_the_kernels, 10_001))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _open_pidfd(pid: int) -> int | None:
