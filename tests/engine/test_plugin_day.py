@@ -295,9 +295,11 @@ def test_deleted_while_in_memory(
 def test_unload_frees(plugin: Plugin, client: Client, stream: Stream, replace: Replace, right: Right) -> None:
     """It leaves the list and the engine's memory; the name then means what it is given next."""
     source = replace(plugin.sources / "unloaded", 0)
+    before = client.metric("lora_fs_host_bytes")
     plugin.load("unloaded", source)
     assert client.complete("unloaded").text == right(0)
     assert client.complete("unloaded", prompt=LONG_PROMPT).status == 200
+    wait_until("it is seen", lambda: client.metric("lora_fs_host_bytes") > before, timeout_s=FOLLOWED_S)
     held = client.metric("lora_fs_host_bytes")
     assert client.unload("unloaded").status == 200
     assert "unloaded" not in client.names()
