@@ -38,6 +38,8 @@ class Settings(BaseSettings):
         stage_max_bytes: how much it may hold.
         stage_ahead: copy what is registered while the replica runs before it is asked for.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
+        kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
+            vLLM's own, or the name of a backend.
         max_loaded: how many adapters may be loaded at once; None: unbounded.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
@@ -72,6 +74,7 @@ class Settings(BaseSettings):
     stage_max_bytes: int = Field(8 << 30, ge=1)
     stage_ahead: bool = True
     host_bytes: int = Field(4 << 30, ge=0)
+    kernels: str = "auto"
     max_loaded: int | None = Field(None, ge=1)
     max_rank: int | None = Field(None, ge=1)
     default_policy: PolicyKind = PolicyKind.LAZY

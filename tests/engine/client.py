@@ -106,6 +106,11 @@ class Client:
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 
+    def resident(self) -> set[str]:
+        """The adapters that ``/metrics`` says are in the engine's memory."""
+        text = self._http.get("/metrics").raise_for_status().text
+        return set(re.findall(r'^vllm:lora_adapter_loaded{adapter_name="([^"]+)"', text, re.MULTILINE))
+
     def healthy(self) -> bool:
         """Whether ``/health`` answers 200, soon."""
         try:

@@ -295,17 +295,15 @@ def test_deleted_while_in_memory(
 def test_unload_frees(plugin: Plugin, client: Client, stream: Stream, replace: Replace, right: Right) -> None:
     """It leaves the list and the engine's memory; the name then means what it is given next."""
     source = replace(plugin.sources / "unloaded", 0)
-    before = client.metric("lora_fs_host_bytes")
     plugin.load("unloaded", source)
     assert client.complete("unloaded").text == right(0)
     assert client.complete("unloaded", prompt=LONG_PROMPT).status == 200
-    wait_until("it is seen", lambda: client.metric("lora_fs_host_bytes") > before, timeout_s=FOLLOWED_S)
-    held = client.metric("lora_fs_host_bytes")
+    wait_until("it is seen", lambda: "unloaded" in client.resident(), timeout_s=FOLLOWED_S)
     assert client.unload("unloaded").status == 200
     assert "unloaded" not in client.names()
     check_refused(client.complete("unloaded"), 404, "unloaded")
     check_refused(client.unload("unloaded"), 404, "unloaded")
-    wait_until("it is freed", lambda: client.metric("lora_fs_host_bytes") < held, timeout_s=FOLLOWED_S)
+    wait_until("it is freed", lambda: "unloaded" not in client.resident(), timeout_s=FOLLOWED_S)
     plugin.load("unloaded", replace(source, 3))
     plugin.load("reloaded", source)
     assert client.complete("unloaded").text == right(3)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lora_fs.sidecar.settings import load_settings
+
 RPC = "lora_fs"
+
+_CPU = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+_GPU = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+_OURS = {_CPU: "lora_fs.worker_patch.worker.punica.OnCPU"}
+_AUTO = {_CPU}
 
 
 def install() -> None:
@@ -28,14 +35,16 @@ def install() -> None:
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = TieredWorkerManager
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
     setattr(WorkerBase, RPC, lora_fs)
-    _mend_base_rows()
+    _choose_wrapper()
 
 
-def _mend_base_rows() -> None:
+def _choose_wrapper() -> None:
     from vllm.platforms import current_platform
 
-    if current_platform.get_punica_wrapper() == "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU":
-        from lora_fs.worker_patch.worker import cpu_rows
-
-        mended = f"{cpu_rows.__name__}.{cpu_rows.BaseRowsCPU.__name__}"
-        type(current_platform).get_punica_wrapper = classmethod(lambda cls: mended)
+    chosen = load_settings().kernels
+    stock = current_platform.get_punica_wrapper()
+    # On a GPU nothing of ours was measured yet: there, ``auto`` is vLLM's own.
+    if chosen == "off" or stock not in _OURS or (chosen == "auto" and stock not in _AUTO):
+        return
+    ours = _OURS[stock]
+    type(current_platform).get_punica_wrapper = classmethod(lambda cls: ours)

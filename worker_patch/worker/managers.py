@@ -16,15 +16,18 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from vllm.lora.layers import ClassificationHeadWithLoRA
 from vllm.lora.lora_model import LoRAModel
-from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
+from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from lora_fs.kernels.layout import Packed
 from lora_fs.sidecar.settings import load_settings
-from lora_fs.worker_patch.worker.cpu_rows import BaseRowsCPU
 from lora_fs.worker_patch.worker.fits import check_fits
+from lora_fs.worker_patch.worker.layers import ModelLayers
 from lora_fs.worker_patch.worker.loader import Done, Loader
+from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
@@ -34,16 +37,71 @@ _UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
 STOCK = "vllm"  # who uses what came by vLLM's own calls
 
 
+class Resident(LoRAModel):  # type: ignore[misc]
+    """An adapter in the host tier.
+
+    Attributes:
+        packed: its weights for the layers that were taken over; ``loras`` has the rest.
+    """
+
+    def __init__(self, adapter: LoRAModel, packed: dict[str, Packed]) -> None:
+        rest = {name: weights for name, weights in adapter.loras.items() if name not in packed}
+        super().__init__(
+            adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
+        )
+        self.packed = packed
+
+
+class AsOnDisk(LoRAModel):  # type: ignore[misc]
+    """vLLM's reader, without its conversions: packing does them, together with its copy."""
+
+    @classmethod
+    def from_lora_tensors(cls, *args: Any, **kwargs: Any) -> LoRAModel:
+        return super().from_lora_tensors(*args, **{**kwargs, "dtype": None})
+
+
 class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     """Slots and host tier; every change of either goes through ``tiers``."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
+        super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.lora_index_to_id: list[int | None]
+        parallel = vllm_config.parallel_config
+        self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
         self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
         for wrapper in self.punica_wrapper_mapping.values():
-            if isinstance(wrapper, BaseRowsCPU):
-                wrapper.watch(self.modules.values())
+            wrapper.theirs = len(self.layers.targets) < len(self.modules)
+
+    def _init_punica_wrapper(self, *args: Any) -> None:
+        super()._init_punica_wrapper(*args)
+        config = self.lora_config
+        self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        self._ours = all(isinstance(one, Planned) for one in self.punica_wrapper_mapping.values())
+
+    def register_module(self, module_name: str, module: Any) -> None:
+        super().register_module(module_name, module)
+        if self._ours:
+            self.layers.take_over(module_name, module)
+
+    def pack(self, adapter: LoRAModel) -> Resident:
+        """Make an adapter ready for slots; touches nothing of the manager, so that any thread may.
+
+        Raises:
+            DoesNotFit, ShapeError: it is not one for this model.
+        """
+        scales = {}
+        for name in self.layers.targets:
+            parts = [
+                adapter.loras[part] for part in self.packed_modules.get(name, [name]) if part in adapter.loras
+            ]
+            if len({part.scaling for part in parts}) == 1:
+                scales[name] = parts[0].scaling
+                for part in parts:
+                    part.scaling = 1
+        self._create_merged_loras_inplace(adapter)
+        check_fits(self, adapter, whole_model=self._whole_model)
+        found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}
+        return Resident(adapter, self.layers.pack({n: w for n, w in found.items() if w is not None}, scales))
 
     @property
     def capacity(self) -> int:
@@ -53,11 +111,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         """Pack and admit: vLLM's warm-up adapters come this way."""
         if lora.id in self._registered_adapters:
             return False
-        self._create_merged_loras_inplace(lora)
-        self.admit(lora, size_bytes(lora))
+        resident = self.pack(lora)
+        self.admit(resident, size_bytes(resident))
         return True
 
-    def admit(self, lora: LoRAModel, size: int, *, priority: int = 0, pinned: bool = False) -> None:
+    def admit(self, lora: Resident, size: int, *, priority: int = 0, pinned: bool = False) -> None:
         """Take a packed adapter into the host tier.
 
         Raises:
@@ -79,18 +137,33 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         index, victim = placed
         if victim is not None:
             super().deactivate_adapter(victim)
-        taken = self.lora_index_to_id
         try:
-            # The base class takes the first free slot: let it be the one that was chosen.
-            self.lora_index_to_id = [None if i == index else (x or -1) for i, x in enumerate(taken)]
-            LoRAModelManager.activate_adapter(self, lora_id)
+            self._fill(index, self._registered_adapters[lora_id])
+            self._active_adapters[lora_id] = None
         except Exception:
-            self._active_adapters.pop(lora_id, None)
             self.tiers.vacate(lora_id)
             raise
         finally:
             self.lora_index_to_id = list(self.tiers.slots)
         return True
+
+    def _fill(self, index: int, adapter: Resident) -> None:
+        """Let a slot mean an adapter: ours by reference, what stayed vLLM's by its own copies."""
+        self.layers.fill(index, adapter.packed)
+        for name, module in self.modules.items():
+            if name in self.layers.targets:
+                continue
+            if isinstance(module, ClassificationHeadWithLoRA):
+                full = self._get_module_to_save_weights(adapter, name)
+                if full is None:
+                    module.reset_module_to_save(index)
+                else:
+                    module.set_module_to_save(index, full.weight, full.bias)
+            weights = self._get_lora_layer_weights(adapter, name)
+            if weights:
+                module.set_lora(index, weights.lora_a, weights.lora_b)
+            else:
+                module.reset_lora(index)
 
     def deactivate_adapter(self, adapter_id: int) -> bool:
         self.tiers.vacate(adapter_id)
@@ -100,8 +173,15 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self.tiers.remove(adapter_id)
         return self._forget(adapter_id)
 
+    def _deactivate_adapter(self, lora_id: int) -> None:
+        if lora_id in self.lora_index_to_id:
+            self.layers.empty(self.lora_index_to_id.index(lora_id))
+        super()._deactivate_adapter(lora_id)
+
     def remove_all_adapters(self) -> None:
         self.tiers.clear()
+        for slot in range(self.lora_slots):
+            self.layers.empty(slot)
         super().remove_all_adapters()
 
     def pin_adapter(self, lora_id: int) -> bool:
@@ -127,9 +207,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        parallel = vllm_config.parallel_config
-        self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
-        self._loader: Loader[LoRAModel] = Loader()
+        self._lora_model_cls = AsOnDisk
+        self._loader: Loader[Resident] = Loader()
         self._wanted: dict[int, Mapping[str, Any]] = {}
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
@@ -169,10 +248,13 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         logger.error("adapter %d cannot be had, and runs without its weights: %r", adapter, error)
         self.counters["blank_runs"] += 1
         self._fail(adapter, repr(error))
-        if adapter not in self.tiers.entries:
-            self._adapter_manager.admit(LoRAModel(adapter, 1, {}), 0)
+        try:
+            self.remove_adapter(adapter)
+            self._adapter_manager.admit(Resident(LoRAModel(adapter, 1, {}), {}), 0)
             self._blank.add(adapter)
-        self._adapter_manager.activate_adapter(adapter)
+            self._adapter_manager.activate_adapter(adapter)
+        except Exception:
+            logger.exception("adapter %d has no slot either: its rows are the base model's", adapter)
 
     def forget_blank(self, adapter: int) -> None:
         """What ran blank is not the adapter, whoever asks for it next."""
@@ -196,14 +278,12 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._adapter_manager.remove_adapter(lora.id)
         self._adapter_manager.admit(lora, size_bytes(lora))
 
-    def _prepare(self, request: LoRARequest) -> LoRAModel:
-        """Read, convert and pack; touches nothing of the managers, so that any thread may."""
+    def _prepare(self, request: LoRARequest) -> Resident:
+        """Read and pack; touches nothing of the managers, so that any thread may."""
         lora = self._load_adapter(request)
         if not lora.loras and not lora.modules_to_save:
             raise ValueError(f"{request.lora_path} holds no LoRA weights")
-        self._adapter_manager._create_merged_loras_inplace(lora)
-        check_fits(self._adapter_manager, lora, whole_model=self._whole_model)
-        return lora
+        return self._adapter_manager.pack(lora)
 
     # -- loads in threads ------------------------------------------------------------------------
 
@@ -217,6 +297,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.failures.pop(adapter, None)
         for victim in self.tiers.reserve(adapter, wanted["size_bytes"]):
             self._adapter_manager._forget(victim)
+        for gone in self.named.keys() - self.tiers.entries.keys():
+            del self.named[gone]
+        self._blank &= self.tiers.entries.keys()
         self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
         self._loader.start(adapter, lambda: self._prepare(request))
 
@@ -236,7 +319,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             except NoRoom as error:
                 self._fail(done.id, str(error))
 
-    def _admit(self, done: Done[LoRAModel], wanted: Mapping[str, Any]) -> None:
+    def _admit(self, done: Done[Resident], wanted: Mapping[str, Any]) -> None:
         if done.adapter is None:
             self.tiers.cancel(done.id)
             self._fail(done.id, done.reason)
@@ -264,12 +347,14 @@ def _give_back() -> None:
         trim(0)
 
 
-def size_bytes(lora: LoRAModel) -> int:
+def size_bytes(lora: Resident) -> int:
     """What its tensors take in host memory."""
     return sum(tensor.nbytes for tensor in _tensors(lora))
 
 
-def _tensors(lora: LoRAModel) -> Iterable[torch.Tensor]:
+def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
+    for packed in lora.packed.values():
+        yield from (packed.a, *(b for b in packed.b if b is not None))
     for weights in lora.loras.values():
         for part in (weights.lora_a, weights.lora_b):
             yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)

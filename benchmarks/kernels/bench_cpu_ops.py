@@ -1,0 +1,138 @@
+"""One layer's LoRA product on a CPU: vLLM's own wrapper, and ours, on the same weights and rows.
+
+Each case is checked against the fp64 reference before it is timed, and timed in turns. Told is
+vLLM's time over ours: above 1 ours is faster. ``--threads`` is torch's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import torch
+from figures import arguments, heading, interval
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from lora_fs.kernels import grouped, reference
+from lora_fs.kernels.layout import Layer, Shape, pack
+from lora_fs.kernels.segments import plan_rows
+
+EPSILON = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8}
+MOST_BYTES = 3 << 30  # what vLLM's gathered weights may take here
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    hidden: int
+    rank: int
+    tokens: int
+    adapters: int
+    dtype: str
+
+
+def cases() -> Iterator[Case]:
+    """The table of docs/kernels.md: decode with its rows interleaved, prefill in runs."""
+    sizes = [(1, 1), (8, 8), (64, 1), (64, 8), (64, 32), (512, 8)]
+    for dtype in ("bfloat16", "float32"):
+        for hidden in (1024, 4096):
+            for rank in (16, 64):
+                yield from (Case(hidden, rank, tokens, adapters, dtype) for tokens, adapters in sizes)
+
+
+def ways(case: Case) -> dict[str, Callable[[], torch.Tensor]] | None:
+    """The two ways over the same inputs; each gives its output. None if vLLM's needs too much memory."""
+    dtype = getattr(torch, case.dtype)
+    if case.tokens * case.rank * case.hidden * 4 > MOST_BYTES:
+        return None
+    torch.manual_seed(0)
+    a = (torch.randn(case.adapters, 1, case.rank, case.hidden) * case.hidden**-0.5).to(dtype)
+    b = (torch.randn(case.adapters, 1, case.hidden, case.rank) * case.rank**-0.5).to(dtype)
+    x = torch.randn(case.tokens, case.hidden).to(dtype)
+    slots = np.arange(case.tokens) % case.adapters
+    if case.tokens > 64:
+        slots = np.sort(slots)
+    wrapper = PunicaWrapperCPU(max(case.tokens, 8), max(case.tokens, 8), "cpu")
+    ids = tuple(int(slot) + 1 for slot in slots)
+    names = list(range(1, case.adapters + 1))
+    wrapper.update_metadata(LoRAMapping(ids, ids, is_prefill=True), names, case.adapters + 1, 512)
+    layer = Layer.empty(Shape(case.hidden, (case.hidden,)), case.adapters)
+    for slot in range(case.adapters):
+        layer.put(slot, pack(layer.shape, [a[slot, 0]], [b[slot, 0]]))
+    plan = plan_rows(slots)
+    y, theirs, ours = (torch.zeros(case.tokens, case.hidden, dtype=dtype) for _ in range(3))
+
+    def stock() -> torch.Tensor:
+        wrapper.add_lora_linear(theirs, x, (a,), (b,), 1.0, (case.hidden,))
+        return theirs
+
+    def grouped_() -> torch.Tensor:
+        grouped.linear(ours, x, layer, plan)
+        return ours
+
+    wanted = y.double()
+    reference.linear(wanted, x.double(), layer, plan)
+    z = reference.shrink(x, layer, plan).abs()
+    magnitude = torch.stack([z[t] @ layer.packed[s].b[0].double().abs() for t, s in enumerate(slots)])  # type: ignore[union-attr]
+    allowed = EPSILON[dtype] * (wanted.abs() + magnitude) + 1e-5
+    for name, found in (("ours", grouped_()), ("vLLM's", stock())):
+        worst = ((found.double() - wanted).abs() / allowed).max().item()
+        if name == "ours" and worst > 1:
+            raise AssertionError(f"{case}: {worst:.2f} times the tolerance")
+    return {"vllm": stock, "ours": grouped_}
+
+
+def timed(run: Callable[[], object], least_s: float = 0.002) -> float:
+    """Seconds one call takes, over as many as fill ``least_s``."""
+    began, calls = time.perf_counter(), 0
+    while True:
+        run()
+        calls += 1
+        took_s = time.perf_counter() - began
+        if took_s > least_s:
+            return took_s / calls
+
+
+def main() -> None:
+    """Time every case; one line each, and all of it as JSON."""
+    options = arguments(__doc__ or "", threads=1, rounds=15)
+    torch.set_num_threads(options.threads)
+    heading(f"LoRA of one layer on the CPU, {options.threads} thread(s)")
+    print(
+        "| dtype | hidden | rank | tokens / adapters | vLLM µs | ours µs | ratio | 95 % |\n"
+        + "|---" * 8
+        + "|"
+    )
+    results = []
+    for case in cases():
+        both = ways(case)
+        if both is None:
+            print(
+                f"| {case.dtype} | {case.hidden} | {case.rank} | {case.tokens} / {case.adapters} | – | | | |"
+            )
+            continue
+        for run in both.values():
+            run()
+        pairs = [(timed(both["vllm"]), timed(both["ours"])) for _ in range(options.rounds)]
+        ratios = [theirs / ours for theirs, ours in pairs]
+        theirs, ours = (1e6 * statistics.median(times) for times in zip(*pairs, strict=True))
+        low, high = interval(ratios)
+        what = f"{case.dtype} | {case.hidden} | {case.rank} | {case.tokens} / {case.adapters}"
+        ratio = f"{statistics.median(ratios):.1f} | {low:.1f} to {high:.1f}"
+        print(f"| {what} | {theirs:.0f} | {ours:.0f} | {ratio} |", flush=True)
+        results.append(
+            {**asdict(case), "vllm_us": theirs, "ours_us": ours, "ratio": statistics.median(ratios)}
+        )
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The implementations of the operations, by name.
+
+``reference`` is the definition, ``torch`` is for CPUs, ``triton`` for GPUs; ``auto`` takes what
+fits the device. Anybody can add one: ``register("mine", "my.module")``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from lora_fs.kernels.layout import Layer
+from lora_fs.kernels.segments import Plan
+
+
+class Backend(Protocol):
+    """What a backend's module defines; ``reference`` says what each computes."""
+
+    def shrink(self, x: torch.Tensor, layer: Layer, plan: Plan) -> torch.Tensor: ...
+
+    def expand(
+        self, y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True
+    ) -> None: ...
+
+    def linear(
+        self, y: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True
+    ) -> None: ...
+
+    def embedding(
+        self, y: torch.Tensor, tokens: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True
+    ) -> None: ...
+
+
+_modules = {
+    "reference": "lora_fs.kernels.reference",
+    "torch": "lora_fs.kernels.grouped",
+    "triton": "lora_fs.kernels.gpu",
+}
+
+
+def register(name: str, module: str) -> None:
+    """Make a module known as a backend; it is imported when it is asked for.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in {*_modules, "auto"}:
+        raise ValueError(f"there is a backend {name!r} already")
+    _modules[name] = module
+
+
+def backend(name: str, device: torch.device | str) -> Backend:
+    """Find a backend.
+
+    Args:
+        name: one of ``names()``, or ``auto``.
+    Raises:
+        ValueError: there is none of this name; says which there are.
+    """
+    if name == "auto":
+        name = "torch" if torch.device(device).type == "cpu" else "triton"
+    if name not in _modules:
+        raise ValueError(f"there is no backend {name!r}; there are: auto, {', '.join(names())}")
+    return cast(Backend, import_module(_modules[name]))
+
+
+def names() -> list[str]:
+    """The backends that are known."""
+    return sorted(_modules)

@@ -1,0 +1,108 @@
+"""Which rows of a batch belong to which slot, worked out once a step and used by every layer.
+
+Made from runs, one a request, in numpy: nothing is sorted on the accelerator and nothing waits
+for it. Rows without an adapter are in no segment, so that no kernel touches them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+NO_SLOT = -1
+
+
+class Segment(NamedTuple):
+    """``rows`` rows of one slot that stand one after the other from ``start`` on."""
+
+    slot: int
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows of a batch by slot.
+
+    Attributes:
+        rows: T, of the batch, rows without an adapter included.
+        order: int32 ``[live]``, the batch's rows that have an adapter, slot by slot, in the
+            batch's order within a slot.
+        segments: one a slot, in ``order``.
+        sorting: int64 ``[T]``: ``order``, then the rows without an adapter. None where every
+            slot's rows stand together as they are.
+        inverse: int64 ``[T]``, undoes ``sorting``.
+        pieces: slot and rows of what the batch, sorted if need be, is made of; ``NO_SLOT`` is
+            for rows without an adapter.
+    """
+
+    rows: int
+    order: NDArray[np.int32]
+    segments: tuple[Segment, ...]
+    sorting: torch.Tensor | None
+    inverse: torch.Tensor | None
+    pieces: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def plan_segments(slots: NDArray[np.integer], lengths: NDArray[np.integer]) -> Plan:
+    """Plan a batch.
+
+    Args:
+        slots: ``[requests]``, the slot of each; ``NO_SLOT`` means no adapter.
+        lengths: ``[requests]``, how many rows each has, in the batch's order.
+    """
+    starts = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    live = np.flatnonzero((slots != NO_SLOT) & (lengths > 0))
+    by_slot = live[np.argsort(slots[live], kind="stable")]
+    slot, start, rows = slots[by_slot], starts[by_slot], lengths[by_slot]
+    order = _expand(start, rows)
+    first = np.flatnonzero(np.diff(slot, prepend=NO_SLOT - 1))
+    begins = (np.cumsum(rows) - rows)[first]
+    counts = np.diff(begins, append=len(order))
+    named = slot[first].tolist()
+    segments = tuple(map(Segment, named, begins.tolist(), counts.tolist()))
+    firsts, lasts = order[begins], order[begins + counts - 1]
+    if bool((lasts - firsts + 1 == counts).all()):
+        runs = sorted(zip(firsts.tolist(), named, counts.tolist(), strict=True))
+        return Plan(total, order, segments, None, None, _pieces(runs, total))
+    dead = np.ones(total, dtype=bool)
+    dead[order] = False
+    sorting = np.concatenate([order, np.flatnonzero(dead)]).astype(np.int64)
+    inverse = np.empty_like(sorting)
+    inverse[sorting] = np.arange(total)
+    pieces = _pieces([(start, slot, rows) for slot, start, rows in segments], total)
+    return Plan(total, order, segments, torch.from_numpy(sorting), torch.from_numpy(inverse), pieces)
+
+
+def _pieces(runs: list[tuple[int, int, int]], total: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Fill what ``(start, slot, rows)`` leave uncovered of ``total`` rows."""
+    slots, sizes, at = [], [], 0
+    for start, slot, rows in runs:
+        if start > at:
+            slots.append(NO_SLOT)
+            sizes.append(start - at)
+        slots.append(slot)
+        sizes.append(rows)
+        at = start + rows
+    if at < total:
+        slots.append(NO_SLOT)
+        sizes.append(total - at)
+    return tuple(slots), tuple(sizes)
+
+
+def plan_rows(slots: NDArray[np.integer]) -> Plan:
+    """Plan a batch from the slot of each row."""
+    edges = np.flatnonzero(np.diff(slots, prepend=NO_SLOT - 1))
+    return plan_segments(slots[edges], np.diff(edges, append=len(slots)))
+
+
+def _expand(start: NDArray[np.integer], rows: NDArray[np.integer]) -> NDArray[np.int32]:
+    """``start[0] … start[0] + rows[0] - 1, start[1] …``"""
+    offsets = start - (np.cumsum(rows) - rows)
+    found: NDArray[np.int32] = (np.repeat(offsets, rows) + np.arange(int(rows.sum()))).astype(np.int32)
+    return found

@@ -1,0 +1,59 @@
+"""The plan of a batch: every live row once, slot by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows, plan_segments
+
+runs = st.lists(st.tuples(st.integers(NO_SLOT, 5), st.integers(0, 4)), max_size=12)
+
+
+def planned(batch: list[tuple[int, int]]) -> tuple[Plan, np.ndarray]:
+    slots = np.array([slot for slot, _ in batch], dtype=np.int64)
+    lengths = np.array([rows for _, rows in batch], dtype=np.int64)
+    return plan_segments(slots, lengths), np.repeat(slots, lengths)
+
+
+@given(runs)
+def test_segments_name_each_live_row_once(batch: list[tuple[int, int]]) -> None:
+    """Under its slot, in the batch's order."""
+    plan, of_rows = planned(batch)
+    assert plan.rows == len(of_rows)
+    assert sorted(plan.order) == list(np.flatnonzero(of_rows != NO_SLOT))
+    assert [segment.slot for segment in plan.segments] == sorted({*of_rows.tolist()} - {NO_SLOT})
+    for slot, start, rows in plan.segments:
+        assert list(plan.order[start : start + rows]) == list(np.flatnonzero(of_rows == slot))
+
+
+@given(runs)
+def test_pieces_cover_the_batch(batch: list[tuple[int, int]]) -> None:
+    """Sorted or as it is, every row is in one piece, of its slot."""
+    plan, of_rows = planned(batch)
+    slots, sizes = plan.pieces
+    assert sum(sizes) == plan.rows
+    rows = of_rows
+    if plan.sorting is not None and plan.inverse is not None:
+        rows = of_rows[plan.sorting]
+        assert list(plan.sorting[plan.inverse]) == list(range(plan.rows))
+    assert list(np.repeat(np.array(slots, dtype=int), np.array(sizes, dtype=int))) == list(rows)
+    assert len([slot for slot in slots if slot != NO_SLOT]) == len(plan.segments)
+
+
+@given(runs)
+def test_rows_and_runs_give_the_same_plan(batch: list[tuple[int, int]]) -> None:
+    """A row at a time or a request at a time."""
+    plan, of_rows = planned(batch)
+    by_row = plan_rows(of_rows)
+    assert by_row.segments == plan.segments
+    assert list(by_row.order) == list(plan.order)
+    assert by_row.pieces == plan.pieces
+
+
+def test_a_batch_whose_slots_stand_together_is_left_in_place() -> None:
+    """Nothing is sorted, also with rows without an adapter in between."""
+    plan = plan_segments(np.array([2, NO_SLOT, 0, 0]), np.array([3, 2, 1, 1]))
+    assert plan.sorting is None
+    assert plan.pieces == ((2, NO_SLOT, 0), (3, 2, 2))
