@@ -79,7 +79,7 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
             super().add_lora_logits(y, x, lora_a_stacked, *args, **kwargs)
         elif self._sampled.segments:
             x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-            y, x, plan = _within(self._sampled, y, x)
+            plan = _of_prompt(self._sampled, x.shape[0])
             self._ops.linear(y.narrow(1, 0, target.layer.shape.width), x, target.layer, plan)
 
     def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor, layer: Layer) -> None:
@@ -116,6 +116,16 @@ def _plan(ids: Sequence[int], slots: Mapping[int, int]) -> Plan:
     edges = np.flatnonzero(np.diff(of_rows, prepend=-1))
     of_runs = [slots[adapter] if adapter > 0 else NO_SLOT for adapter in of_rows[edges].tolist()]
     return plan_segments(np.array(of_runs, dtype=np.int64), np.diff(edges, append=len(of_rows)))
+
+
+def _of_prompt(plan: Plan, rows: int) -> Plan:
+    """The plan of a batch's sampled rows, or of a whole prompt's: for its log-probabilities vLLM asks for
+    the logits of one request's tokens, and does not say whose. With one adapter in the batch they are its.
+    """
+    if rows == plan.rows:
+        return plan
+    only = len(plan.segments) == 1 and plan.segments[0].rows == plan.rows
+    return plan_rows(np.full(rows, plan.segments[0].slot if only else NO_SLOT))
 
 
 def _within(plan: Plan, y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Plan]:

@@ -1,0 +1,109 @@
+"""What computes the adapters changes no answer: every choice of ``LORA_FS_KERNELS`` beside stock vLLM.
+
+Probabilities are compared, not only texts: greedy texts are alike long after numbers are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from tests.engine.bad_adapters import CONFIG, WEIGHTS
+from tests.engine.client import LONG_PROMPT, Client, owned
+from tests.engine.plugin import Plugin, plugin_engine
+
+Adapters = Callable[[int], Path]
+Replace = Callable[[Path, int], Path]
+
+# fp32 sums in another order, over the tiny model's layers.
+MOST_APART = 2e-3
+VOCABULARY_LAYERS = "vocabulary"  # an adapter of the embedding and of the head, beside the rest
+
+
+@pytest.fixture(scope="module", params=["torch", "reference", "off"])
+def plugin(
+    request: pytest.FixtureRequest,
+    farm: EngineFarm,
+    model_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Plugin]:
+    """An engine of eight slots for each choice."""
+    name = f"kernels-{request.param}"
+    folder = tmp_path_factory.mktemp(name)
+    arguments = ("--max-loras", "8", "--max-cpu-loras", "16")
+    with plugin_engine(name, farm, model_dir, folder, *arguments, LORA_FS_KERNELS=request.param) as plugin:
+        yield plugin
+
+
+@pytest.fixture(scope="module")
+def wanted(farm: EngineFarm, model_dir: Path, adapters: Adapters, vocabulary: Path) -> dict[str, list[float]]:
+    """The probabilities stock vLLM gives, one request at a time."""
+    arguments = ("--max-loras", "8", "--max-cpu-loras", "16")
+    folders = {**{f"a{seed}": adapters(seed) for seed in range(6)}, VOCABULARY_LAYERS: vocabulary}
+    with owned(farm.start("kernels-stock", model_dir, args=arguments)) as client:
+        for name, folder in folders.items():
+            assert client.load(name, folder).status == 200
+        return {name: client.logprobs(name) for name in [*folders, MODEL_NAME]}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(adapters: Adapters, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of every layer: also the embedding's look-up, and the head's logits."""
+    source, folder = adapters(7), tmp_path_factory.mktemp("vocabulary")
+    tensors = load_file(source / WEIGHTS)
+    config = json.loads((source / CONFIG).read_text())
+    hidden = next(a.shape[1] for name, a in tensors.items() if "q_proj.lora_A" in name)
+    base = json.loads((source.parents[1] / MODEL_NAME / "config.json").read_text())
+    rank, words, random = config["r"], base["vocab_size"], np.random.default_rng(0)
+    shapes = {
+        "base_model.model.lm_head.lora_A.weight": (rank, hidden),
+        "base_model.model.lm_head.lora_B.weight": (words, rank),
+        "base_model.model.model.embed_tokens.lora_embedding_A": (rank, words),
+        "base_model.model.model.embed_tokens.lora_embedding_B": (hidden, rank),
+    }
+    more = {name: (0.2 * random.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    save_file({**tensors, **more}, folder / WEIGHTS)
+    config["target_modules"] = [*config["target_modules"], "embed_tokens", "lm_head"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(plugin: Plugin, adapters: Adapters, vocabulary: Path, wanted: dict[str, list[float]]) -> Client:
+    """With all of them loaded."""
+    for seed in range(6):
+        plugin.load(f"a{seed}", adapters(seed))
+    plugin.volume.run("register", VOCABULARY_LAYERS, str(vocabulary), "--wait", "20")
+    return plugin.client
+
+
+def test_each_alone(client: Client, wanted: dict[str, list[float]]) -> None:
+    """Prefill and decode, every kind of layer, the base model too."""
+    for name, probabilities in wanted.items():
+        np.testing.assert_allclose(client.logprobs(name), probabilities, atol=MOST_APART, err_msg=name)
+
+
+def test_all_in_one_batch(
+    request: pytest.FixtureRequest, client: Client, wanted: dict[str, list[float]]
+) -> None:
+    """Nobody's neighbours matter; vLLM's own kernels give the base model's rows an adapter's delta."""
+    names = [name for name in wanted if name != MODEL_NAME or "off" not in request.node.name] * 2
+    found = client.logprobs_of_all(names, echo=False)
+    for name, probabilities in zip(names, found, strict=True):
+        generated = wanted[name][-len(probabilities) :]
+        np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)
+
+
+def test_long_prompts_beside_short_ones(client: Client) -> None:
+    """Prefill of one adapter in a batch with decode of others."""
+    alone = {name: client.complete(name, prompt=LONG_PROMPT).text for name in ("a0", "a1")}
+    answers = client.complete_all(["a2", "a3"] * 2, max_tokens=16)
+    assert {answer.status for answer in answers} == {200}
+    assert {name: client.complete(name, prompt=LONG_PROMPT).text for name in ("a0", "a1")} == alone
