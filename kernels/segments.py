@@ -33,9 +33,9 @@ class Plan:
         order: int32 ``[live]``, the batch's rows that have an adapter, slot by slot, in the
             batch's order within a slot.
         segments: one a slot, in ``order``.
-        sorting: int64 ``[T]``: ``order``, then the rows without an adapter. None where every
+        sorting: int32 ``[T]``: ``order``, then the rows without an adapter. None where every
             slot's rows stand together as they are.
-        inverse: int64 ``[T]``, undoes ``sorting``.
+        inverse: int32 ``[T]``, undoes ``sorting``.
         pieces: slot and rows of what the batch, sorted if need be, is made of; ``NO_SLOT`` is
             for rows without an adapter.
     """
@@ -70,11 +70,10 @@ def plan_segments(slots: NDArray[np.integer], lengths: NDArray[np.integer]) -> P
     if bool((lasts - firsts + 1 == counts).all()):
         runs = sorted(zip(firsts.tolist(), named, counts.tolist(), strict=True))
         return Plan(total, order, segments, None, None, _pieces(runs, total))
-    dead = np.ones(total, dtype=bool)
-    dead[order] = False
-    sorting = np.concatenate([order, np.flatnonzero(dead)]).astype(np.int64)
+    without = np.flatnonzero((slots == NO_SLOT) & (lengths > 0))
+    sorting = np.concatenate([order, _expand(starts[without], lengths[without])])
     inverse = np.empty_like(sorting)
-    inverse[sorting] = np.arange(total)
+    inverse[sorting] = np.arange(total, dtype=np.int32)
     pieces = _pieces([(start, slot, rows) for slot, start, rows in segments], total)
     return Plan(total, order, segments, torch.from_numpy(sorting), torch.from_numpy(inverse), pieces)
 
@@ -103,6 +102,7 @@ def plan_rows(slots: NDArray[np.integer]) -> Plan:
 
 def _expand(start: NDArray[np.integer], rows: NDArray[np.integer]) -> NDArray[np.int32]:
     """``start[0] … start[0] + rows[0] - 1, start[1] …``"""
-    offsets = start - (np.cumsum(rows) - rows)
-    found: NDArray[np.int32] = (np.repeat(offsets, rows) + np.arange(int(rows.sum()))).astype(np.int32)
+    offsets = (start - (np.cumsum(rows) - rows)).astype(np.int32)
+    found = np.repeat(offsets, rows)
+    found += np.arange(len(found), dtype=np.int32)
     return found
