@@ -54,10 +54,10 @@ def farm(work_dir: Path, silent_hub: socket.socket) -> Iterator[EngineFarm]:
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here")
     host, port = silent_hub.getsockname()
-    # huggingface_hub reads both once, when the process that all engines are forked from imports it.
-    hub = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://{host}:{port}"}
+    # Read once, when the process that all engines are forked from imports huggingface_hub and triton.
+    read_once = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://{host}:{port}", "TRITON_INTERPRET": "1"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora_fs.demo.engine, "ENGINE_ENV", {**ENGINE_ENV, **hub})
+        patch.setattr(lora_fs.demo.engine, "ENGINE_ENV", {**ENGINE_ENV, **read_once})
         patch.setattr(lora_fs.demo.engine, "_ZYGOTE", HERE / "zygote.py")
         farm = EngineFarm(work_dir / "engines")
     with farm:

@@ -27,7 +27,11 @@ MOST_APART = 2e-3
 VOCABULARY_LAYERS = "vocabulary"  # an adapter of the embedding and of the head, beside the rest
 
 
-@pytest.fixture(scope="module", params=["torch", "reference", "off"])
+# Triton's kernels run in its interpreter here, slowly: they are given one batch.
+quick = pytest.mark.parametrize("plugin", ["torch", "reference", "off"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "reference", "off", "triton"])
 def plugin(
     request: pytest.FixtureRequest,
     farm: EngineFarm,
@@ -84,6 +88,7 @@ def client(plugin: Plugin, adapters: Adapters, vocabulary: Path, wanted: dict[st
     return plugin.client
 
 
+@quick
 def test_each_alone(client: Client, wanted: dict[str, list[float]]) -> None:
     """Prefill and decode, every kind of layer, the base model too."""
     for name, probabilities in wanted.items():
@@ -94,13 +99,18 @@ def test_all_in_one_batch(
     request: pytest.FixtureRequest, client: Client, wanted: dict[str, list[float]]
 ) -> None:
     """Nobody's neighbours matter; vLLM's own kernels give the base model's rows an adapter's delta."""
-    names = [name for name in wanted if name != MODEL_NAME or "off" not in request.node.name] * 2
+    names = [*wanted] * 2
+    if "off" in request.node.name:
+        names = [name for name in names if name != MODEL_NAME]
+    if "triton" in request.node.name:
+        names = ["a0", VOCABULARY_LAYERS, MODEL_NAME, "a1"]
     found = client.logprobs_of_all(names, echo=False)
     for name, probabilities in zip(names, found, strict=True):
         generated = wanted[name][-len(probabilities) :]
         np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)
 
 
+@quick
 def test_long_prompts_beside_short_ones(client: Client) -> None:
     """Prefill of one adapter in a batch with decode of others."""
     alone = {name: client.complete(name, prompt=LONG_PROMPT).text for name in ("a0", "a1")}

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.layers import ModelLayers
 from lora_fs.worker_patch.worker.loader import Loader
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.tiers import Tiers
@@ -23,6 +25,7 @@ class Models:
 
     def __init__(self) -> None:
         self.tiers = Tiers(2, 100)
+        self.layers = ModelLayers(2, 8, torch.float32)
         self._active_adapters: dict[int, None] = {}
         self.ran: list[int] = []
 

@@ -14,8 +14,7 @@ RPC = "lora_fs"
 
 _CPU = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
 _GPU = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
-_OURS = {_CPU: "lora_fs.worker_patch.worker.punica.OnCPU"}
-_AUTO = {_CPU}
+_WRAPPERS = "lora_fs.worker_patch.worker"
 
 
 def install() -> None:
@@ -41,10 +40,16 @@ def install() -> None:
 def _choose_wrapper() -> None:
     from vllm.platforms import current_platform
 
-    chosen = load_settings().kernels
-    stock = current_platform.get_punica_wrapper()
-    # On a GPU nothing of ours was measured yet: there, ``auto`` is vLLM's own.
-    if chosen == "off" or stock not in _OURS or (chosen == "auto" and stock not in _AUTO):
-        return
-    ours = _OURS[stock]
-    type(current_platform).get_punica_wrapper = classmethod(lambda cls: ours)
+    ours = wrapper_for(current_platform.get_punica_wrapper(), load_settings().kernels)
+    if ours is not None:
+        type(current_platform).get_punica_wrapper = classmethod(lambda cls: ours)
+
+
+def wrapper_for(stock: str, kernels: str) -> str | None:
+    """Which wrapper of ours is used instead of ``stock``, by its qualified name; None if that stays."""
+    if stock == _CPU and kernels != "off":
+        return f"{_WRAPPERS}.on_device.Interpreted" if kernels == "triton" else f"{_WRAPPERS}.punica.OnCPU"
+    # Nothing of ours was measured on a GPU yet: there, ``auto`` is vLLM's own.
+    if stock == _GPU and kernels == "triton":
+        return f"{_WRAPPERS}.on_device.OnGPU"
+    return None

@@ -1,8 +1,8 @@
 """The model's LoRA layers as ``kernels`` sees them, in the place of vLLM's padded stacks.
 
-A slot then refers to an adapter's weights where they are, in host memory: filling it copies
-nothing, and no memory is set aside for the largest rank. Layers of other kinds (experts,
-classification heads, fully sharded ones) stay vLLM's own.
+On a CPU a slot refers to an adapter's weights where they are, in host memory: filling it copies
+nothing, and no memory is set aside. On a GPU it is a place in an arena, filled by one copy. Layers of
+other kinds (experts, classification heads, fully sharded ones) stay vLLM's own.
 Source: vllm/lora/layers, 0.32.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from vllm.lora.layers import (
     LogitsProcessorWithLoRA,
     MergedColumnParallelLinearWithLoRA,
@@ -22,16 +23,16 @@ from vllm.lora.layers import (
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
 
-from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError, check_packed
-
-Slices = list[torch.Tensor | None]
+from lora_fs.kernels.arena import Arena
+from lora_fs.kernels.layout import Layer, Packed, Shape
+from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, Weights, pack_slab, packed_at
 
 # Whose way of setting weights is the one written down here; a subclass with its own stays vLLM's.
 _LINEAR = {BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora}
 _CACHED = ("qkv_proj", "k_proj", "v_proj", "query_key_value", "Wqkv", "c_attn")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Target:
     """One layer of the model.
 
@@ -40,67 +41,51 @@ class Target:
     """
 
     module: Any
-    layer: Layer
+    shape: Shape
     writes_cache: bool
+    layer: Layer
 
 
-class Stack(tuple[torch.Tensor, ...]):
-    """Stands where vLLM keeps a linear layer's stacked weights: their shapes, and the ``target``."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An adapter that a slot can be filled with. ``views`` are its weights by layer, on the host."""
 
-    target: Target
+    slab: Slab
+    views: Mapping[str, Packed] = field(default_factory=dict)
 
 
 class ModelLayers:
-    """The layers that were taken over, by name."""
+    """The layers that were taken over, by name, on a CPU."""
 
     def __init__(self, slots: int, max_rank: int, dtype: torch.dtype) -> None:
         self._slots, self._max_rank, self._dtype = slots, max_rank, dtype
         self.targets: dict[str, Target] = {}
 
     def take_over(self, name: str, module: Any) -> bool:
-        """Put a layer of ours in the place of a module's stacks; False if it is of another kind."""
-        if isinstance(module, BaseLinearLayerWithLoRA):
-            if type(module).set_lora not in _LINEAR or module.lora_config.fully_sharded_loras:
-                return False
-            shape = Shape(module.input_size, tuple(module.output_slices))
-        elif isinstance(module, LogitsProcessorWithLoRA):
-            shape = Shape(module.hidden_size, (module.base_layer.vocab_size,))
-        elif isinstance(module, VocabParallelEmbeddingWithLoRA):
-            base = module.base_layer
-            shape = Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
-        else:
+        """Let go of a module's stacks, and be in their place; False if it is of another kind."""
+        shape = _shape(module)
+        if shape is None:
             return False
         cached = any(part in name.rsplit(".", 1)[-1] for part in _CACHED)
-        target = Target(module, Layer.empty(shape, self._slots), cached)
+        self.targets[name] = Target(module, shape, cached, Layer.empty(shape, self._slots))
         a = tuple(self._stand_in(self._max_rank, shape.inputs) for _ in shape.outputs)
         b = tuple(self._stand_in(width, self._max_rank) for width in shape.outputs)
-        if isinstance(module, BaseLinearLayerWithLoRA):
-            module.lora_a_stacked, module.lora_b_stacked = Stack(a), Stack(b)
-            module.lora_a_stacked.target = target
-        else:
-            module.lora_a_stacked, module.lora_b_stacked = a[0], b[0]
-            module.lora_a_stacked.target = target
-        if isinstance(module, VocabParallelEmbeddingWithLoRA):
+        linear = isinstance(module, BaseLinearLayerWithLoRA)
+        module.lora_a_stacked, module.lora_b_stacked = (a, b) if linear else (a[0], b[0])
+        if shape.lookup:
             module.lora_a_stacked_2d = None
             module.forward = types.MethodType(_embed, module)
-        self.targets[name] = target
         return True
 
     def _stand_in(self, rows: int, columns: int) -> torch.Tensor:
         """A tensor of a stack's shape, for those who ask for it, without its memory."""
         return torch.zeros(1, dtype=self._dtype).expand(self._slots, 1, rows, columns)
 
-    def fill(self, slot: int, packed: Mapping[str, Packed]) -> None:
-        """Let a slot mean an adapter; layers it leaves alone are emptied."""
-        for name, target in self.targets.items():
-            target.layer.put(slot, packed.get(name))
+    def allocate(self) -> None:
+        """Set aside what slots need, once every layer was taken over."""
 
-    def empty(self, slot: int) -> None:
-        """Let a slot mean nothing, and let go of the weights."""
-        self.fill(slot, {})
-
-    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> dict[str, Packed]:
-        """Copy an adapter's weights into one block of memory, rank-exact.
+    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Ready:
+        """Copy an adapter's weights into one block of memory; any thread may.
 
         Args:
             weights: by layer, as vLLM read them: this rank's share is taken here.
@@ -108,67 +93,91 @@ class ModelLayers:
         Raises:
             ShapeError: names the layer and the axis.
         """
-        pieces = {name: _pieces(self.targets[name], one) for name, one in weights.items()}
-        shapes = {name: self.targets[name].layer.shape for name in pieces}
-        sizes = [_elements(shapes[name], a, b) for name, (a, b) in pieces.items()]
-        blocks = torch.empty(sum(sizes), dtype=self._dtype).split(sizes)
-        packed = {}
-        for (name, (a, b)), block in zip(pieces.items(), blocks, strict=True):
-            try:
-                packed[name] = _write(shapes[name], a, b, block, scales.get(name, 1.0))
-            except ShapeError as error:
-                raise ShapeError(f"{name}: {error}") from error
-        return packed
+        slab = self._slab(weights, scales)
+        views = {n: packed_at(self.targets[n].shape, at, slab.data) for n, at in slab.places.items()}
+        return Ready(slab, {name: packed for name, packed in views.items() if packed is not None})
+
+    def _slab(
+        self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float], *, pinned: bool = False
+    ) -> Slab:
+        shapes = {name: target.shape for name, target in self.targets.items()}
+        taken = {n: _weights(self.targets[n], w, scales.get(n, 1.0), self._dtype) for n, w in weights.items()}
+        return pack_slab(shapes, taken, self._dtype, pinned=pinned)
+
+    def fill(self, slot: int, adapter: Ready) -> None:
+        """Let a slot mean an adapter; layers it leaves alone are emptied."""
+        for name, target in self.targets.items():
+            target.layer.put(slot, adapter.views.get(name))
+
+    def empty(self, slot: int) -> None:
+        """Let a slot mean nothing, and let go of its weights."""
+        for target in self.targets.values():
+            target.layer.put(slot, None)
 
 
-def _elements(shape: Shape, a: Slices, b: Slices) -> int:
-    ranks: list[int] = [0 if x is None else x.shape[0] for x in a]
-    return sum(rank * (shape.inputs + width) for rank, width in zip(ranks, shape.outputs, strict=True))
+class DeviceLayers(ModelLayers):
+    """The same, in an arena on the device that holds as many adapters of the largest rank as slots."""
+
+    def __init__(self, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(slots, max_rank, dtype)
+        self._device = device
+        self._filled: set[int] = set()
+
+    def allocate(self) -> None:
+        shapes = {name: target.shape for name, target in self.targets.items()}
+        pairs = ((shape.inputs, width) for shape in shapes.values() for width in shape.outputs)
+        most = sum(self._max_rank * (k + n) * self._dtype.itemsize + 2 * ALIGN_BYTES for k, n in pairs)
+        total = self._slots * most
+        self._arena = Arena(shapes, self._slots, total, self._max_rank, self._dtype, self._device)
+        for name, target in self.targets.items():
+            target.layer = self._arena.layer(name)
+
+    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Ready:
+        return Ready(self._slab(weights, scales, pinned=self._device.type == "cuda"))
+
+    def fill(self, slot: int, adapter: Ready) -> None:
+        self.empty(slot)
+        self._arena.load(slot, adapter.slab)
+        self._filled.add(slot)
+
+    def empty(self, slot: int) -> None:
+        if slot in self._filled:
+            self._filled.remove(slot)
+            self._arena.free(slot)
 
 
-def _pieces(target: Target, weights: LoRALayerWeights) -> tuple[Slices, Slices]:
-    """A ``[r, K]`` and B ``[N, r]`` for each slice, of this tensor-parallel rank."""
+def _shape(module: Any) -> Shape | None:
+    """Of a layer that can be taken over."""
+    if isinstance(module, BaseLinearLayerWithLoRA):
+        if type(module).set_lora not in _LINEAR or module.lora_config.fully_sharded_loras:
+            return None
+        return Shape(module.input_size, tuple(module.output_slices))
+    base: Any = getattr(module, "base_layer", None)
+    if isinstance(module, LogitsProcessorWithLoRA):
+        return Shape(module.hidden_size, (base.vocab_size,))
+    if isinstance(module, VocabParallelEmbeddingWithLoRA):
+        return Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
+    return None
+
+
+def _weights(target: Target, weights: LoRALayerWeights, scale: float, dtype: torch.dtype) -> Weights:
+    """This tensor-parallel rank's share, in the engine's type: turning B converts twenty times as slowly."""
     module, a, b = target.module, weights.lora_a, weights.lora_b
     if not isinstance(module, BaseLinearLayerWithLoRA):
-        return [a], [b]
-    if isinstance(b, list) and len(b) != module.n_slices:
+        # A vocabulary that vLLM padded is longer than the adapter's.
+        longer_a = target.shape.inputs - a.shape[1] if target.shape.lookup else 0
+        longer_b = 0 if target.shape.lookup else target.shape.width - b.shape[0]
+        a, b = pad(a, (0, max(0, longer_a))), pad(b, (0, 0, 0, max(0, longer_b)))
+    elif isinstance(b, list) and len(b) != module.n_slices:
         a, b = module.expand_packed_lora(a, b)
-    if module.tp_size > 1:
+    if getattr(module, "tp_size", 1) > 1 and isinstance(module, BaseLinearLayerWithLoRA):
         a, b = module.slice_lora_a(a), module.slice_lora_b(b)
-    return (a, b) if isinstance(a, list) else ([a], [b])
-
-
-def _write(shape: Shape, a: Slices, b: Slices, block: torch.Tensor, scale: float) -> Packed:
-    ranks = tuple(0 if x is None else x.shape[0] for x in a)
-    stacked, rest = block.split([sum(ranks) * shape.inputs, block.numel() - sum(ranks) * shape.inputs])
-    stacked = stacked.view(-1, sum(ranks)) if shape.lookup else stacked.view(-1, shape.inputs)
-    into = (stacked.T if shape.lookup else stacked).split(ranks)
-    transposed: list[torch.Tensor | None] = []
-    for x, y, rows, width in zip(a, b, into, shape.outputs, strict=True):
-        if x is None or y is None:
-            transposed.append(None)
-            continue
-        taken, rest = rest.split([y.shape[1] * width, rest.numel() - y.shape[1] * width])
-        transposed.append(taken.view(y.shape[1], width))
-        _copy("A", rows, x)
-        _copy("B", taken.view(y.shape[1], width), y.to(block.dtype).T)
-    packed = Packed(stacked, tuple(transposed), ranks, scale)
-    check_packed(shape, packed)
-    return packed
-
-
-def _copy(which: str, into: torch.Tensor, source: torch.Tensor) -> None:
-    """What ``into`` has more, as a vocabulary that is padded, is zero."""
-    rows, columns = source.shape
-    if rows > into.shape[0] or columns > into.shape[1]:
-        raise ShapeError(f"{which} is {tuple(source.shape)}, and the layer takes {tuple(into.shape)}")
-    if (rows, columns) != tuple(into.shape):
-        into.zero_()
-    into[:rows, :columns] = source
+    a, b = (a, b) if isinstance(a, list) else ([a], [b])
+    return Weights(a, [None if x is None else x.to(dtype) for x in b], scale)
 
 
 def _embed(self: Any, tokens: torch.Tensor) -> torch.Tensor:
     """``VocabParallelEmbeddingWithLoRA.forward``, with A looked up where the adapter is."""
     output = self.base_layer.forward(tokens)
-    self.punica_wrapper.add_embedding(output, tokens, self.lora_a_stacked.target.layer)
+    self.punica_wrapper.add_embedding(output, tokens)
     return output

@@ -22,10 +22,9 @@ from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from lora_fs.kernels.layout import Packed
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.fits import check_fits
-from lora_fs.worker_patch.worker.layers import ModelLayers
+from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers, Ready
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
@@ -41,15 +40,16 @@ class Resident(LoRAModel):  # type: ignore[misc]
     """An adapter in the host tier.
 
     Attributes:
-        packed: its weights for the layers that were taken over; ``loras`` has the rest.
+        ready: its weights for the layers that were taken over; ``loras`` has the rest.
     """
 
-    def __init__(self, adapter: LoRAModel, packed: dict[str, Packed]) -> None:
-        rest = {name: weights for name, weights in adapter.loras.items() if name not in packed}
+    def __init__(self, adapter: LoRAModel, ready: Ready) -> None:
+        taken = ready.slab.places
+        rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
         super().__init__(
             adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
         )
-        self.packed = packed
+        self.ready = ready
 
 
 class AsOnDisk(LoRAModel):  # type: ignore[misc]
@@ -69,6 +69,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         parallel = vllm_config.parallel_config
         self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
         self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
+        self.layers.allocate()
+        for target in self.layers.targets.values():
+            target.module.set_mapping(target.module.punica_wrapper.bind(target))
         for wrapper in self.punica_wrapper_mapping.values():
             wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
@@ -76,6 +79,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         super()._init_punica_wrapper(*args)
         config = self.lora_config
         self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        if load_settings().kernels == "triton":
+            self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
         self._ours = all(isinstance(one, Planned) for one in self.punica_wrapper_mapping.values())
 
     def register_module(self, module_name: str, module: Any) -> None:
@@ -149,7 +154,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def _fill(self, index: int, adapter: Resident) -> None:
         """Let a slot mean an adapter: ours by reference, what stayed vLLM's by its own copies."""
-        self.layers.fill(index, adapter.packed)
+        self.layers.fill(index, adapter.ready)
         for name, module in self.modules.items():
             if name in self.layers.targets:
                 continue
@@ -250,7 +255,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._fail(adapter, repr(error))
         try:
             self.remove_adapter(adapter)
-            self._adapter_manager.admit(Resident(LoRAModel(adapter, 1, {}), {}), 0)
+            blank = Resident(LoRAModel(adapter, 1, {}), self._adapter_manager.layers.pack({}, {}))
+            self._adapter_manager.admit(blank, 0)
             self._blank.add(adapter)
             self._adapter_manager.activate_adapter(adapter)
         except Exception:
@@ -353,8 +359,7 @@ def size_bytes(lora: Resident) -> int:
 
 
 def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
-    for packed in lora.packed.values():
-        yield from (packed.a, *(b for b in packed.b if b is not None))
+    yield lora.ready.slab.data
     for weights in lora.loras.values():
         for part in (weights.lora_a, weights.lora_b):
             yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)

@@ -1,0 +1,105 @@
+"""The operations for GPUs, in Triton: ``reference`` says what each computes.
+
+A linear is two launches and an embedding one, whatever the adapters and their ranks. What a launch
+computes is read on the device, from the plan's block and the layer's tables, so that a captured CUDA
+graph replays with other adapters, batches and ranks: capture ``linear`` and ``embedding`` of an
+``Arena``'s layer with a ``DevicePlan``. A plain plan or layer is brought to the device for one call.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from lora_fs.kernels.gpu import launch
+from lora_fs.kernels.gpu.configs import Expand, Shrink, expand_config, shrink_config
+from lora_fs.kernels.gpu.plan import DevicePlan, on_device
+from lora_fs.kernels.layout import Layer
+from lora_fs.kernels.segments import Plan
+from lora_fs.kernels.tables import DeviceLayer, Tables, tables_of
+
+__all__ = ["DevicePlan", "embedding", "expand", "linear", "shrink"]
+
+
+def shrink(x: torch.Tensor, layer: Layer, plan: Plan | DevicePlan) -> torch.Tensor:
+    """See ``reference.shrink``; the result is fp32."""
+    z = torch.zeros(x.shape[0], layer.widest, dtype=torch.float32, device=x.device)
+    if z.numel():
+        plan, tables = on_device(plan, x.device), tables_of(layer)
+        launch.shrink_rows(z, x, layer.shape, tables, plan, _shrink_config(layer, tables, plan))
+    return z
+
+
+def expand(
+    y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan | DevicePlan, *, add: bool = True
+) -> None:
+    """See ``reference.expand``."""
+    if y.numel() and z.numel():
+        plan, tables = on_device(plan, y.device), tables_of(layer)
+        launch.check_rows("z", z, plan, layer.widest)
+        launch.expand_rows(y, z.float(), layer.shape, tables, plan, _expand_config(layer, tables, plan), add)
+
+
+def linear(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    layer: Layer,
+    plan: Plan | DevicePlan,
+    *,
+    add: bool = True,
+    configs: tuple[Shrink, Expand] | None = None,
+) -> None:
+    """See ``reference.linear``.
+
+    Args:
+        configs: instead of those that suit the batch and the layer, for tuning and tests; the
+            rows of both are those of the plan's tiles.
+    """
+    if not y.numel() or _blank(layer):
+        return
+    plan, tables = on_device(plan, y.device), tables_of(layer)
+    shrinking, expanding = configs or (
+        _shrink_config(layer, tables, plan),
+        _expand_config(layer, tables, plan),
+    )
+    planes = launch.shrink_planes(x, layer.shape, tables, plan, shrinking, early=expanding.early)
+    launch.expand_planes(y, planes, layer.shape, tables, plan, expanding, add)
+
+
+def embedding(
+    y: torch.Tensor, tokens: torch.Tensor, layer: Layer, plan: Plan | DevicePlan, *, add: bool = True
+) -> None:
+    """See ``reference.embedding``."""
+    if not y.numel() or _blank(layer):
+        return
+    plan, tables = on_device(plan, y.device), tables_of(layer)
+    launch.expand_tokens(y, tokens, layer.shape, tables, plan, _expand_config(layer, tables, plan), add)
+
+
+def _blank(layer: Layer) -> bool:
+    """Whether no replay of this call can ever have work."""
+    return not isinstance(layer, DeviceLayer) and layer.widest == 0
+
+
+def _shrink_config(layer: Layer, tables: Tables, plan: DevicePlan) -> Shrink:
+    processors = _processors(tables.weights.device)
+    return shrink_config(
+        plan.tile_rows, tables.capacity, layer.shape.inputs, tables.weights.dtype, processors
+    )
+
+
+def _expand_config(layer: Layer, tables: Tables, plan: DevicePlan) -> Expand:
+    outputs = layer.shape.outputs
+    rank = -(-tables.capacity // len(outputs))
+    return expand_config(
+        plan.tile_rows, rank, outputs, tables.weights.dtype, _processors(tables.weights.device)
+    )
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """The multiprocessors of a GPU; in the interpreter few, which is all the same to its results."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 2

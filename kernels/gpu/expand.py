@@ -1,0 +1,159 @@
+"""y += scale · z·B for every tile, each row by its own adapter's B, all slices in one launch.
+
+Every program takes a tile and a block of columns of one slice, then the next. Where z comes from
+is one of three: the planes of a split shrink, a tensor with a row for each of the batch's, or, of
+an embedding, the rows of A that the tokens name. Source: Punica, arXiv:2310.18547.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# Triton compiles these functions; what their arguments are is said beside them.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from lora_fs.kernels.gpu.tiles import (
+    load_rows,
+    load_tile,
+    multiply,
+    narrow,
+    scratch_of_tile,
+    share_of_tile,
+    split_inputs,
+)
+
+PLANES = tl.constexpr(0)
+BATCH = tl.constexpr(1)
+TOKENS = tl.constexpr(2)
+
+
+@triton.jit
+def find_slice(columns_ptr, block, SLICES: tl.constexpr, COLUMNS: tl.constexpr):
+    """The slice that a block of columns belongs to, and the first block of that slice."""
+    index, first, before = 0, 0, 0
+    for i in tl.static_range(SLICES - 1):
+        width = tl.load(columns_ptr + i + 1) - tl.load(columns_ptr + i)
+        before += tl.cdiv(width, COLUMNS)
+        index = tl.where(block >= before, i + 1, index)
+        first = tl.where(block >= before, before, first)
+    return index, first
+
+
+@triton.jit
+def sum_planes(z_rows, ranks, live, high, splits, plane, ROWS: tl.constexpr, RANKS: tl.constexpr):
+    """The planes' sum, always in the same order, fp32 ``[ROWS, RANKS]``; 0 from rank ``high`` on."""
+    # Planes that are read at once: many small ones in a decoding step; of large ones there are few.
+    UNROLL: tl.constexpr = 4 if ROWS == 16 else 1
+    z = tl.zeros([ROWS, RANKS], dtype=tl.float32)
+    for split in range(0, splits, UNROLL):
+        for i in tl.static_range(UNROLL):
+            # Not a scalar mask: the interpreter (Triton 3.9) makes integers of one.
+            end = tl.where(split + i < splits, high, 0)
+            z_ptrs = z_rows + (split + i) * plane + ranks[None, :]
+            z += tl.load(z_ptrs, mask=live[:, None] & (ranks[None, :] < end), other=0.0)
+    return z
+
+
+@triton.jit(
+    do_not_specialize=["programs", "most_parts", "blocks"],
+    do_not_specialize_on_alignment=["offsets_ptr", "ends_ptr", "scales_ptr", "columns_ptr"],
+)
+def expand_kernel(
+    y_ptr,  # [T, N]
+    z_ptr,  # fp32: scratch if PLANES, [T, R] if BATCH, not read if TOKENS
+    tokens_ptr,  # int64 [T] if TOKENS
+    plan_ptr,  # int32, the plan's block
+    weights_ptr,  # what offsets count from
+    offsets_ptr,  # int64 [slots, 1 + S]
+    ends_ptr,  # int32 [slots, 1 + S]
+    scales_ptr,  # fp32 [slots, 1]
+    columns_ptr,  # int32 [1 + S]
+    blocks,  # of columns, over all slices
+    inputs,  # K, programs and most_parts: those of the shrink that wrote the planes
+    programs,
+    most_parts,
+    y_stride_m,
+    z_stride_m,
+    offsets_stride_m,
+    ends_stride_m,
+    scales_stride_m,
+    SLICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PLANE_RANKS: tl.constexpr,  # RANKS, INPUTS, MOST_SPLITS of the shrink
+    PLANE_INPUTS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    SOURCE: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the shrink has ended
+    ADD: tl.constexpr,
+    EVEN: tl.constexpr,  # COLUMNS divides every slice's N
+    ALIGN: tl.constexpr,  # every offset is a multiple of so many elements
+    INTERPRETED: tl.constexpr,
+):
+    tiles = tl.load(plan_ptr)
+    share = share_of_tile(programs, tiles)
+    for item in range(tl.program_id(0), tiles * blocks, tl.num_programs(0)):
+        tile, block = item // blocks, item % blocks
+        row0, rows, slot = load_tile(plan_ptr, tile)
+        index, first_block = find_slice(columns_ptr, block, SLICES, COLUMNS)
+        rank = tl.load(ends_ptr + slot * ends_stride_m + SLICES)
+        low = tl.load(ends_ptr + slot * ends_stride_m + index)
+        high = tl.load(ends_ptr + slot * ends_stride_m + index + 1)
+        # A slice of rank 0 adds nothing; overwritten it becomes 0, unless the slot has no weights.
+        if high > low if ADD else rank > 0:
+            start = tl.multiple_of(tl.load(columns_ptr + index), ALIGN)
+            width = tl.multiple_of(tl.load(columns_ptr + index + 1) - start, ALIGN)
+            b_offset = tl.load(offsets_ptr + slot * offsets_stride_m + 1 + index)
+            b_ptr = weights_ptr + tl.multiple_of(b_offset, ALIGN)
+            batch_rows, live = load_rows(plan_ptr, tiles, row0, rows, ROWS)
+            local = (block - first_block) * COLUMNS + tl.arange(0, COLUMNS)
+            y_ptrs = y_ptr + batch_rows[:, None] * y_stride_m + (start + local)[None, :]
+            # Masked by rows alone wherever possible: a mask along N would narrow the loads.
+            y_mask = live[:, None]
+            if not EVEN:
+                y_mask = y_mask & (local < width)[None, :]
+            if SOURCE == PLANES:
+                parts, splits, of_split = split_inputs(
+                    share, rank, inputs, PLANE_RANKS, PLANE_INPUTS, MOST_SPLITS
+                )
+                pad = parts * PLANE_RANKS
+                planes = z_ptr + tile * scratch_of_tile(share, most_parts, ROWS, PLANE_RANKS)
+                z_rows = planes + tl.arange(0, ROWS)[:, None] * pad
+            elif SOURCE == BATCH:
+                z_rows = z_ptr + batch_rows[:, None] * z_stride_m
+            else:
+                tokens = tl.load(tokens_ptr + batch_rows, mask=live, other=0)
+                a_ptr = weights_ptr + tl.load(offsets_ptr + slot * offsets_stride_m)
+                z_rows = a_ptr + tokens[:, None] * rank
+            # Early in a decoding step, to be on its way while the planes are summed; a large tile has
+            # no registers for that, and other programs to wait with.
+            if ADD and ROWS == 16:
+                old = tl.load(y_ptrs, mask=y_mask, other=0.0)
+            product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+            for r in range(low, high, RANKS):
+                ranks = r + tl.arange(0, RANKS)
+                b_mask = ranks[:, None] < high
+                if not EVEN:
+                    b_mask = b_mask & (local < width)[None, :]
+                b_rows = b_ptr + (ranks - low)[:, None].to(tl.int64) * width
+                b = tl.load(b_rows + local[None, :], mask=b_mask, other=0.0)
+                if EARLY:
+                    # What comes before, y and the weights included, is not the shrink's.
+                    gdc_wait()
+                if SOURCE == PLANES:
+                    z = sum_planes(z_rows, ranks, live, high, splits, ROWS * pad, ROWS, RANKS)
+                else:
+                    z_mask = live[:, None] & (ranks[None, :] < high)
+                    z = tl.load(z_rows + ranks[None, :], mask=z_mask, other=0.0)
+                product = multiply(narrow(z, b.dtype, INTERPRETED), b, product, INTERPRETED)
+            product *= tl.load(scales_ptr + slot * scales_stride_m)
+            if ADD:
+                if ROWS > 16:
+                    old = tl.load(y_ptrs, mask=y_mask, other=0.0)
+                product += old.to(tl.float32)
+            tl.store(y_ptrs, narrow(product, y_ptr.dtype.element_ty, INTERPRETED), mask=y_mask)
+    if EARLY:
+        # Whoever comes after this waits for this alone, and may write where the shrink still works.
+        gdc_wait()

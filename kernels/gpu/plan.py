@@ -1,0 +1,117 @@
+"""A plan where kernels read it: one block of numbers at an address that stays.
+
+``[tiles | (row0, rows, slot) for each tile | order]``, int32. A tile is up to ``tile_rows`` rows of
+one slot, ``order[row0 : row0 + rows]`` of the batch. Kernels read the number of tiles from the
+block, so that a captured graph computes whatever the block holds when it is replayed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lora_fs.kernels.segments import Plan
+
+HEADER = 1
+FIELDS = 3
+# What a tensor core multiplies at once; a batch up to SMALL_ROWS always has tiles of this many.
+FEWEST_ROWS = 16
+SMALL_ROWS = 512
+LARGE_ROWS = 4096
+# Copies that may be under way while the next block is written.
+RING = 2
+
+
+def tile_rows(plan: Plan, rows: int) -> int:
+    """The rows of a tile that suit a batch; of a small one without a look at its contents."""
+    live = len(plan.order)
+    if rows <= SMALL_ROWS or live <= FEWEST_ROWS * len(plan.segments):
+        return FEWEST_ROWS
+    return 64 if live < LARGE_ROWS else 128
+
+
+def most_tiles(rows: int, slots: int, of_rows: int) -> int:
+    """How many tiles a batch can have at most."""
+    return min(rows, -(-rows // of_rows) + min(slots, rows))
+
+
+def make_block(plan: Plan, of_rows: int) -> NDArray[np.int32]:
+    """Write a plan out as kernels read it."""
+    segments = np.array(plan.segments, dtype=np.int32).reshape(-1, 3)
+    slot, start, count = segments.T
+    if len(segments) and count.max() > of_rows:
+        pieces = -(-count // of_rows)
+        nth = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        slot, left = np.repeat(slot, pieces), np.repeat(count, pieces) - nth * of_rows
+        start, count = np.repeat(start, pieces) + nth * of_rows, np.minimum(left, of_rows)
+    block = np.empty(HEADER + FIELDS * len(slot) + len(plan.order), dtype=np.int32)
+    block[0] = len(slot)
+    tiles = block[HEADER : HEADER + FIELDS * len(slot)].reshape(-1, FIELDS)
+    tiles[:, 0], tiles[:, 1], tiles[:, 2] = start, count, slot
+    block[HEADER + FIELDS * len(slot) :] = plan.order
+    return block
+
+
+class DevicePlan:
+    """The current step's plan on the device. Made once; every step uploads its own.
+
+    Attributes:
+        block: int32, at the same address for ever.
+        rows: T of the batch last uploaded, padding of a captured graph included.
+        tile_rows: of the batch last uploaded.
+        tiles: the most tiles that a batch of so many rows can have: what a launch is made for.
+    """
+
+    def __init__(self, rows: int, slots: int, device: torch.device | str) -> None:
+        self.capacity = rows
+        self.slots = slots
+        self.rows = 0
+        self.tile_rows = FEWEST_ROWS
+        self.tiles = 0
+        size = HEADER + FIELDS * most_tiles(rows, slots, FEWEST_ROWS) + rows
+        # A first block of no tiles: what is launched before the first upload does nothing.
+        self.block = torch.zeros(size, dtype=torch.int32, device=device)
+        cuda = self.block.is_cuda
+        self._hosts = [torch.empty(size, dtype=torch.int32, pin_memory=cuda) for _ in range(RING)]
+        self._copied = [torch.cuda.Event() if cuda else None for _ in range(RING)]
+        self._turn = 0
+
+    def upload(self, plan: Plan, rows: int | None = None, tile: int | None = None) -> None:
+        """Make ``plan`` what the launches from now on, and replays, work on; one copy, not waited for.
+
+        Args:
+            rows: of the batch as kernels see it, where it is padded; else the plan's.
+            tile: rows of a tile, instead of what suits the batch. A replay wants what was captured:
+                up to SMALL_ROWS that is always the same.
+        Raises:
+            ValueError: the batch has more rows or slots than this was made for.
+        """
+        rows = plan.rows if rows is None else rows
+        of_rows = tile_rows(plan, rows) if tile is None else tile
+        if not plan.rows <= rows <= self.capacity or len(plan.segments) > self.slots:
+            raise ValueError(
+                f"{plan.rows} rows of {len(plan.segments)} slots, padded to {rows}; there is room for "
+                f"{self.capacity} rows and {self.slots} slots"
+            )
+        block = make_block(plan, of_rows)
+        host, copied = self._hosts[self._turn], self._copied[self._turn]
+        if copied is not None:
+            # Two uploads ago: passed already wherever a step's results are waited for.
+            copied.synchronize()
+        host.numpy()[: len(block)] = block
+        self.block[: len(block)].copy_(host[: len(block)], non_blocking=True)
+        if copied is not None:
+            copied.record()
+        self._turn = (self._turn + 1) % RING
+        self.rows, self.tile_rows = rows, of_rows
+        self.tiles = most_tiles(rows, self.slots, of_rows)
+
+
+def on_device(plan: Plan | DevicePlan, device: torch.device) -> DevicePlan:
+    """A plan on the device; one that is not there yet is uploaded for this call alone."""
+    if isinstance(plan, DevicePlan):
+        return plan
+    uploaded = DevicePlan(plan.rows, max(1, len(plan.segments)), device)
+    uploaded.upload(plan)
+    return uploaded

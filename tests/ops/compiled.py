@@ -1,0 +1,210 @@
+"""Compiles for sm_90, without a GPU, what the launches of real models' layers would run.
+
+A program of its own, because Triton decides at its import whether it interprets. Prints JSON: for
+each kernel its registers, its stack, its shared memory and how wide its loads and stores are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from lora_fs.kernels import gpu
+from lora_fs.kernels.gpu import launch
+from lora_fs.kernels.gpu.plan import DevicePlan, most_tiles
+from lora_fs.kernels.layout import Shape
+from lora_fs.kernels.slabs import Place, packed_at
+from lora_fs.kernels.tables import DeviceLayer, Tables, column_table, rows_aligned
+
+BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
+PROCESSORS = 132
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+# Of SASS; ACQBULK is what waiting for the kernel before becomes.
+COUNTED = "LDG|LDGSTS|STG|STL|LDL|HGMMA|HMMA|FFMA|ATOM|ATOMG|RED|ACQBULK"
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+# Llama-3.1-8B.
+SHAPES = {
+    "qkv": Shape(4096, (4096, 1024, 1024)),
+    "gate_up": Shape(4096, (14336, 14336)),
+    "down": Shape(14336, (4096,)),
+    "embedding": Shape(128256, (4096,), lookup=True),
+    # What no model has, and what has to compile all the same.
+    "odd": Shape(1, (1,)),
+    "odd slices": Shape(130, (7, 130)),
+}
+
+
+class Recorder:
+    """Stands in for a kernel and keeps what it is launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def record(*args: Any, **kwargs: Any) -> None:
+            named = dict(zip(self.kernel.arg_names, args, strict=False))
+            self.launches.append({"kernel": self.kernel, **named, **kwargs})
+
+        return record
+
+
+def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the operations launch for one case, each with what it is called in the report."""
+    shape, rows, dtype, max_rank = SHAPES[case["layer"]], case["rows"], case["dtype"], case["max_rank"]
+    slices = len(shape.outputs)
+    tables = Tables(
+        weights=torch.empty(1 << 24, dtype=dtype, device="meta"),
+        offsets=torch.empty(8, 256, dtype=torch.int64, device="meta"),
+        ends=torch.empty(8, 512, dtype=torch.int32, device="meta"),
+        scales=torch.empty(8, 512, device="meta"),
+        columns=column_table(shape, torch.device("meta")),
+        capacity=slices * max_rank,
+        aligned=rows_aligned(shape, dtype.itemsize),
+    )
+    layer = DeviceLayer(shape, [None] * 8, [None] * 8, tables=tables)
+    plan = DevicePlan(rows, 8, "meta")
+    plan.rows, plan.tile_rows = rows, case["tile"]
+    plan.tiles = most_tiles(rows, 8, case["tile"])
+    y = torch.empty(rows, shape.width, dtype=dtype, device="meta")
+    recorders: dict[str, Any] = {
+        name: Recorder(vars(launch)[name]) for name in ("shrink_kernel", "expand_kernel")
+    }
+    with patch.multiple(launch, **recorders):
+        if shape.lookup:
+            gpu.embedding(y, torch.empty(rows, dtype=torch.int64, device="meta"), layer, plan)
+        elif case.get("halves"):
+            x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
+            layer.put(0, packed_at(shape, Place(0, (0,), (max_rank,), 1.0), tables.weights))
+            gpu.expand(y, gpu.shrink(x, layer, plan), layer, plan)
+        else:
+            x = torch.empty(rows, shape.inputs, dtype=dtype, device="meta")
+            expanding = gpu._expand_config(layer, tables, plan)
+            configs = (
+                gpu._shrink_config(layer, tables, plan),
+                replace(expanding, early=case.get("early", False)),
+            )
+            gpu.linear(y, x, layer, plan, add=case.get("add", True), configs=configs)
+    for kernel, recorder in recorders.items():
+        for recorded in recorder.launches:
+            name = f"{kernel} {case['layer']} rows {rows} rank {max_rank} {str(dtype)[6:]}"
+            mode = "" if case.get("add", True) else " overwriting"
+            mode += " by itself" * case.get("halves", False) + " early" * case.get("early", False)
+            yield {"name": f"{name}{mode}", **recorded}
+
+
+def specialise(recorded: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """What Triton makes of the arguments at a launch: types, constants, what 16 divides."""
+    kernel = recorded["kernel"]
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = recorded[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTERS[value.dtype]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        elif value == 1 and not parameter.do_not_specialize:
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = 1
+        else:
+            signature[parameter.name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = triton.compiler.ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return source, {key: recorded[key] for key in OPTIONS if key in recorded}
+
+
+def measure(recorded: dict[str, Any]) -> dict[str, Any]:
+    source, options = specialise(recorded)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run("cuobjdump", "-sass", file.name)
+    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+    operations = re.findall(
+        r"\b((?:LDG|LDGSTS|STG|STL|LDL|HGMMA|HMMA|FFMA|ATOM|ATOMG|RED|ACQBULK)\b[.\w]*)", code
+    )
+    return {
+        "name": recorded["name"],
+        **{key: value for key, value in recorded.items() if key.isupper() or key in options},
+        "registers": numbers["REG"],
+        "stack": numbers["STACK"] + numbers["LOCAL"],
+        "shared": compiled.metadata.shared,
+        "operations": dict(Counter(_width(operation) for operation in operations)),
+    }
+
+
+def _width(operation: str) -> str:
+    """``LDG.E.128.CONSTANT`` → ``LDG 128``; what has no width moves 32 bits."""
+    kind, *modifiers = operation.split(".")
+    if kind not in {"LDG", "LDGSTS", "STG", "STL", "LDL"}:
+        return kind
+    sizes = [part for part in modifiers if part in {"64", "128", "U8", "S8", "U16", "S16"}]
+    return f"{kind} {sizes[0] if sizes else '32'}"
+
+
+def _run(binary: str, *args: str) -> str:
+    return subprocess.run([BINARIES / binary, *args], check=True, capture_output=True, text=True).stdout
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """Every configuration that ``configs`` gives, on a layer that leads to it."""
+    half = torch.bfloat16
+    for max_rank in (16, 32, 64):
+        yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
+        yield {"layer": "gate_up", "rows": 64, "tile": 16, "dtype": half, "max_rank": max_rank}
+    yield {"layer": "down", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
+    for rows, tile in ((2048, 64), (16384, 128)):
+        for max_rank in (16, 32):
+            yield {"layer": "down", "rows": rows, "tile": tile, "dtype": half, "max_rank": max_rank}
+        yield {"layer": "qkv", "rows": rows, "tile": tile, "dtype": half, "max_rank": 64}
+    yield {"layer": "embedding", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
+    yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "add": False}
+    yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "early": True}
+    yield {"layer": "down", "rows": 64, "tile": 16, "dtype": half, "max_rank": 16, "halves": True}
+    for layer in ("odd", "odd slices"):
+        yield {"layer": layer, "rows": 64, "tile": 16, "dtype": half, "max_rank": 16}
+    # What fp16 becomes is what bf16 becomes.
+    yield {"layer": "qkv", "rows": 64, "tile": 16, "dtype": torch.float16, "max_rank": 16}
+    for rows, tile in ((64, 16), (2048, 64), (16384, 128)):
+        yield {"layer": "qkv", "rows": rows, "tile": tile, "dtype": torch.float32, "max_rank": 64}
+
+
+def main() -> None:
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    with patch.object(gpu, "_processors", lambda device: PROCESSORS):
+        for recorded in chain.from_iterable(map(launches, cases())):
+            source, options = specialise(recorded)
+            found.setdefault((source.hash(), *options.values()), recorded)
+    with ThreadPoolExecutor(2) as pool:
+        json.dump(list(pool.map(measure, found.values())), sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

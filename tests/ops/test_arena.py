@@ -1,0 +1,284 @@
+"""The arena's storage: nothing overlaps, nothing is lost, and the tables say where it is."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lora_fs.kernels import grouped, reference
+from lora_fs.kernels.arena import Arena
+from lora_fs.kernels.extents import Extents, StorageFullError
+from lora_fs.kernels.layout import Packed, Shape, ShapeError, pack
+from lora_fs.kernels.segments import plan_rows
+from lora_fs.kernels.slabs import ALIGN_BYTES, Weights, pack_slab, packed_at
+from lora_fs.kernels.tables import tables_of
+from tests.ops.conftest import make_rows, slots_of_rows
+
+SHAPES = {
+    "qkv": Shape(24, (16, 8, 8)),
+    "odd": Shape(7, (5,)),
+    "embedding": Shape(11, (24,), lookup=True),
+}
+SLOTS = 5
+MAX_RANK = 16
+
+
+def weights(shape: Shape, ranks: list[int], seed: int, dtype: torch.dtype = torch.float32) -> Weights:
+    random = torch.Generator().manual_seed(seed)
+    a = [torch.randn(r, shape.inputs, generator=random).to(dtype) if r else None for r in ranks]
+    b = [
+        torch.randn(n, r, generator=random).to(dtype) if r else None
+        for r, n in zip(ranks, shape.outputs, strict=True)
+    ]
+    return Weights(a, b, scale=0.25 + seed % 4)
+
+
+@st.composite
+def adapters(draw: st.DrawFn) -> dict[str, Weights]:
+    """Some of the layers, each with its own ranks, some slices without weights."""
+    found = {}
+    for name in draw(st.sets(st.sampled_from(sorted(SHAPES)))):
+        count = len(SHAPES[name].outputs)
+        ranks = draw(st.lists(st.integers(0, MAX_RANK), min_size=count, max_size=count))
+        found[name] = weights(SHAPES[name], ranks, draw(st.integers(0, 1000)))
+    return found
+
+
+def packed_of(adapter: dict[str, Weights], name: str) -> Packed | None:
+    if name not in adapter or all(a is None for a in adapter[name].a):
+        return None
+    return pack(SHAPES[name], adapter[name].a, adapter[name].b, adapter[name].scale)
+
+
+def assert_same(found: Packed | None, wanted: Packed | None) -> None:
+    assert (found is None) == (wanted is None)
+    if found is None or wanted is None:
+        return
+    assert (found.ranks, found.scale) == (wanted.ranks, wanted.scale)
+    assert torch.equal(found.a, wanted.a)
+    for one, other in zip(found.b, wanted.b, strict=True):
+        assert one is other is None or (one is not None and other is not None and torch.equal(one, other))
+
+
+def new_arena(size_bytes: int = 16 << 10) -> Arena:
+    return Arena(SHAPES, SLOTS, size_bytes, MAX_RANK, torch.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(adapter=adapters(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_a_slab_holds_what_was_packed(adapter: dict[str, Weights], dtype: torch.dtype) -> None:
+    """Every matrix is there, laid out as `pack` would, aligned, and none overlaps another."""
+    slab = pack_slab(SHAPES, adapter, dtype)
+    assert slab.data.nbytes % ALIGN_BYTES == 0
+    taken = torch.zeros(len(slab.data), dtype=torch.int32)
+    for name, shape in SHAPES.items():
+        wanted = packed_of(adapter, name)
+        found = packed_at(shape, slab.places[name], slab.data) if name in slab.places else None
+        if wanted is not None:
+            b = tuple(None if matrix is None else matrix.to(dtype) for matrix in wanted.b)
+            wanted = Packed(wanted.a.to(dtype), b, wanted.ranks, wanted.scale)
+        assert_same(found, wanted)
+        if found is not None:
+            for matrix in (found.a, *found.b):
+                if matrix is not None:
+                    begin = matrix.storage_offset()
+                    assert begin * dtype.itemsize % ALIGN_BYTES == 0
+                    taken[begin : begin + matrix.numel()] += 1
+    assert (taken <= 1).all()
+
+
+def test_a_slab_pads_no_rank() -> None:
+    """Its size is that of its matrices, each rounded up to the alignment."""
+    slab = pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [3, 0, 16], 1)}, torch.bfloat16)
+    sizes = [2 * elements for elements in (19 * 24, 3 * 16, 16 * 8)]
+    assert slab.data.nbytes == sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("other", Weights([torch.zeros(1, 7)], [torch.zeros(5, 1)]), "no such layer"),
+        ("odd", Weights([torch.zeros(1, 8)], [torch.zeros(5, 1)]), "the layer wants"),
+        ("odd", Weights([torch.zeros(2, 7)], [torch.zeros(5, 1)]), "the layer wants"),
+        ("odd", Weights([None], [torch.zeros(5, 1)]), "the layer wants"),
+        ("odd", Weights([torch.zeros(1, 7)] * 2, [torch.zeros(5, 1)] * 2), "of 1 slices"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(name: str, given: Weights, told: str) -> None:
+    """The layer is named, and what it wants."""
+    with pytest.raises(ShapeError, match=rf"^{name}: .*{told}"):
+        pack_slab(SHAPES, {name: given}, torch.float32)
+
+
+class Loading(RuleBasedStateMachine):
+    """Loads, transfers, frees and compactions in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = new_arena()
+        self.arena._storage.fill_(torch.nan)
+        self.loaded: dict[int, dict[str, Weights]] = {}
+        self.coming: dict[int, tuple[object, dict[str, Weights]]] = {}
+
+    @rule(slot=st.integers(0, SLOTS - 1), adapter=adapters())
+    def begin(self, slot: int, adapter: dict[str, Weights]) -> None:
+        slab = pack_slab(SHAPES, adapter, torch.float32)
+        if slot in self.loaded or slot in self.coming:
+            with pytest.raises(ValueError, match="already"):
+                self.arena.begin(slot, slab)
+        elif slab.data.nbytes > self.arena.free_bytes:
+            with pytest.raises(StorageFullError):
+                self.arena.begin(slot, slab)
+        else:
+            self.coming[slot] = (self.arena.begin(slot, slab), adapter)
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.coming)))
+        transfer, self.loaded[slot] = self.coming.pop(slot)
+        assert transfer.ready()  # type: ignore[attr-defined]
+        self.arena.commit(transfer)  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.loaded or self.coming)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted({*self.loaded, *self.coming})))
+        self.arena.free(slot)
+        self.loaded.pop(slot, None)
+        self.coming.pop(slot, None)
+
+    @rule()
+    def compact(self) -> None:
+        self.arena.compact()
+
+    @invariant()
+    def every_layer_has_its_weights(self) -> None:
+        """Views and tables agree, and both have what was loaded; what is on its way is not seen."""
+        for name, shape in SHAPES.items():
+            layer = self.arena.layer(name)
+            for slot in range(SLOTS):
+                wanted = packed_of(self.loaded.get(slot, {}), name)
+                assert_same(layer.packed[slot], wanted)
+                ends = layer.tables.ends[slot].tolist()
+                assert ends == [0, *accumulate(wanted.ranks if wanted else [0] * len(shape.outputs))]
+                if wanted is not None:
+                    offsets = layer.tables.offsets[slot].tolist()
+                    found = layer.tables.weights[offsets[0] : offsets[0] + wanted.a.numel()]
+                    assert torch.equal(found, wanted.a.flatten())
+                    for offset, b in zip(offsets[1:], wanted.b, strict=True):
+                        if b is not None:
+                            assert torch.equal(layer.tables.weights[offset : offset + b.numel()], b.flatten())
+                    assert layer.tables.scales[slot].item() == wanted.scale
+
+
+TestLoading = Loading.TestCase
+TestLoading.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 7), st.tuples(st.integers(0, 7), st.integers(0, 60)))))
+def test_extents_never_overlap(steps: list[int | tuple[int, int]]) -> None:
+    """Takes and releases in any order; what does not fit anywhere fits after compaction."""
+    extents = Extents(100)
+    for step in steps:
+        if isinstance(step, int):
+            if step in extents:
+                extents.release(step)
+        elif step[0] not in extents:
+            if step[1] > extents.free:
+                with pytest.raises(StorageFullError) as caught:
+                    extents.take(*step)
+                assert (caught.value.wanted, caught.value.free) == (step[1], extents.free)
+            elif extents.take(*step) is None:
+                extents.compact()
+                assert extents.take(*step) is not None
+        taken = sorted((extents[owner].begin, extents[owner].end) for owner in extents)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(taken))
+        assert all(0 <= begin <= end <= 100 for begin, end in taken)
+
+
+def test_compaction_moves_an_adapter_onto_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter longer than the gap before it keeps its contents, piece by piece."""
+    monkeypatch.setattr("lora_fs.kernels.arena.BOUNCE_BYTES", 3 * ALIGN_BYTES)
+    arena = new_arena()
+    small, large = ({"qkv": weights(SHAPES["qkv"], [rank] * 3, rank)} for rank in (1, 16))
+    arena.load(0, pack_slab(SHAPES, small, torch.float32))
+    arena.load(1, pack_slab(SHAPES, large, torch.float32))
+    arena.free(0)
+    arena.compact()
+    found = arena.layer("qkv").packed[1]
+    assert found is not None
+    assert found.a.storage_offset() == 0
+    assert_same(found, packed_of(large, "qkv"))
+
+
+def test_a_fragmented_arena_makes_room_by_itself() -> None:
+    """What fits into all that is free is loaded, though no gap is long enough."""
+    slab = pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [8, 8, 8], 1)}, torch.float32)
+    arena = new_arena(3 * slab.data.nbytes)
+    for slot in range(3):
+        arena.load(slot, slab)
+    arena.free(0)
+    arena.free(2)
+    large = {"qkv": weights(SHAPES["qkv"], [14, 14, 14], 2)}
+    arena.load(3, pack_slab(SHAPES, large, torch.float32))
+    assert_same(arena.layer("qkv").packed[3], packed_of(large, "qkv"))
+    assert_same(arena.layer("qkv").packed[1], packed_at(SHAPES["qkv"], slab.places["qkv"], slab.data))
+
+
+def test_what_does_not_fit_is_told_in_numbers() -> None:
+    """The error says how much was wanted and how much is free, and nothing has changed."""
+    slab = pack_slab(SHAPES, {"qkv": weights(SHAPES["qkv"], [16, 16, 16], 1)}, torch.float32)
+    arena = new_arena(slab.data.nbytes + ALIGN_BYTES)
+    arena.load(0, slab)
+    with pytest.raises(StorageFullError, match=f"^{len(slab.data)} elements do not fit: 32 of") as caught:
+        arena.load(1, slab)
+    assert caught.value.free * 4 == arena.free_bytes == ALIGN_BYTES
+    assert arena.layer("qkv").packed[1] is None
+
+
+def test_a_slab_for_another_engine_is_refused() -> None:
+    """Another type, other layers, or a rank for which no scratch space was planned."""
+    arena = new_arena()
+    with pytest.raises(ValueError, match="bfloat16"):
+        arena.load(0, pack_slab(SHAPES, {}, torch.bfloat16))
+    with pytest.raises(ValueError, match="another model"):
+        arena.load(0, pack_slab({"odd": SHAPES["odd"]}, {}, torch.float32))
+    with pytest.raises(ValueError, match="17"):
+        arena.load(0, pack_slab(SHAPES, {"odd": weights(SHAPES["odd"], [17], 1)}, torch.float32))
+
+
+def test_a_transfer_is_committed_once() -> None:
+    """Neither twice, nor after its slot was freed."""
+    arena = new_arena()
+    slab = pack_slab(SHAPES, {"odd": weights(SHAPES["odd"], [2], 1)}, torch.float32)
+    transfer = arena.begin(0, slab)
+    arena.free(0)
+    with pytest.raises(ValueError, match="slot 0"):
+        arena.commit(transfer)
+    arena.commit(again := arena.begin(0, slab))
+    with pytest.raises(ValueError, match="slot 0"):
+        arena.commit(again)
+
+
+def test_the_torch_backend_works_on_the_arena() -> None:
+    """An arena's layer is a layer: its views are what every backend reads."""
+    arena = new_arena()
+    for slot in (0, 2):
+        adapter = {"qkv": weights(SHAPES["qkv"], [4, 0, 9], slot)}
+        arena.load(slot, pack_slab(SHAPES, adapter, torch.float32))
+    slots = slots_of_rows((2, 3), (-1, 2), (0, 1), (2, 1), (1, 1))
+    x, y = make_rows(len(slots), 24, torch.float32), make_rows(len(slots), 32, torch.float32)
+    wanted = y.double()
+    layer, plan = arena.layer("qkv"), plan_rows(slots)
+    reference.linear(wanted, x, layer, plan)
+    grouped.linear(y, x, layer, plan)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert tables_of(layer) is layer.tables
+    assert layer.tables.capacity == 3 * MAX_RANK

@@ -1,0 +1,117 @@
+"""What the compiler makes of every shipped configuration, on sm_90, with or without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Of an H100, for one block.
+SHARED_LIMIT = 227 * 1024
+HALF = ("bfloat16", "float16")
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    spec = find_spec("triton")
+    binaries = Path(spec.origin if spec and spec.origin else "").parent / "backends/nvidia/bin"
+    missing = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if not (binaries / name).exists()]
+    if missing:
+        pytest.skip(f"this installation of Triton comes without {', '.join(missing)}")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")}
+    answer = subprocess.run(
+        [sys.executable, Path(__file__).with_name("compiled.py")],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    found: list[dict[str, Any]] = json.loads(answer.stdout)
+    return found
+
+
+def regular(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of layers whose rows are whole vectors."""
+    return [kernel for kernel in kernels if "odd" not in kernel["name"]]
+
+
+def decoding(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [kernel for kernel in regular(kernels) if kernel["ROWS"] == 16]
+
+
+def test_nothing_spills(kernels: list[dict[str, Any]]) -> None:
+    """No configuration keeps anything on a stack."""
+    assert {kernel["name"]: kernel["stack"] for kernel in kernels if kernel["stack"]} == {}
+    assert not [kernel["name"] for kernel in kernels if {"STL", "LDL"} & kinds(kernel)]
+
+
+def test_shared_memory_leaves_room_for_two(kernels: list[dict[str, Any]]) -> None:
+    """Every tile fits; in a decoding step at least four programs share a processor."""
+    assert {kernel["name"] for kernel in kernels if kernel["shared"] > SHARED_LIMIT} == set()
+    assert {kernel["name"] for kernel in decoding(kernels) if kernel["shared"] > SHARED_LIMIT // 4} == set()
+
+
+def test_decoding_loads_vectors(kernels: list[dict[str, Any]]) -> None:
+    """x, A, B and y are read 16 bytes at a time, and half types never one by one."""
+    for kernel in decoding(kernels):
+        wide = {"LDG 128", "LDGSTS 128"} & set(kernel["operations"])
+        assert wide, kernel["name"]
+        # The z of an embedding is a row of A, of any rank.
+        if "embedding" not in kernel["name"]:
+            assert narrow(kernel) == set(), kernel["name"]
+
+
+def test_large_tiles_load_vectors_too(kernels: list[dict[str, Any]]) -> None:
+    """No row mask of a large tile narrows a load of half types."""
+    large = [kernel for kernel in kernels if kernel["ROWS"] > 16]
+    assert large
+    assert {kernel["name"]: narrow(kernel) for kernel in large if narrow(kernel)} == {}
+
+
+def test_outputs_are_stored_as_vectors(kernels: list[dict[str, Any]]) -> None:
+    """Every store of y is 16 bytes."""
+    stores = {
+        operation
+        for kernel in regular(kernels)
+        if kernel["name"].startswith("expand_kernel")
+        for operation in kernel["operations"]
+        if operation.startswith("STG")
+    }
+    assert stores == {"STG 128"}
+
+
+def test_half_types_use_the_tensor_cores(kernels: list[dict[str, Any]]) -> None:
+    """Small tiles multiply with HMMA, large ones with Hopper's own HGMMA."""
+    for kernel in kernels:
+        if any(half in kernel["name"] for half in HALF):
+            assert ("HMMA" if kernel["ROWS"] == 16 else "HGMMA") in kernel["operations"], kernel["name"]
+
+
+def test_nothing_is_atomic(kernels: list[dict[str, Any]]) -> None:
+    """Sums are made in one order, so that two runs agree to the bit."""
+    assert not [kernel["name"] for kernel in kernels if {"ATOM", "ATOMG", "RED"} & kinds(kernel)]
+
+
+def test_only_an_early_expand_waits_for_the_shrink(kernels: list[dict[str, Any]]) -> None:
+    """Before it reads the planes, and before it ends."""
+    waiting = [kernel for kernel in kernels if "ACQBULK" in kernel["operations"]]
+    assert [kernel["name"].split()[0] for kernel in waiting] == ["expand_kernel"]
+    assert waiting[0]["name"].endswith("early")
+    assert waiting[0]["operations"]["ACQBULK"] == 2
+
+
+def kinds(kernel: dict[str, Any]) -> set[str]:
+    return {operation.split()[0] for operation in kernel["operations"]}
+
+
+def narrow(kernel: dict[str, Any]) -> set[str]:
+    """Loads and stores of less than 32 bits."""
+    short = (" U8", " S8", " U16", " S16")
+    return {operation for operation in kernel["operations"] if operation.endswith(short)}

@@ -1,0 +1,98 @@
+"""The block that kernels read, and the sizes that launches are made of; no kernel runs here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_fs.kernels.gpu import DevicePlan
+from lora_fs.kernels.gpu.configs import expand_config, shrink_config
+from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS, make_block, most_tiles, tile_rows
+from lora_fs.kernels.segments import plan_rows
+from tests.ops.conftest import slots_of_rows
+
+runs = st.lists(st.tuples(st.integers(-1, 5), st.integers(1, 90)), max_size=12)
+
+
+def read_block(block: np.ndarray) -> dict[int, int]:
+    """The slot of each row that has one, as a kernel would find it."""
+    tiles = block[0]
+    order = block[1 + 3 * tiles :]
+    found: dict[int, int] = {}
+    for row0, rows, slot in block[1 : 1 + 3 * tiles].reshape(-1, 3).tolist():
+        for row in order[row0 : row0 + rows].tolist():
+            assert row not in found
+            found[row] = slot
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs=runs, of_rows=st.sampled_from([16, 64, 128]))
+def test_the_block_says_what_the_plan_says(runs: list[tuple[int, int]], of_rows: int) -> None:
+    """Every row with an adapter is in one tile of its slot, tiles are no larger than they may be."""
+    slots = slots_of_rows(*runs).astype(np.int64)
+    block = make_block(plan_rows(slots), of_rows)
+    assert read_block(block) == {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0}
+    sizes = block[1 : 1 + 3 * block[0]].reshape(-1, 3)[:, 1]
+    assert ((sizes >= 1) & (sizes <= of_rows)).all()
+    assert block[0] <= most_tiles(len(slots), 6, of_rows)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(runs, min_size=2, max_size=4))
+def test_uploads_follow_each_other_at_one_address(batches: list[list[tuple[int, int]]]) -> None:
+    """The buffer stays where it is; every upload replaces the last, longer or shorter."""
+    uploaded = DevicePlan(12 * 90, 6, "cpu")
+    address = uploaded.block.data_ptr()
+    for batch in batches:
+        plan = plan_rows(slots_of_rows(*batch).astype(np.int64))
+        uploaded.upload(plan)
+        wanted = make_block(plan, uploaded.tile_rows)
+        assert uploaded.block.data_ptr() == address
+        assert (uploaded.block[: len(wanted)].numpy() == wanted).all()
+        assert wanted[0] <= uploaded.tiles
+
+
+def test_a_small_batch_always_has_the_same_tiles() -> None:
+    """What a graph was captured with is what its replay gets, whatever the plan."""
+    for rows in (1, 64, SMALL_ROWS):
+        for slots in (np.zeros(rows, dtype=np.int64), np.full(rows, -1), np.arange(rows) % 6):
+            assert tile_rows(plan_rows(slots), rows) == FEWEST_ROWS
+
+
+def test_a_large_batch_of_few_adapters_has_large_tiles() -> None:
+    """And one of short requests has small ones, which waste less."""
+    assert tile_rows(plan_rows(np.zeros(2048, dtype=np.int64)), 2048) == 64
+    assert tile_rows(plan_rows(np.zeros(16384, dtype=np.int64)), 16384) == 128
+    assert tile_rows(plan_rows(np.repeat(np.arange(128), 8)), 1024) == 16
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    """More rows or slots than the buffers were made for, or more rows than the padded batch."""
+    uploaded = DevicePlan(8, 2, "cpu")
+    for slots, rows in ((np.zeros(9, dtype=np.int64), None), (np.arange(3), None), (np.zeros(4, int), 3)):
+        with pytest.raises(ValueError, match="slots"):
+            uploaded.upload(plan_rows(slots), rows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.sampled_from([16, 64, 128]),
+    rank=st.integers(1, 2048),
+    inputs=st.integers(1, 20000),
+    outputs=st.lists(st.integers(1, 40000), min_size=1, max_size=4),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+)
+def test_every_shape_has_a_configuration(
+    rows: int, rank: int, inputs: int, outputs: list[int], dtype: torch.dtype
+) -> None:
+    """Blocks are powers of two, none below what a product takes."""
+    shrink = shrink_config(rows, rank, inputs, dtype, 132)
+    expand = expand_config(rows, rank, outputs, dtype, 132)
+    assert shrink.rows == expand.rows == rows
+    for size in (shrink.ranks, shrink.inputs, expand.ranks, expand.columns):
+        assert size >= 16
+        assert size & (size - 1) == 0

@@ -1,0 +1,71 @@
+"""The wrappers for kernels that read a step's plan from the device: on a GPU, and in Triton's interpreter.
+
+The plan is uploaded once a step into buffers that stay where they are, so that captured CUDA graphs
+replay with it. Layers inside the compiled model are reached by name, through operations of torch's.
+Source: vllm/lora/punica_wrapper/punica_gpu.py, 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
+
+from lora_fs.kernels.gpu import opaque
+from lora_fs.kernels.gpu.plan import DevicePlan
+from lora_fs.worker_patch.worker.layers import Target
+from lora_fs.worker_patch.worker.punica import OnCPU, Planned, of_prompt
+
+
+class OnDevice(Planned):
+    """Plans on the device, beside those on the host."""
+
+    def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
+        super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
+        slots = kwargs["lora_config"].max_loras
+        self.tokens_there = DevicePlan(max_num_batched_tokens, slots, device)
+        self.sampled_there = DevicePlan(max_num_batched_tokens, slots, device)
+
+    def update_metadata(self, *args: Any, **kwargs: Any) -> None:
+        super().update_metadata(*args, **kwargs)
+        self.tokens_there.upload(self.tokens)
+        self.sampled_there.upload(self.sampled)
+
+    def bind(self, target: Target) -> Any:
+        name = f"{id(self):x}.{id(target):x}"
+        opaque.bind(name, target.layer, self.tokens_there)
+        return BoundByName(self, target, name)
+
+
+class BoundByName:
+    """A wrapper as one layer sees it, whatever stream or graph the layer runs in."""
+
+    def __init__(self, wrapper: OnDevice, target: Target, name: str) -> None:
+        self._wrapper, self._target, self._name = wrapper, target, name
+
+    def add_lora_linear(
+        self, y: torch.Tensor, x: torch.Tensor, *args: Any, add_inputs: bool = True, **kwargs: Any
+    ) -> None:
+        """Add each row's delta to ``y [T, N]``, or put it there."""
+        torch.ops.lora_fs.linear(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), self._name, add_inputs)
+
+    def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor) -> None:
+        """What ``layers`` calls in the place of vLLM's embedding."""
+        torch.ops.lora_fs.embedding(y.view(-1, y.shape[-1]), tokens.view(-1), self._name, True)
+
+    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Outside the compiled model; ``y`` may be padded on its right."""
+        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]).narrow(1, 0, self._target.shape.width)
+        host, there = self._wrapper.sampled, self._wrapper.sampled_there
+        plan: Any = there if x.shape[0] == host.rows else of_prompt(host, x.shape[0])
+        self._wrapper.ops.linear(y, x, self._target.layer, plan)
+
+
+class OnGPU(OnDevice, PunicaWrapperGPU):  # type: ignore[misc]
+    """On CUDA. Run in the interpreter and compiled ahead of time, and not yet on a GPU."""
+
+
+class Interpreted(OnDevice, OnCPU, PunicaWrapperCPU):  # type: ignore[misc]
+    """The same on a CPU, for tests: set ``TRITON_INTERPRET=1``."""
