@@ -27,19 +27,38 @@ def chosen() -> bool:
 def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
     """Every vLLM function that is hooked or called beside its documented use → its parameters."""
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.lora.layers import BaseLayerWithLoRA, VocabParallelEmbeddingWithLoRA
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.lora.lora_model import LoRAModel
     from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
+    from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
     return {
         OpenAIServingModels.resolve_lora: ("self", "lora_name"),
         OpenAIServingModels.model_name: ("self", "lora_request"),
         LoRAModelManager.activate_adapter: ("self", "lora_id"),
+        LoRAModelManager.register_module: ("self", "module_name", "module"),
+        LoRAModelManager._init_punica_wrapper: ("self", "max_num_batched_tokens", "vllm_config"),
+        LoRAModelManager._deactivate_adapter: ("self", "lora_id"),
         LoRAModelManager._create_merged_loras_inplace: ("self", "lora_model"),
         LRUCacheLoRAModelManager.add_adapter: ("self", "lora"),
         LRUCacheLoRAModelManager.pin_adapter: ("self", "lora_id"),
         LRUCacheWorkerLoRAManager.set_active_adapters: ("self", "requests", "mapping"),
         LRUCacheWorkerLoRAManager.add_adapter: ("self", "lora_request"),
         LRUCacheWorkerLoRAManager._load_adapter: ("self", "lora_request"),
+        LRUCacheWorkerLoRAManager.create_lora_manager: ("self", "model", "vllm_config"),
+        LoRAModel.from_lora_tensors: (
+            *("lora_model_id", "tensors", "peft_helper", "device", "dtype"),
+            *("model_vocab_size", "weights_mapper", "skip_prefixes"),
+        ),
+        BaseLayerWithLoRA.set_mapping: ("self", "punica_wrapper"),
+        BaseLinearLayerWithLoRA.set_lora: ("self", "index", "lora_a", "lora_b"),
+        BaseLinearLayerWithLoRA._apply_lora_to_output: ("self", "x", "output"),
+        VocabParallelEmbeddingWithLoRA.forward: ("self", "x"),
+        PunicaWrapperBase.update_metadata: (
+            *("self", "mapping", "lora_index_to_id", "max_loras", "vocab_size", "kwargs"),
+        ),
     }
 
 

@@ -1,0 +1,41 @@
+"""Which wrapper computes the adapters, by platform and setting."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
+from lora_fs.worker_patch.worker.hooks import wrapper_for
+from lora_fs.worker_patch.worker.punica import Planned
+
+CPU = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+GPU = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
+XPU = "vllm.lora.punica_wrapper.punica_xpu.PunicaWrapperXPU"
+
+
+@pytest.mark.parametrize(
+    ("stock", "kernels", "ours"),
+    [
+        (CPU, "auto", "punica.OnCPU"),
+        (CPU, "torch", "punica.OnCPU"),
+        (CPU, "mine", "punica.OnCPU"),
+        (CPU, "triton", "on_device.Interpreted"),
+        (GPU, "triton", "on_device.OnGPU"),
+    ],
+)
+def test_ours(stock: str, kernels: str, ours: str) -> None:
+    """Each name is a class that stands in for the platform's own."""
+    name = wrapper_for(stock, kernels)
+    assert name == f"lora_fs.worker_patch.worker.{ours}"
+    found = resolve_obj_by_qualname(name)
+    assert issubclass(found, Planned)
+    assert issubclass(found, resolve_obj_by_qualname(stock))
+
+
+@pytest.mark.parametrize(
+    ("stock", "kernels"),
+    [(CPU, "off"), (GPU, "off"), (GPU, "auto"), (GPU, "torch"), (XPU, "auto"), (XPU, "triton")],
+)
+def test_vllms_own(stock: str, kernels: str) -> None:
+    """Off, and what was not measured or does not fit."""
+    assert wrapper_for(stock, kernels) is None

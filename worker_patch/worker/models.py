@@ -1,0 +1,201 @@
+"""vLLM's manager of the model's adapters, with ``tiers`` deciding who has a slot and who stays.
+
+What a slot is made of is ``layers``; the rest of vLLM's manager, its packing and its warm-up, is
+used as it is. Source: vllm/lora/model_manager.py, 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.lora.layers import ClassificationHeadWithLoRA
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LRUCacheLoRAModelManager
+
+from lora_fs.sidecar.settings import load_settings
+from lora_fs.worker_patch.worker.fits import check_fits
+from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers, Ready
+from lora_fs.worker_patch.worker.punica import Planned
+from lora_fs.worker_patch.worker.tiers import Tiers
+
+_UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
+
+
+class Resident(LoRAModel):  # type: ignore[misc]
+    """An adapter in the host tier.
+
+    Attributes:
+        ready: its weights for the layers that were taken over; ``loras`` has the rest.
+    """
+
+    def __init__(self, adapter: LoRAModel, ready: Ready) -> None:
+        taken = ready.slab.places
+        rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
+        super().__init__(
+            adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
+        )
+        self.ready = ready
+
+
+class AsOnDisk(LoRAModel):  # type: ignore[misc]
+    """vLLM's reader, without its conversions: packing does them, together with its copy."""
+
+    @classmethod
+    def from_lora_tensors(cls, *args: Any, **kwargs: Any) -> LoRAModel:
+        return super().from_lora_tensors(*args, **{**kwargs, "dtype": None})
+
+
+class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
+    """Slots and host tier; every change of either goes through ``tiers``."""
+
+    def __init__(self, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
+        super().__init__(*args, vllm_config=vllm_config, **kwargs)
+        self.lora_index_to_id: list[int | None]
+        parallel = vllm_config.parallel_config
+        self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
+        self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
+        if self.layers.targets:
+            self.layers.allocate()
+        for target in self.layers.targets.values():
+            target.module.set_mapping(target.module.punica_wrapper.bind(target))
+        for wrapper in self.punica_wrapper_mapping.values():
+            wrapper.theirs = len(self.layers.targets) < len(self.modules)
+
+    def _init_punica_wrapper(self, *args: Any) -> None:
+        super()._init_punica_wrapper(*args)
+        config = self.lora_config
+        self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        if load_settings().kernels == "triton":
+            self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
+        self._ours = all(isinstance(one, Planned) for one in self.punica_wrapper_mapping.values())
+
+    def register_module(self, module_name: str, module: Any) -> None:
+        super().register_module(module_name, module)
+        if self._ours:
+            self.layers.take_over(module_name, module)
+
+    def pack(self, adapter: LoRAModel) -> Resident:
+        """Make an adapter ready for slots; touches nothing of the manager, so that any thread may.
+
+        Raises:
+            DoesNotFit, ShapeError: it is not one for this model.
+        """
+        scales = {}
+        for name in self.layers.targets:
+            names = self.packed_modules.get(name, [name])
+            parts = [adapter.loras[part] for part in names if part in adapter.loras]
+            if len({part.scaling for part in parts}) == 1:
+                scales[name] = parts[0].scaling
+                for part in parts:
+                    part.scaling = 1
+        self._create_merged_loras_inplace(adapter)
+        check_fits(self, adapter, whole_model=self._whole_model)
+        found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}
+        return Resident(adapter, self.layers.pack({n: w for n, w in found.items() if w is not None}, scales))
+
+    @property
+    def capacity(self) -> int:
+        return _UNBOUNDED
+
+    def add_adapter(self, lora: LoRAModel) -> bool:
+        """Pack and admit: vLLM's warm-up adapters come this way."""
+        if lora.id in self._registered_adapters:
+            return False
+        resident = self.pack(lora)
+        self.admit(resident, size_bytes(resident))
+        return True
+
+    def admit(self, lora: Resident, size: int, *, priority: int = 0, pinned: bool = False) -> None:
+        """Take a packed adapter into the host tier.
+
+        Raises:
+            NoRoom: nobody was evicted.
+        """
+        for victim in self.tiers.admit(lora.id, size, priority=priority, pinned=pinned):
+            self._forget(victim)
+        self._registered_adapters[lora.id] = lora
+
+    def activate_adapter(self, lora_id: int) -> bool:
+        """Fill a slot from host memory.
+
+        Raises:
+            NoRoom: every slot is in use. Any other error leaves the slot empty.
+        """
+        placed = self.tiers.place(lora_id)
+        if placed is None:
+            return False
+        index, victim = placed
+        if victim is not None:
+            super().deactivate_adapter(victim)
+        try:
+            self._fill(index, self._registered_adapters[lora_id])
+            self._active_adapters[lora_id] = None
+        except Exception:
+            self.tiers.vacate(lora_id)
+            self.layers.empty(index)
+            raise
+        finally:
+            self.lora_index_to_id = list(self.tiers.slots)
+        return True
+
+    def _fill(self, index: int, adapter: Resident) -> None:
+        """Let a slot mean an adapter: ours by reference, what stayed vLLM's by its own copies."""
+        self.layers.fill(index, adapter.ready)
+        for name, module in self.modules.items():
+            if name in self.layers.targets:
+                continue
+            if isinstance(module, ClassificationHeadWithLoRA):
+                full = self._get_module_to_save_weights(adapter, name)
+                if full is None:
+                    module.reset_module_to_save(index)
+                else:
+                    module.set_module_to_save(index, full.weight, full.bias)
+            weights = self._get_lora_layer_weights(adapter, name)
+            if weights:
+                module.set_lora(index, weights.lora_a, weights.lora_b)
+            else:
+                module.reset_lora(index)
+
+    def deactivate_adapter(self, adapter_id: int) -> bool:
+        self.tiers.vacate(adapter_id)
+        return bool(super().deactivate_adapter(adapter_id))
+
+    def remove_adapter(self, adapter_id: int) -> bool:
+        self.tiers.remove(adapter_id)
+        return self._forget(adapter_id)
+
+    def _deactivate_adapter(self, lora_id: int) -> None:
+        if lora_id in self.lora_index_to_id:
+            self.layers.empty(self.lora_index_to_id.index(lora_id))
+        super()._deactivate_adapter(lora_id)
+
+    def remove_all_adapters(self) -> None:
+        self.tiers.clear()
+        for slot in range(self.lora_slots):
+            self.layers.empty(slot)
+        super().remove_all_adapters()
+
+    def pin_adapter(self, lora_id: int) -> bool:
+        """Keep it in the host tier and in a slot. Raises NoRoom: one slot stays free for the rest."""
+        self.tiers.pin(lora_id)
+        self.activate_adapter(lora_id)
+        return True
+
+    def _forget(self, adapter_id: int) -> bool:
+        return bool(super().remove_adapter(adapter_id))
+
+
+def size_bytes(lora: Resident) -> int:
+    """What its tensors take in host memory."""
+    return sum(tensor.nbytes for tensor in _tensors(lora))
+
+
+def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
+    yield lora.ready.slab.data
+    for weights in lora.loras.values():
+        for part in (weights.lora_a, weights.lora_b):
+            yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)
+    for full in lora.modules_to_save.values():
+        yield from (t for t in (full.weight, full.bias) if t is not None)
