@@ -17,7 +17,7 @@ from lora_fs.kernels.segments import NO_SLOT, Plan
 
 # A product of half-precision matrices takes oneDNN 16 µs to begin, where one of fp32 takes 3 µs: up to
 # this many multiplications it is done in fp32, with a copy of the weights that is kept with the slot.
-SMALL = 1 << 17
+SMALL = 1 << 18
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -64,3 +65,16 @@ def test_a_stuck_load_delays_no_other(loader: Loader[str]) -> None:
     assert collected(loader).id == 2
     go.set()
     assert collected(loader).id == 1
+
+
+def test_the_interpreters_lock_changes_hands_sooner_while_loading(loader: Loader[str]) -> None:
+    """And as before once nothing is loaded, also after a failure."""
+    usual, go = sys.getswitchinterval(), threading.Event()
+    loader.start(1, lambda: str(go.wait(20)))
+    loader.start(2, lambda: {}["missing"])
+    assert sys.getswitchinterval() < usual
+    assert collected(loader).id == 2
+    assert sys.getswitchinterval() < usual
+    go.set()
+    assert collected(loader).id == 1
+    assert sys.getswitchinterval() == usual
