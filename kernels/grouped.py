@@ -18,6 +18,8 @@ from lora_fs.kernels.segments import NO_SLOT, Plan
 # A product of half-precision matrices takes oneDNN 16 µs to begin, where one of fp32 takes 3 µs: up to
 # this many multiplications it is done in fp32, with a copy of the weights that is kept with the slot.
 SMALL = 1 << 18
+# Of larger matrices no copy is kept: they come from memory, and twice the bytes take twice the time.
+KEPT = 1 << 17
 
 
 @dataclass(slots=True)
@@ -28,12 +30,12 @@ class _Matrix:
     wide: torch.Tensor | None = None
 
     def for_rows(self, rows: int) -> torch.Tensor:
-        if self.wide is not None and rows * self.as_is.numel() <= SMALL:
-            return self.wide
-        if self.as_is.dtype == torch.float32 or rows * self.as_is.numel() > SMALL:
+        numbers = self.as_is.numel()
+        if self.as_is.dtype == torch.float32 or numbers > KEPT or rows * numbers > SMALL:
             return self.as_is
-        # Strides are kept: a transposed view stays one.
-        self.wide = self.as_is.float()
+        if self.wide is None:
+            # Strides are kept: a transposed view stays one.
+            self.wide = self.as_is.float()
         return self.wide
 
 
