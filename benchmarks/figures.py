@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
@@ -10,28 +11,69 @@ import random
 import statistics
 import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 
-def arguments(description: str, **defaults: int) -> argparse.Namespace:
-    """Parse ``--count 16`` and the like: one option for each default."""
+def arguments(description: str, **defaults: int | float | str | bool) -> argparse.Namespace:
+    """Parse ``--count 16`` and the like: one option for each default, a flag where that is False."""
     parser = argparse.ArgumentParser(description=description)
     for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+        option = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+        else:
+            parser.add_argument(option, type=type(default), default=default)
     return parser.parse_args()
 
 
-def heading(title: str) -> None:
-    """Print what was measured, on what, at which commit."""
+def commit() -> str:
+    """The commit that this file is of, and whether anything was changed since."""
     here = Path(__file__).parent
-    commit = subprocess.run(
+    told = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("lora-fs", "uvicorn", "aiohttp"))
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def origin(*packages: str) -> dict[str, Any]:
+    """What figures were measured on: the machine, versions of packages, the commit."""
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "linux": platform.release(),
+        "python": platform.python_version(),
+        "packages": versions("lora-fs", *packages),
+        "commit": commit(),
+    }
+
+
+def write_json(path: Path, results: dict[str, Any]) -> None:
+    """Replace a file of results at once, so that a run that is cut off leaves the last whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def heading(title: str, of: Sequence[str] = ("lora-fs", "uvicorn", "aiohttp")) -> None:
+    """Print what was measured, on what, at which commit."""
+    packages = ", ".join(f"{name} {one}" for name, one in versions(*of).items())
     print(f"\n### {title}\n")
     print(f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, ", end="")
-    print(f"{packages}, commit {commit or 'unknown'}\n", flush=True)
+    print(f"{packages}, commit {commit()}\n", flush=True)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

