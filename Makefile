@@ -10,6 +10,8 @@ VENV ?= .venv
 TORCH_REQUIREMENT ?= torch==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# Of the GPU part of bench-kernels: --quick for the rows that have targets, --seconds to end early.
+GPU_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -24,7 +26,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long lint type bench fmt build schemas env clean
+.PHONY: demo test test-long torture lint type filesystems bench bench-kernels fmt build schemas env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -33,11 +35,16 @@ demo: env
 	@$(BIN)/lora-fs demo $(DEMO_ARGS)
 
 # pytest's closing line is the last one printed.
-test: lint type
+test: lint type filesystems
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
-test-long: env
+test-long: env filesystems
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 $(PYTEST_ARGS)
+
+# The long tests of what the volume promises: every system call killed and failed, lost power, races,
+# and an hour of fuzzing.
+torture: env filesystems
+	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
 
 lint: env
 	@$(BIN)/ruff check .
@@ -46,6 +53,10 @@ lint: env
 
 type: env
 	@$(BIN)/mypy
+
+# The servers and clients that tests/filesystems mounts, beside the machine's own; it says what it lacks.
+filesystems: env
+	@$(BIN)/python .ci/filesystems.py >/dev/null
 
 fmt: env
 	@$(BIN)/ruff check --fix .
@@ -57,6 +68,17 @@ schemas: env
 
 bench: env
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# The kernels on the CPU and, where there is one, on the GPU, beside the peers that are installed. The
+# tests come first: no time is told of what is wrong.
+bench-kernels: RESULTS := benchmarks/results
+bench-kernels: env
+	@$(BIN)/pytest --quiet tests/ops
+	@$(BIN)/python benchmarks/kernels/bench_cpu_ops.py --json $(RESULTS)/cpu_ops.json --plot $(RESULTS)/cpu_ops.svg
+	@$(BIN)/python benchmarks/kernels/bench_plan.py
+	@$(BIN)/python benchmarks/kernels/bench_packing.py
+	@$(BIN)/python benchmarks/kernels/bench_cpu_serving.py
+	@$(BIN)/python benchmarks/kernels/bench_gpu_ops.py --json $(RESULTS)/gpu_ops.json --plot $(RESULTS)/gpu_ops.svg $(GPU_ARGS)
 
 # The wheel is built from the sdist, in a folder of its own: a stale build/ cannot leak into it.
 build: env

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
+from lora_fs.sidecar.model import Pointer, Quota, Record, ReplicaStatus
 from lora_fs.sidecar.registry.root import Head, Marker
 from lora_fs.sidecar.server import bodies
 
@@ -26,6 +26,7 @@ STORED: dict[str, type[BaseModel]] = {
     "head": Head,
     "record": Record,
     "pointer": Pointer,
+    "quota": Quota,
     "replica-status": ReplicaStatus,
 }
 API: dict[str, type[BaseModel]] = {
@@ -94,6 +95,16 @@ FIELDS: dict[str, dict[str, str]] = {
         "previous_revision": "What a rollback goes back to",
         "canary": "Kept for later",
     },
+    "Quota": {
+        "apiVersion": "Another one than this is not read",
+        "kind": "What this file is",
+        "namespace": "As the folder it lies in",
+        "adapters": "Names, of all its models together; null: any number",
+        "size_bytes": "Of all its registered revisions together; null: any",
+        "registrations_per_minute": "Of records that say present; null: any number",
+        "writer": "For people",
+        "updated_at": "RFC 3339. For people",
+    },
     "Canary": {"revision": "The other one", "percent": "Its share of the requests"},
     "AdapterSpec": {
         "base_model": "As the adapter was registered with",
@@ -104,7 +115,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "labels": "For people and their tools",
     },
     "FileEntry": {
-        "path": "Relative to the artifact's folder",
+        "path": "Its name in the artifact's folder",
         "size_bytes": "Its length",
         "sha256": "Of its content",
     },

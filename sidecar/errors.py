@@ -5,11 +5,13 @@
     │   ├── InvalidName           a name breaks the grammar or would leave its folder
     │   ├── InvalidAdapter        the adapter's files cannot be served; carries the findings
     │   ├── NotFound              no such adapter, revision or registry
+    │   ├── OverQuota             the namespace has used up what it is allowed
     │   └── Conflict              it exists already, or changed under the caller
     ├── TemporaryError            call again later; nothing was lost
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
     │   ├── UnknownOutcome        a write may or may not have landed; retry by request id
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
+    │   ├── TooManyRegistrations  the namespace registered as often as it may for now
     │   └── WaitTimeout           a bounded wait ran out
     └── OperatorError             a person has to act
         ├── FormatTooNew          the volume was written by a newer lora-fs
@@ -69,6 +71,10 @@ class Conflict(InputError):
     """The state on the volume is not the one the caller expected."""
 
 
+class OverQuota(InputError):
+    """What is asked for does not fit the namespace's quota; it does once something is taken away."""
+
+
 class TemporaryError(LoraFsError):
     """The same call may succeed later; ``retry_after_s`` is a hint in seconds."""
 
@@ -89,6 +95,14 @@ class UnknownOutcome(TemporaryError):
 
 class EngineUnavailable(TemporaryError):
     """The engine did not answer in time: what it has loaded is unknown."""
+
+
+class TooManyRegistrations(TemporaryError):
+    """The namespace registered as often as its quota allows; ``retry_after_s`` says when it may again."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class WaitTimeout(TemporaryError):

@@ -11,7 +11,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 from lora_fs.sidecar.errors import InvalidName
 
@@ -20,6 +20,7 @@ SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RESERVED_NAMESPACES = frozenset({"lora-fs.json", "HEAD"})
 
 Segment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+FileName = Annotated[str, Field(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]{0,254}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -88,6 +89,19 @@ class AdapterKey(NamedTuple):
 
 
 _FIELD_SETS: dict[frozenset[str], set[str]] = {}
+_MOST_FIELD_SETS = 1_024
+
+
+def _one_by_one(kind: type) -> BeforeValidator:
+    """Stop at the first value that is none: of a file with a million, an error each took gigabytes."""
+    of_one: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def each(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: of_one.validate_python(item) for name, item in value.items()}
+
+    return BeforeValidator(each)
 
 
 class _Stored(BaseModel):
@@ -98,8 +112,9 @@ class _Stored(BaseModel):
     def model_post_init(self, context: Any) -> None:
         """Share the set of given fields, 2 KB a record, among all that were given the same."""
         given = self.__pydantic_fields_set__
-        shared = _FIELD_SETS.setdefault(frozenset(given), given)
-        object.__setattr__(self, "__pydantic_fields_set__", shared)
+        if len(_FIELD_SETS) < _MOST_FIELD_SETS:  # unknown fields are anybody's choice
+            shared = _FIELD_SETS.setdefault(frozenset(given), given)
+            object.__setattr__(self, "__pydantic_fields_set__", shared)
 
 
 class PolicyKind(StrEnum):
@@ -120,9 +135,9 @@ class Policy(_Stored):
 
 
 class FileEntry(_Stored):
-    """One file of an artifact: ``path`` relative to the artifact's folder."""
+    """One file of an artifact: ``path`` is its name in the artifact's folder, and leads nowhere else."""
 
-    path: str
+    path: FileName
     size_bytes: int = Field(ge=0)
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -132,7 +147,7 @@ class LoraShape(_Stored):
 
     rank: int = Field(ge=1)
     alpha: float
-    target_modules: tuple[str, ...]
+    target_modules: Annotated[tuple[str, ...], FailFast()]
     dtype: str
     use_rslora: bool = False
 
@@ -160,11 +175,11 @@ class AdapterSpec(_Stored):
     base_model: str
     digest: Digest
     size_bytes: int = Field(ge=0)
-    files: tuple[FileEntry, ...]
+    files: Annotated[tuple[FileEntry, ...], FailFast()]
     lora: LoraShape
     int_id: int = Field(ge=1, lt=2**63)
     policy: Policy | None = None
-    labels: dict[str, str] = {}
+    labels: Annotated[dict[str, str], _one_by_one(str)] = {}
     fingerprint: str | None = None
 
 
@@ -238,6 +253,26 @@ class Pointer(_Generation):
     canary: Canary | None = None
 
 
+class Quota(_Stored):
+    """``<namespace>/.quota.json``: what a namespace may register; null where nothing bounds it.
+
+    Attributes:
+        adapters: names, of all its models together.
+        size_bytes: of all its registered revisions together.
+        registrations_per_minute: records written that say present.
+    """
+
+    apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
+    kind: Literal["Quota"] = "Quota"
+    namespace: Segment
+    adapters: int | None = Field(default=None, ge=0)
+    size_bytes: int | None = Field(default=None, ge=0)
+    registrations_per_minute: int | None = Field(default=None, ge=0)
+    writer: str
+    updated_at: str
+    sum: str = ""
+
+
 class Phase(StrEnum):
     """Where an adapter stands on one replica."""
 
@@ -271,15 +306,19 @@ class ReplicaStatus(_Stored):
     kind: Literal["ReplicaStatus"] = "ReplicaStatus"
     replica: str
     model: str
-    namespaces: tuple[str, ...]
+    namespaces: Annotated[tuple[str, ...], FailFast()]
     url: str | None = None
     engine: str = "unknown"  # "ready", "unknown" or "rejected: …"
     heartbeat: int = 0
     updated_at: str = ""
-    counts: dict[str, int] = {}
-    adapters: dict[str, AdapterStatus] = {}  # by served name; Evicted ones are only counted
-    recent: dict[str, int] = {}  # series seen lately → generation: answers `--wait`
-    conditions: tuple[str, ...] = ()
+    counts: Annotated[dict[str, int], _one_by_one(int)] = {}
+    adapters: Annotated[
+        dict[str, AdapterStatus], _one_by_one(AdapterStatus)
+    ] = {}  # by served name; Evicted ones are only counted
+    recent: Annotated[
+        dict[str, int], _one_by_one(int)
+    ] = {}  # series seen lately → generation: answers `--wait`
+    conditions: Annotated[tuple[str, ...], FailFast()] = ()
     sum: str = ""
 
 

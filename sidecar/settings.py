@@ -34,6 +34,9 @@ class Settings(BaseSettings):
         base_config: the base model's ``config.json`` (file or folder), for validation.
         allowed_sources: folders from which the HTTP API may register, and ``--link`` may point to.
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
+        token_file: who may register, unregister and read; public_namespaces: what needs no token to
+            be read: ``*`` for all that are served, ``-`` for none.
+        audit_file: where admin acts are told besides the log.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
         stage_ahead: copy what is registered while the replica runs before it is asked for.
@@ -70,6 +73,8 @@ class Settings(BaseSettings):
     replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
     advertise_url: str | None = None
     token_file: Path | None = None
+    public_namespaces: CommaList = ("*",)
+    audit_file: Path | None = None
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
     stage_ahead: bool = True
@@ -87,7 +92,7 @@ class Settings(BaseSettings):
     hold_timeout_s: float = Field(120.0, gt=0)
     log_level: str = "info"
 
-    @field_validator("namespaces", "allow", "allowed_sources", mode="before")
+    @field_validator("namespaces", "allow", "allowed_sources", "public_namespaces", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):

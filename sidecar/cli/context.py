@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from lora_fs.sidecar.errors import (
     InvalidName,
     LoraFsError,
     NotFound,
+    OverQuota,
+    TooManyRegistrations,
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
@@ -35,6 +37,8 @@ LEAST_FOLDED = 24
 # The first match from the top wins.
 EXIT_CODES: tuple[tuple[type[LoraFsError], int], ...] = (
     (NotFound, 3),
+    (OverQuota, 7),
+    (TooManyRegistrations, 7),
     (Conflict, 4),
     (InvalidAdapter, 5),
     (InvalidName, 2),
@@ -46,10 +50,11 @@ EXIT_CODES: tuple[tuple[type[LoraFsError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Settings merged from options and environment."""
+    """Settings merged from options and environment. ``noted``: what the audit is to be told besides."""
 
     settings: Settings
     out: Console
+    noted: dict[str, object] = field(default_factory=dict)
 
     def root(self) -> Path:
         if self.settings.root is None:

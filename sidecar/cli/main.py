@@ -14,14 +14,18 @@ from rich.console import Console
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import (
+    backup,
+    doctor,
     install,
     listing,
     maintain,
     names,
     parameters,
+    quota,
     register,
     serve,
     status,
+    trail,
     validation,
 )
 from lora_fs.sidecar.cli.context import Context, complain, exit_code
@@ -99,7 +103,7 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
 
     \b
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapter,
-    6 timed out waiting, 130 interrupted.
+    6 timed out waiting, 7 over quota, 130 interrupted.
 
     \b
     Shell completion: eval "$(_LORA_FS_COMPLETE=bash_source lora-fs)", or zsh_source; for fish:
@@ -116,8 +120,9 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
         raise click.UsageError(f"{variable}={first['input']}: {first['msg']}") from error
 
 
-for module in (register, validation, names, listing, status, serve, maintain, install):
+for module in (register, validation, names, listing, status, quota, serve, doctor, maintain, backup, install):
     for command in module.COMMANDS:
+        trail.follow(command)
         command.epilog = ENVIRONMENT if command.name != "demo" else None
         cli.add_command(command)
 

@@ -50,6 +50,7 @@ def unregister(
             keep_files=keep_files,
             writer=writer_id(),
         )
+    context.noted.update(revision=",".join(record.revision for record in gone))
     if output == "json":
         context.emit({"records": [record.model_dump(mode="json") for record in gone]})
     else:
@@ -94,6 +95,7 @@ def rollback(context: Context, name: str, wait: float | None, output: str) -> No
 
 
 def _follow(context: Context, pointer: Pointer, verb: str, wait: float | None, output: str) -> None:
+    context.noted.update(revision=pointer.revision)
     if output == "json":
         context.emit({"pointer": pointer.model_dump(mode="json")})
     else:

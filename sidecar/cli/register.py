@@ -15,6 +15,7 @@ from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registered, Registration
 from lora_fs.sidecar.settings import Settings, writer_id
+from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.sources.local import resolve
 
 
@@ -84,7 +85,7 @@ def register(
     """
     folder, scope, settings = resolve(source), context.scope(), context.settings
     if link:
-        _check_linked(folder, context.root(), settings)
+        check_linked(folder, context.root(), settings)
     expectation = context.expectation(base_model, allow)
     chosen = _policy(settings, policy, ttl, priority)
     wanted = Registration(name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate)
@@ -99,6 +100,7 @@ def register(
             dry_run=dry_run,
             progress=advance,
         )
+        context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
         pointer = before if dry_run else operations.active(registry, scope, name)
     _tell(context, done, (before, pointer), wanted, dry_run, output)
     if wait is not None and not dry_run:
@@ -113,11 +115,11 @@ def _policy(settings: Settings, policy: str | None, ttl: int | None, priority: i
     return Policy(kind=kind, ttl_s=ttl or settings.default_ttl_s, priority=priority)
 
 
-def _check_linked(folder: Path, root: Path, settings: Settings) -> None:
+def check_linked(folder: Path, root: Path, settings: Settings) -> None:
     """Every sidecar will read the folder where it is: only what was allowed may be referred to."""
-    allowed = [root.resolve(), *(Path(source).resolve() for source in settings.allowed_sources)]
-    if not any(folder.is_relative_to(place) for place in allowed):
-        places = ", ".join(map(str, allowed))
+    allowed = Allowed(root, settings.allowed_sources)
+    if not allowed.covers(folder):
+        places = ", ".join(map(str, allowed.places))
         raise InputError(
             f"--link may refer to folders under {places}; {folder} is not: copy it (leave --link out), "
             "or name its folder in LORA_FS_ALLOWED_SOURCES"

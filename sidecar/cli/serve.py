@@ -22,6 +22,7 @@ from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option("--stage-max-bytes", type=int, help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
 @click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Admin calls need this token")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Admin calls need a token of this file")
 @click.option("--settle", "settle_s", type=float, help="Seconds a dropped folder must hold still")
 @click.option("--max-loaded", type=int, help="Adapters in the engine at once")
 @click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
@@ -90,7 +91,8 @@ async def _serve(context: Context, settings: Settings) -> None:
         app = create_app(
             assembly.replica,
             engine_url=settings.engine_url,
-            admin=Admin(settings.token_file),
+            admin=Admin(settings.token_file, settings.public_namespaces),
+            trail=Trail(settings.audit_file),
             hold_timeout_s=settings.hold_timeout_s,
             background=assembly.running,
         )

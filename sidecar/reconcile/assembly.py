@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,8 @@ import anyio
 import anyio.to_thread
 
 from lora_fs.sidecar.engine.protocol import Engine
-from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import Policy, Scope, check_segment, model_slug
+from lora_fs.sidecar.errors import InputError, InvalidAdapter
+from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
@@ -28,9 +28,11 @@ from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
+from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
     settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
     volume = Volume(
         registry.layout,
-        RegistryView(registry, scopes, scan_s=settings.scan_s),
+        RegistryView(registry, scopes, scan_s=settings.scan_s, lag_s=timing.lag_s),
         Adopter(registry, expectation, settle_s=settle_s, writer=settings.replica_id),
         poll_s=settings.poll_s or timing.poll_s,
         notify=kind in LOCAL,
@@ -96,7 +98,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
     )
     stager = Stager(
         settings.stage_dir.resolve(),
-        lambda record: registry.layout.resolve(record.spec.path),
+        locator(registry.layout, Allowed(root, settings.allowed_sources)),
         expectation,
         max_bytes=settings.stage_max_bytes,
         timeout_s=settings.engine_timeout_s,
@@ -119,6 +121,25 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
     )
     logger.info("serving %s of %s (%s)", model, root, kind)
     return Assembly(replica, volume, reporter)
+
+
+def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:
+    """Where a record's files lie, if this replica may read there, whoever wrote the record."""
+
+    def locate(record: Record) -> Path:
+        path = layout.resolve(record.spec.path)
+        if not allowed.covers(path):
+            finding = Finding(
+                code="permission",
+                severity=Severity.ERROR,
+                file=record.spec.path,
+                message="leads out of the registry and of every folder that this replica may read from",
+                hint="name its folder in this replica's LORA_FS_ALLOWED_SOURCES",
+            )
+            raise InvalidAdapter(str(record.key), [finding])
+        return path
+
+    return locate
 
 
 @cache

@@ -37,6 +37,17 @@ def public_name(scope: Scope, name: str, namespaces: Collection[str]) -> str:
     return name if len(namespaces) == 1 else f"{scope.namespace}/{name}"
 
 
+def namespace_of(name: str, namespaces: tuple[str, ...]) -> str | None:
+    """The namespace that a name registered over HTTP belongs to; None if it is not served here.
+
+    Where several are served a name without one is of the first.
+    """
+    namespace, slash, _ = name.partition("/")
+    if not slash or len(namespaces) == 1:
+        return namespaces[0]
+    return namespace if namespace in namespaces else None
+
+
 def build(
     desired: Desired,
     namespaces: Collection[str],

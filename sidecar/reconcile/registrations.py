@@ -6,6 +6,7 @@ A volume that hangs costs a caller an error and one thread of a few, and no one 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,11 +16,12 @@ import anyio.to_thread
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation
 
 Result = TypeVar("Result")
@@ -49,7 +51,7 @@ class Registrations:
     ) -> None:
         self._registry, self._scopes, self._volume = registry, scopes, volume
         self._expectation, self._timeout_s = expectation, timeout_s
-        self._allowed = tuple(p.resolve() for p in (registry.layout.root, *allowed_sources))
+        self._allowed = Allowed(registry.layout.root, allowed_sources)
         self._threads = anyio.CapacityLimiter(8)
 
     async def register(
@@ -101,19 +103,18 @@ class Registrations:
         await self._run(call, f"unregister {served.name}")
 
     def _scope(self, lora_name: str) -> tuple[Scope, str]:
-        namespace, slash, bare = lora_name.partition("/")
-        if not slash or len(self._scopes) == 1:
-            return self._scopes[0], lora_name
-        for scope in self._scopes:
-            if scope.namespace == namespace:
-                return scope, bare
-        raise InputError(f"namespace {namespace[:200]!r} is not served here")
+        named, slash, bare = lora_name.partition("/")
+        namespace = namespace_of(lora_name, tuple(scope.namespace for scope in self._scopes))
+        if namespace is None:
+            raise InputError(f"namespace {named[:200]!r} is not served here")
+        scope = next(scope for scope in self._scopes if scope.namespace == namespace)
+        return scope, bare if slash and len(self._scopes) > 1 else lora_name
 
     def _source(self, lora_path: str) -> Path:
         """The folder a request names, inside an allowed one. A hub id is no folder here."""
-        if "\0" not in lora_path:
+        with suppress(ValueError, RuntimeError):  # no text for a path, and a loop of symlinks
             resolved = Path(lora_path).resolve()
-            if any(resolved.is_relative_to(folder) for folder in self._allowed):
+            if self._allowed.covers(resolved):
                 return resolved
         raise InputError(
             f"lora_path {lora_path[:200]!r} is not under an allowed folder: "

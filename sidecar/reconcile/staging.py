@@ -114,7 +114,8 @@ class Stager:
                 )
             names = [entry.path for entry in record.spec.files]
             try:
-                copied = artifacts.copy_files(source, copying, names, sync=False)
+                own = not os.path.isabs(record.spec.path)  # else linked, where an operator let it lie
+                copied = artifacts.copy_files(source, copying, names, sync=False, follow=not own)
             except VolumeUnavailable as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     finding = _finding("missing", f"a registered file is gone: {error}")

@@ -12,9 +12,19 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
+from lora_fs.sidecar.errors import (
+    InputError,
+    InvalidAdapter,
+    LoraFsError,
+    NotFound,
+    OperatorError,
+    OverQuota,
+    TooManyRegistrations,
+)
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations, registration
 from lora_fs.sidecar.registry.layout import Listing
@@ -27,9 +37,12 @@ from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
 logger = logging.getLogger(__name__)
 
+SERVED = ("adapter_config.json", "adapter_model.safetensors")
 READY_MARKS = frozenset({"_READY", "SHA256SUMS"})
 ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide other changes
 RETRY_S = 5.0  # after the volume, or another replica at work, kept a folder from being adopted
+QUOTA_RETRY_S = 30.0  # after the namespace's quota did
+PATIENCE_S = 0.25  # with another writer of a namespace that has a quota
 FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
 
 _EMPTY: frozenset[str] = frozenset()
@@ -41,6 +54,7 @@ class _Candidate:
     fingerprint: str
     still_since: float
     refused: str | None = None  # why this fingerprint was not adopted
+    retried: bool = False  # the refusal may end without the files changing
     not_before: float = 0.0
     replaces: int | None = None  # the pointer's generation when an adoption began that did not end
 
@@ -129,22 +143,27 @@ class Adopter:
         folder = self._registry.layout.artifact(key)
         try:
             sight = artifacts.look(folder)
-        except LoraFsError as error:
+            linked = sight is None and record is None and folder.is_symlink()
+        except (LoraFsError, OSError) as error:
             logger.warning("adoption of %s waits: %s", key, error)
             return False
         now = self._clock()
         if sight is None:
             self._candidates.pop(key, None)
-            if record is None and folder.is_symlink():
+            if linked:
                 refused = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
                 self._candidates[key] = _Candidate("", now, refused)
+            return False
+        if sight.crowded:
+            refused = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
+            self._candidates[key] = _Candidate("", now, refused)
             return False
         if record is not None and record.spec.fingerprint == sight.fingerprint:
             return self._activate_left_over(key, desired, record)
         candidate = self._candidates.get(key)
         if candidate is None or candidate.fingerprint != sight.fingerprint:
             candidate = self._candidates[key] = _Candidate(sight.fingerprint, now)
-        if candidate.refused or now < candidate.not_before:
+        if (candidate.refused and not candidate.retried) or now < candidate.not_before:
             return False
         if not sight.names & READY_MARKS and now - candidate.still_since < self._settle_s:
             return False
@@ -163,6 +182,7 @@ class Adopter:
             if not had:
                 return False
             try:
+                self._registry.accounts.check(key, _size_bytes(folder))
                 if looks_preallocated(folder):
                     candidate.refused = "NotWhole: its tensors end in zeros, as an unfinished copy does"
                     return False
@@ -183,10 +203,19 @@ class Adopter:
                     ),
                     self._expectation,
                     writer=self._writer,
+                    patience_s=PATIENCE_S,
                 )
+            except (OverQuota, TooManyRegistrations, OperatorError) as error:
+                if candidate.refused is None:
+                    logger.warning("folder %s is not adopted yet: %s", folder, error)
+                candidate.refused, candidate.retried = f"{type(error).__name__}: {error}", True
+                candidate.not_before = self._clock() + QUOTA_RETRY_S
+                return False
             except InputError as error:
+                if candidate.refused is None:
+                    logger.warning("folder %s is not adopted: %s", folder, error)
                 candidate.refused = f"{type(error).__name__}: {error}"
-                logger.warning("folder %s is not adopted: %s", folder, error)
+                candidate.retried = _may_pass(error)
                 return False
             except LoraFsError as error:
                 logger.warning("adoption of %s is retried: %s", key, error)
@@ -262,6 +291,20 @@ def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
     if pointer is None or pointer.revision is None:
         return True
     return natural_order(key.revision) > natural_order(pointer.revision)
+
+
+def _size_bytes(folder: Path) -> int:
+    """What its served files have at least, unopened; 0 where it cannot be told."""
+    found = 0
+    for name in SERVED:
+        with suppress(OSError):
+            found += (folder / name).lstat().st_size
+    return found
+
+
+def _may_pass(error: InputError) -> bool:
+    """A mode or an owner is changed without a trace in the fingerprint."""
+    return isinstance(error, InvalidAdapter) and any(found.code == "permission" for found in error.findings)
 
 
 def _may_be_a_drop(record: Record | None) -> bool:

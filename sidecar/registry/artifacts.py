@@ -12,7 +12,9 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,28 +24,60 @@ from lora_fs.sidecar.registry import atomic
 
 CHUNK_BYTES = 4 << 20
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
+MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
+MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 
 Progress = Callable[[int], None]
 
 
-def _open_regular(path: Path) -> int:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
+    """Open a regular file to be read; a link is not followed and nothing is waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
+    try:
+        regular = stat.S_ISREG(os.fstat(handle).st_mode)
+    except OSError:
+        os.close(handle)
+        raise
+    if not regular:
         os.close(handle)
         raise InputError(f"{path} is not a regular file")
     return handle
 
 
+@contextmanager
+def _opened(folder: Path, *, follow: bool) -> Iterator[int]:
+    """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        handle = os.open(folder, flags if follow else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if not follow and folder.is_symlink():
+            raise InputError(f"{folder} is a symlink, which is not followed") from error
+        raise atomic.unavailable(error, f"cannot open {folder}") from error
+    try:
+        yield handle
+    finally:
+        with suppress(OSError):
+            os.close(handle)
+
+
 def _copy_hashing(
-    source: Path, target: Path | None, progress: Progress | None, *, sync: bool = True
+    source: Path,
+    target: Path | None,
+    progress: Progress | None,
+    *,
+    sync: bool = True,
+    dir_fd: int | None = None,
+    most_bytes: int = sys.maxsize,
 ) -> FileEntry:
     digest = hashlib.sha256()
     size = 0
     try:
-        with os.fdopen(_open_regular(source), "rb") as reader:
+        name = source if dir_fd is None else source.name
+        with os.fdopen(open_regular(name, dir_fd), "rb") as reader:
             writer = target.open("xb") if target is not None else None
             try:
-                while chunk := reader.read(CHUNK_BYTES):
+                while chunk := reader.read(min(CHUNK_BYTES, most_bytes - size)):
                     digest.update(chunk)
                     size += len(chunk)
                     if writer is not None:
@@ -73,25 +107,46 @@ def digest_of(files: Sequence[FileEntry]) -> str:
 
 
 def copy_files(
-    source: Path, target: Path, files: Sequence[str], progress: Progress | None = None, *, sync: bool = True
+    source: Path,
+    target: Path,
+    files: Sequence[str],
+    progress: Progress | None = None,
+    *,
+    sync: bool = True,
+    follow: bool = True,
 ) -> tuple[FileEntry, ...]:
     """Copy and hash the served files (and those carried along) into a new folder.
 
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
+        follow: whether ``source`` may be a symlink.
+    Raises:
+        InputError: a file is no regular one, or the folder is a symlink that is not followed.
+        VolumeUnavailable: reading or writing failed.
     """
+    atomic.make_folder(target.parent)
     try:
-        target.mkdir(parents=True)
+        target.mkdir()
     except OSError as error:
         raise atomic.unavailable(error, f"cannot create {target}") from error
-    entries = tuple(_copy_hashing(source / name, target / name, progress, sync=sync) for name in files)
-    for name in CARRIED:
-        try:
-            regular = stat.S_ISREG((source / name).lstat().st_mode)
-        except OSError:
-            continue  # not there: nothing to carry
-        if regular:
-            _copy_hashing(source / name, target / name, None, sync=sync)
+    with _opened(source, follow=follow) as folder:
+        entries = tuple(
+            _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
+        )
+        for name in CARRIED:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                continue  # not there: nothing to carry
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
+                _copy_hashing(
+                    source / name,
+                    target / name,
+                    None,
+                    sync=sync,
+                    dir_fd=folder,
+                    most_bytes=MAX_CARRIED_BYTES,
+                )
     try:
         if sync:
             atomic.sync_folder(target)
@@ -101,16 +156,20 @@ def copy_files(
 
 
 def place(incoming: Path, target: Path) -> bool:
-    """Rename a finished copy to its place. False if something lies there already."""
+    """Rename a finished copy to its place. False if something lies there already.
+
+    Either way what lies there survives a power loss by its name: who placed it may have died before.
+    """
     atomic.make_folder(target.parent)
+    placed = True
     try:
         os.rename(incoming, target)
-        atomic.sync_folder(target.parent)
     except OSError as error:
-        if target.is_dir():
-            return False
-        raise atomic.unavailable(error, f"cannot move the copy to {target}") from error
-    return True
+        if not atomic.is_folder(target):
+            raise atomic.unavailable(error, f"cannot move the copy to {target}") from error
+        placed = False
+    atomic.sync_names(target.parent)
+    return placed
 
 
 def temporary_in(folder: Path) -> Path:
@@ -125,10 +184,14 @@ def discard(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A folder at a glance: a digest over its files' (path, size, mtime), and their names."""
+    """A folder at a glance: a digest over its files' (path, size, mtime), and their names.
+
+    ``crowded``: it holds more than MAX_ENTRIES, of which the others were not looked at.
+    """
 
     fingerprint: str
     names: frozenset[str]
+    crowded: bool = False
 
 
 def look(folder: str | Path) -> Sight | None:
@@ -140,10 +203,17 @@ def look(folder: str | Path) -> Sight | None:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            rows = []
+            rows: list[tuple[str, int, int]] = []
+            crowded = False
             with os.scandir(handle) as entries:
                 for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
+                    if crowded := len(rows) == MAX_ENTRIES:
+                        break
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        rows.append((entry.name, -1, -1))  # removed since: the folder is still there
+                        continue
                     rows.append((entry.name, status.st_size, status.st_mtime_ns))
         finally:
             os.close(handle)
@@ -152,7 +222,7 @@ def look(folder: str | Path) -> Sight | None:
     except OSError as error:
         raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
     digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
-    return Sight(digest[:32], frozenset(name for name, _, _ in rows))
+    return Sight(digest[:32], frozenset(name for name, _, _ in rows), crowded)
 
 
 def fingerprint(folder: Path) -> str | None:

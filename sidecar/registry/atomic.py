@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
@@ -81,8 +82,14 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
             if error.errno not in TRANSIENT or attempt == TRIES - 1:
                 raise unavailable(error, f"cannot read {path}") from error
         finally:
-            os.close(handle)
+            _close(handle)
     raise AssertionError("unreachable")
+
+
+def _close(handle: int) -> None:
+    """Close what was read or synced: what it says then changes nothing, and the handle is gone."""
+    with suppress(OSError):
+        os.close(handle)
 
 
 def _read_all(handle: int, expected_bytes: int, limit_bytes: int) -> bytes:
@@ -118,6 +125,18 @@ def make_folder(folder: Path) -> None:
         raise unavailable(error, f"cannot create {folder}") from error
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder lies there, links followed.
+
+    Raises:
+        VolumeUnavailable: it cannot be told, which is not "no".
+    """
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise unavailable(error, f"cannot look at {path}") from error
+
+
 def _make_folder(folder: Path) -> None:
     try:
         os.mkdir(folder)
@@ -142,7 +161,25 @@ def sync_folder(folder: Path) -> None:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
     finally:
-        os.close(handle)
+        _close(handle)
+
+
+def sync_names(folder: Path) -> None:
+    """``sync_folder``, as an error that is told."""
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise unavailable(error, f"cannot sync {folder}") from error
+
+
+def sync_folders(folder: Path, root: Path) -> None:
+    """Make the names of ``folder`` itself and of its parents, up to ``root``, survive a power loss."""
+    try:
+        while folder != root:
+            folder = folder.parent
+            sync_folder(folder)
+    except OSError as error:
+        raise unavailable(error, f"cannot sync {folder}") from error
 
 
 def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import API_VERSION, JsonObject
+from lora_fs.sidecar.validate.report import shown
 
 MAX_SEALED_BYTES = 4 << 20
 MAX_DEPTH = 100  # pydantic serializes 255 levels; nothing of ours has ten
@@ -63,7 +64,7 @@ def unseal(data: bytes) -> JsonObject:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise CorruptRecord(f"nested deeper than {MAX_DEPTH}")
     if value["sum"] != expected:
-        raise CorruptRecord(f"checksum is {value['sum'][:12]}…, the content gives {expected[:12]}…")
+        raise CorruptRecord(f"checksum is {shown(value['sum'][:12])}…, the content gives {expected[:12]}…")
     return value
 
 
@@ -81,10 +82,12 @@ def decode(kind: type[Stored], data: bytes) -> Stored:
     value = unseal(data)
     version = value.get("apiVersion", API_VERSION)
     if version != API_VERSION:
-        raise CorruptRecord(f"apiVersion {version!r} is not {API_VERSION!r}: needs another lora-fs")
+        raise CorruptRecord(
+            f"apiVersion {shown(repr(version))} is not {API_VERSION!r}: needs another lora-fs"
+        )
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise CorruptRecord(f"{field}: {first['msg']}") from error
+        raise CorruptRecord(f"{shown(field)}: {shown(first['msg'])}") from error

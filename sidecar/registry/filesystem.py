@@ -18,10 +18,14 @@ SLOW_LISTING = ("nfs", "fuse", "cifs", "smb", "9p", "ceph", "lustre")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds between HEAD reads, and for which a dropped folder must hold still."""
+    """Seconds between HEAD reads, and for which a dropped folder must hold still.
+
+    ``lag_s``: how long after HEAD moved a listing may still lack what was written.
+    """
 
     poll_s: float
     settle_s: float
+    lag_s: float
 
 
 def kind_of(path: Path) -> str:
@@ -47,7 +51,7 @@ def kind_of(path: Path) -> str:
 def timing_for(kind: str) -> Timing:
     """Fast on a local filesystem, patient where listings lie."""
     if kind in LOCAL:
-        return Timing(poll_s=0.1, settle_s=2.0)
+        return Timing(poll_s=0.1, settle_s=2.0, lag_s=0.0)
     if kind.startswith(SLOW_LISTING):
-        return Timing(poll_s=1.0, settle_s=30.0)
-    return Timing(poll_s=1.0, settle_s=10.0)
+        return Timing(poll_s=1.0, settle_s=30.0, lag_s=60.0)
+    return Timing(poll_s=1.0, settle_s=10.0, lag_s=60.0)

@@ -21,7 +21,7 @@ from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.layout import INCOMING, TEMPORARY, generation_name, is_segment
+from lora_fs.sidecar.registry.layout import INCOMING, TEMPORARY, generation_name
 from lora_fs.sidecar.registry.store import Registry
 
 HINT_S = 24 * 3600.0  # leases are refreshed every few seconds, reports every ten
@@ -69,13 +69,14 @@ def find(
     Args:
         in_use: keys that some replica reports; None if that is not known, which keeps every artifact.
     """
-    found = [*_left_by_writers(registry, scope, older_than_s), *_old_hints(registry, older_than_s)]
+    found = [*left_by_writers(registry, scope, older_than_s), *_old_hints(registry, older_than_s)]
     if in_use is not None:
         found += _withdrawn(registry, scope, in_use, older_than_s)
     return found
 
 
-def _left_by_writers(registry: Registry, scope: Scope, older_than_s: float) -> Iterator[Garbage]:
+def left_by_writers(registry: Registry, scope: Scope, older_than_s: float) -> Iterator[Garbage]:
+    """Temporary names, and copies that were never finished."""
     layout = registry.layout
     folders = [layout.root, layout.leases, layout.replicas, layout.active(scope)]
     folders += [layout.revision(scope, revision) for revision in registry.scan(scope).revisions]
@@ -138,14 +139,12 @@ def _removable(registry: Registry, key: AdapterKey, older_than_s: float) -> Reco
 def _named_by_present_records(registry: Registry) -> frozenset[Path]:
     layout = registry.layout
     found: set[Path] = set()
-    for namespace in filter(is_segment, atomic.list_names(layout.root) or ()):
-        for model in filter(is_segment, atomic.list_names(layout.root / namespace) or ()):
-            scope = Scope(namespace, model)
-            for revision, entries in registry.scan(scope).revisions.items():
-                for name in entries.records:
-                    record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))[1]
-                    if record is not None and record.present:
-                        found.add(layout.resolve(record.spec.path).resolve())
+    for scope in registry.scopes():
+        for revision, entries in registry.scan(scope).revisions.items():
+            for name in entries.records:
+                record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))[1]
+                if record is not None and record.present:
+                    found.add(layout.resolve(record.spec.path).resolve())
     return frozenset(found)
 
 

@@ -21,6 +21,7 @@ LEASES = ".leases"
 REPLICAS = ".replicas"
 ACTIVE = ".active"
 INCOMING = ".incoming"
+QUOTA = ".quota.json"
 TEMPORARY = ".tmp-"
 
 # One spelling a generation: eight digits, or more without a leading zero.
@@ -132,6 +133,9 @@ class Layout:
 
     def replica(self, replica_id: str) -> Path:
         return self.replicas / f"{replica_id}.json"
+
+    def quota(self, namespace: str) -> Path:
+        return self.root / namespace / QUOTA
 
     def scope(self, scope: Scope) -> Path:
         return self.root / scope.namespace / scope.model

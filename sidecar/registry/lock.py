@@ -12,6 +12,7 @@ lockfile, as a holder killed while it made one leaves it, is removed after ABAND
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _contended: dict[str, SoftFileLease] = {}  # each has seen its holder for a while; one user at a time
 _empty: dict[str, tuple[tuple[int, int], float]] = {}  # filelock never breaks one: which, and since when
 _guard = threading.Lock()
+os.register_at_fork(after_in_child=_contended.clear)  # filelock refuses what another process made
 
 
 @contextmanager
@@ -61,6 +63,20 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
             lock.release()
         except OSError as error:
             logger.warning("lease %s not released, it expires by itself: %s", path.name, error)
+
+
+def take_over(path: Path, *, within_s: float) -> bool:
+    """Have a dead holder's lease and give it back, which removes its file; False if somebody holds it.
+
+    Args:
+        within_s: how long to ask; a holder elsewhere is known to be dead after LEASE_S alone.
+    """
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        with lease(path, wait_s=0.25) as had:
+            if had:
+                return True
+    return False
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from lora_fs.sidecar.errors import CorruptRecord, NotFound, RegistryLost, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.model import RESERVED_NAMESPACES, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry import atomic, root
 from lora_fs.sidecar.registry.atomic import NotRegular
 from lora_fs.sidecar.registry.codec import decode
@@ -86,6 +86,21 @@ class Reader:
 
     def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
         return Series(Pointer, self.layout.active(scope), scope, None, name)
+
+    def scopes(self, namespace: str | None = None) -> list[Scope]:
+        """Every scope there is a folder for: of one namespace, or of all.
+
+        Raises:
+            VolumeUnavailable: a folder cannot be listed.
+        """
+        root = self.layout.root
+        found = []
+        namespaces = [namespace] if namespace is not None else atomic.list_names(root) or ()
+        for name in sorted(filter(is_segment, namespaces)):
+            if name not in RESERVED_NAMESPACES:
+                models = atomic.list_names(root / name) or ()
+                found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
+        return found
 
     def scan(
         self,

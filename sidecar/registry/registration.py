@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError
+from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
@@ -28,9 +28,10 @@ from lora_fs.sidecar.model import (
     State,
     check_segment,
 )
-from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.operations import point, present_revisions
+from lora_fs.sidecar.registry.quota import WAIT_S
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation, Report, validate
 
@@ -79,13 +80,19 @@ def _next_revision(registry: Registry, scope: Scope, name: str, digest: str, rep
     """The one whose bytes lie there unrecorded, as a killed register leaves them; else the next."""
     mentions = registry.mentions(scope, name)
     for revision, listing in mentions.items():
-        if name not in listing.records and name in listing.folders:
-            folder = registry.layout.artifact(AdapterKey(*scope, revision, name))
+        key = AdapterKey(*scope, revision, name)
+        if name in listing.folders and (name not in listing.records or _no_good_record(registry, key)):
+            folder = registry.layout.artifact(key)
             with suppress(LoraFsError):  # other files than ours
                 if artifacts.digest_of(artifacts.hash_files(folder, report.served_files)) == digest:
                     return revision
     taken = [int(match[1]) for revision in mentions if (match := re.fullmatch(r"v([0-9]{1,9})", revision))]
     return f"v{max(taken, default=0) + 1}"
+
+
+def _no_good_record(registry: Registry, key: AdapterKey) -> bool:
+    """Whether none can be read, as where link() is missing and its writer was killed over it."""
+    return registry.latest(registry.records(key))[1] is None
 
 
 def register(
@@ -97,10 +104,14 @@ def register(
     writer: str,
     dry_run: bool = False,
     progress: Progress | None = None,
+    patience_s: float = WAIT_S,
 ) -> Registered:
     """Validate, copy, record, activate.
 
+    Args:
+        patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
+        OverQuota, TooManyRegistrations: the namespace's quota does not allow it; nothing was written.
         InvalidName, InvalidAdapter: nothing was written.
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
@@ -117,12 +128,15 @@ def register(
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
     files = artifacts.hash_files(wanted.source, report.served_files, progress)
     digest = artifacts.digest_of(files)
+    if wanted.fingerprint not in (None, artifacts.fingerprint(wanted.source)):
+        raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
     for record in existing.values():
         if record.spec.digest == digest and wanted.revision in (None, record.revision):
             if not dry_run:
                 if _lost_its_copy(registry, record):
                     _place_copy(registry, record.key, wanted, report, digest, progress)
-                there, record = record, _amend(registry, record, wanted, writer)
+                registry.confirm(registry.records(record.key))
+                there, record = record, _amend(registry, record, wanted, writer, patience_s)
                 if wanted.activate:
                     point(registry, scope, name, record.revision, writer=writer)
                 registry.announce()
@@ -164,6 +178,7 @@ def register(
 
     # Asked before bytes are copied, which would else lie where those of the revision belong.
     draft_fields = build(None if wanted.revision is None or in_place else _newest(registry, key))
+    registry.accounts.check(key, spec.size_bytes)
     if dry_run:
         draft = {
             **draft_fields,
@@ -175,10 +190,21 @@ def register(
     # Built on the root, since to resolve the target would look up a name that is not there yet.
     lies_at = registry.layout.root.resolve() / path
     copies = not wanted.link and wanted.source.resolve() != lies_at
-    if copies:
-        _place_copy(registry, key, wanted, report, digest, progress)
-    record = registry.append(registry.records(key), build, writer=writer, announce=not wanted.activate)
-    if copies and not target.is_dir():  # gc took what a withdrawn revision had left, before our record
+    copying = _copied(registry, key, wanted, report, digest, progress) if copies else nullcontext()
+    admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
+    with copying as incoming, admitted as too_much:
+        if incoming is not None:
+            _place(registry, key, incoming, report, digest)
+        record = registry.append(registry.records(key), build, writer=writer, announce=not wanted.activate)
+        refusal = too_much()
+        if refusal is not None:
+            again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if in_place else {}
+            gone = {"state": State.DELETED, **again}
+            registry.append(registry.records(key), lambda _: gone, writer=writer)
+            raise refusal
+    if copies and not atomic.is_folder(
+        target
+    ):  # gc took what a withdrawn revision had left, before our record
         _place_copy(registry, key, wanted, report, digest, progress)
     if wanted.activate:
         try:
@@ -202,11 +228,16 @@ def _newest(registry: Registry, key: AdapterKey) -> Record | None:
 
 def _lost_its_copy(registry: Registry, record: Record) -> bool:
     artifact = registry.layout.artifact(record.key)
-    return registry.layout.resolve(record.spec.path) == artifact and not artifact.is_dir()
+    return registry.layout.resolve(record.spec.path) == artifact and not atomic.is_folder(artifact)
 
 
-def _amend(registry: Registry, record: Record, wanted: Registration, writer: str) -> Record:
-    """The same bytes again: take over what else was said of them, if it differs."""
+def _amend(
+    registry: Registry, record: Record, wanted: Registration, writer: str, patience_s: float
+) -> Record:
+    """The same bytes again: take over what else was said of them, if it differs.
+
+    Above a newer generation that is damaged it is written anew, so that all readers agree again.
+    """
     said: dict[str, Any] = {}
     if wanted.policy is not None:
         said["policy"] = wanted.policy.model_dump(mode="json")
@@ -221,9 +252,13 @@ def _amend(registry: Registry, record: Record, wanted: Registration, writer: str
         spec = newest.spec.model_dump(mode="json")
         return {"spec": {**spec, **said}} if {**spec, **said} != spec else None
 
-    if not said:
+    damaged = registry.latest(registry.records(record.key))[0].generation > record.generation
+    if not said and not damaged:
         return record
-    return registry.append(registry.records(record.key), build, writer=writer, announce=False)
+    writes = damaged or build(record) is not None
+    admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=patience_s)
+    with admitted if writes else nullcontext():
+        return registry.append(registry.records(record.key), build, writer=writer, announce=False)
 
 
 def _place_copy(
@@ -234,15 +269,33 @@ def _place_copy(
     digest: str,
     progress: Progress | None,
 ) -> None:
+    with _copied(registry, key, wanted, report, digest, progress) as incoming:
+        _place(registry, key, incoming, report, digest)
+
+
+@contextmanager
+def _copied(
+    registry: Registry,
+    key: AdapterKey,
+    wanted: Registration,
+    report: Report,
+    digest: str,
+    progress: Progress | None,
+) -> Iterator[Path]:
+    """The served files under a temporary name, for as long as the block lasts."""
     incoming = artifacts.temporary_in(registry.layout.incoming(key.scope))
-    target = registry.layout.artifact(key)
     try:
         copied = artifacts.copy_files(wanted.source, incoming, report.served_files, progress)
         if artifacts.digest_of(copied) != digest:
             raise Conflict(f"{wanted.source} changed while it was copied: try again")
-        if not artifacts.place(incoming, target):
-            there = artifacts.hash_files(target, report.served_files)
-            if artifacts.digest_of(there) != digest:
-                raise Conflict(f"{target} holds other bytes: revisions never change; register a new one")
+        yield incoming
     finally:
         artifacts.discard(incoming)
+
+
+def _place(registry: Registry, key: AdapterKey, incoming: Path, report: Report, digest: str) -> None:
+    target = registry.layout.artifact(key)
+    if not artifacts.place(incoming, target):
+        there = artifacts.hash_files(target, report.served_files)
+        if artifacts.digest_of(there) != digest:
+            raise Conflict(f"{target} holds other bytes: revisions never change; register a new one")

@@ -96,24 +96,39 @@ def create(root: Path) -> Marker:
         )
     atomic.make_folder(layout.leases)
     atomic.make_folder(layout.replicas)
-    tier: Literal["cas", "lww"] = "cas" if _has_links(root) else "lww"
-    marker = Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
+    tier = find_tier(root)
     if layout.head.name not in names:
         atomic.replace(layout.head, seal(Head(nonce=secrets.token_hex(8))))
     temporary = TemporaryNames()
     try:
-        if tier == "cas":
-            atomic.publish(layout.marker, seal(marker), temporary)
+        write_marker(root, Marker(registry_uuid=str(uuid.uuid4()), tier=tier), temporary)
+    finally:
+        temporary.sweep(wait=True)
+    return _read_fresh_marker(root)
+
+
+def find_tier(root: Path) -> Literal["cas", "lww"]:
+    """Try whether hard links work here."""
+    return "cas" if _has_links(root) else "lww"
+
+
+def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> None:
+    """Write the marker unless one is there: from then on the folder is a registry.
+
+    Raises:
+        VolumeUnavailable: the volume does not take it.
+    """
+    path = Layout(root).marker
+    try:
+        if marker.tier == "cas":
+            atomic.publish(path, seal(marker), temporary)
         else:
-            atomic.create_unique(layout.marker, seal(marker))
+            atomic.create_unique(path, seal(marker))
     except LinkUnsupported as error:
         raise VolumeUnavailable(f"{root}: hard links work and do not: try again") from error
     except VolumeUnavailable as error:
         if not isinstance(error.__cause__, FileExistsError):
             raise
-    finally:
-        temporary.sweep(wait=True)
-    return _read_fresh_marker(root)
 
 
 def _read_fresh_marker(root: Path) -> Marker:

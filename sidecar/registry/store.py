@@ -22,6 +22,7 @@ from lora_fs.sidecar.errors import (
     InputError,
     TemporaryError,
     UnknownOutcome,
+    VolumeUnavailable,
 )
 from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry import atomic, root
@@ -29,6 +30,7 @@ from lora_fs.sidecar.registry.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.codec import decode, seal
 from lora_fs.sidecar.registry.layout import Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.quota import Accounts
 from lora_fs.sidecar.registry.reading import Body, Reader, Series
 
 logger = logging.getLogger(__name__)
@@ -38,11 +40,16 @@ RACES = 8  # lost in a row before the caller is told; each means that another wr
 
 
 class Registry(Reader):
-    """One registry on a volume, to read and to write. Its only state are its temporary names."""
+    """One registry on a volume, to read and to write. Its only state are its temporary names.
+
+    Attributes:
+        accounts: what each namespace may register, and has.
+    """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         super().__init__(Layout(path), root.create(path) if create else root.read_marker(path))
         self._temporary = TemporaryNames()
+        self.accounts = Accounts(self)
 
     def sweep(self) -> None:
         """Remove this process's temporary names that are due: for who comes by anyway."""
@@ -75,7 +82,8 @@ class Registry(Reader):
 
         Args:
             change: given the newest body (or None) returns the fields of the next one, or
-                None to leave it as it is; raises to refuse. Called again if a race is lost.
+                None to leave it as it is, which writes nothing unless a newer file is damaged;
+                raises to refuse. Called again if a race is lost.
             request_id: the id of an UnknownOutcome that is retried: if that write landed, it is
                 returned and nothing is written.
             expect: the generation the caller saw; another one in force is a Conflict.
@@ -116,15 +124,22 @@ class Registry(Reader):
         if request_id is not None:
             earlier = self._written_under(series, request_id)
             if earlier is not None:
+                try:
+                    self.confirm(series)
+                except VolumeUnavailable as error:
+                    raise UnknownOutcome(str(error), request_id) from error
                 return earlier
         top, newest = self.latest(series)
         if expect is not None and expect != (newest.generation if newest else 0):
             seen = newest.generation if newest else 0
             raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
         fields = change(newest)
+        if fields is None and newest is not None and newest.generation < top.generation:
+            fields = {}  # what is kept is said anew, above the file that cannot be read
         if fields is None:
             if newest is None:
                 raise Conflict(f"{series.name}: nothing to keep")
+            self.confirm(series)
             return newest
         token, request_id = secrets.token_hex(16), request_id or secrets.token_hex(16)
         inherited = newest.model_dump(mode="json") if newest is not None else {}
@@ -152,6 +167,8 @@ class Registry(Reader):
                 "be: remove that file if nobody wrote it on purpose"
             )
         sealed = seal(body)
+        if top.generation == 0:  # who made these folders may have died before they were synced
+            atomic.sync_folders(series.folder, self.layout.root)
         try:
             if lww:
                 atomic.create_unique(series.folder / name, sealed)
@@ -160,6 +177,14 @@ class Registry(Reader):
         except Ambiguous as error:
             raise UnknownOutcome(str(error), request_id) from error
         return decode(series.kind, sealed)
+
+    def confirm(self, series: Series[Body]) -> None:
+        """Let what was read of a series survive a power loss: who wrote it may have died before it did.
+
+        Raises:
+            VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
+        """
+        atomic.sync_names(series.folder)
 
     def _written_under(self, series: Series[Body], request_id: str) -> Body | None:
         for generation in self.generations(series):

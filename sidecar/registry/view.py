@@ -24,6 +24,8 @@ from lora_fs.sidecar.registry.store import Registry
 
 RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files cannot be read
 RETRY_MOST_S = 30.0
+LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
+LAG_LOOK_MOST_S = 5.0
 
 Body = TypeVar("Body", Record, Pointer)
 Key = TypeVar("Key", bound=Hashable)
@@ -58,7 +60,13 @@ class Desired:
 
 
 class RegistryView:
-    """Keeps ``desired`` for some scopes of one registry."""
+    """Keeps ``desired`` for some scopes of one registry.
+
+    Args:
+        scan_s: the tree is listed so often whatever HEAD says.
+        lag_s: how long a listing may lack what HEAD announced; for so long after HEAD moved the
+            tree is listed again and again. 0 where listings are fresh.
+    """
 
     def __init__(
         self,
@@ -66,11 +74,12 @@ class RegistryView:
         scopes: tuple[Scope, ...],
         *,
         scan_s: float = 300.0,
+        lag_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._scopes = scopes
-        self._scan_s = scan_s
+        self._scan_s, self._lag = scan_s, _Lag(lag_s)
         self._clock = clock
         self._head: bytes | None = None
         self._scanned_at: float | None = None
@@ -90,13 +99,16 @@ class RegistryView:
         now = self._clock()
         due = self._scanned_at is None or now - self._scanned_at >= self._scan_s
         due |= bool(self._unread) and now >= self._retry_at
-        look = force or due or head != self._head
+        if head != self._head:
+            self._lag.begin(now)
+        look = force or due or head != self._head or self._lag.due(now)
         if look or head is None:
             self._registry.check_identity()
         if not look:
             return False
         changed = self._scan()
         self._head, self._scanned_at = head, now
+        self._lag.looked(now)
         self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
         self._retry_at = now + self._retry_s
         return changed
@@ -128,6 +140,26 @@ class RegistryView:
             self._unread.setdefault(path, set())
         self.desired = Desired(version, learning.records, learning.pointers, listings, problems, frozen)
         return not same
+
+
+class _Lag:
+    """When to list once more after HEAD moved: FUSE and NFS clients keep listings for up to a minute."""
+
+    def __init__(self, lag_s: float) -> None:
+        self._lag_s = lag_s
+        self._end = self._pause_s = 0.0
+        self._next: float | None = None
+
+    def begin(self, now: float) -> None:
+        self._next, self._end, self._pause_s = now, now + self._lag_s, LAG_LOOK_S
+
+    def due(self, now: float) -> bool:
+        return self._next is not None and now >= self._next
+
+    def looked(self, now: float) -> None:
+        if self.due(now):
+            self._next = min(now + self._pause_s, self._end) if now < self._end else None
+            self._pause_s = min(2 * self._pause_s, LAG_LOOK_MOST_S)
 
 
 class _Learning:

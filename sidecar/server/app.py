@@ -16,9 +16,10 @@ from lora_fs.sidecar import __version__
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.server import lora, models, observe
 from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.errors_http import error_response, on_error
+from lora_fs.sidecar.server.errors_http import error_response, on_error, refuse
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy import METHODS, PATHS, Proxy
+from lora_fs.sidecar.server.trail import Trail
 
 
 def create_app(
@@ -26,6 +27,7 @@ def create_app(
     *,
     engine_url: str,
     admin: Admin,
+    trail: Trail | None = None,
     hold_timeout_s: float = 120.0,
     max_body_bytes: int = 64 << 20,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
@@ -33,9 +35,10 @@ def create_app(
     """Assemble the API.
 
     Args:
+        admin: who may do what. trail: where admin calls are told; None: to the log alone.
         background: what runs while the app runs (the replica's loop).
     """
-    proxy = Proxy(replica, engine_url, hold_timeout_s=hold_timeout_s, max_body_bytes=max_body_bytes)
+    proxy = Proxy(replica, engine_url, admin, hold_timeout_s=hold_timeout_s, max_body_bytes=max_body_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -53,9 +56,9 @@ def create_app(
                 yield
 
     app = FastAPI(title="lora-fs sidecar", version=__version__, lifespan=lifespan, redoc_url=None)
-    app.include_router(models.router(replica))
-    app.include_router(lora.router(replica, admin))
-    app.include_router(observe.router(replica))
+    app.include_router(models.router(replica, admin))
+    app.include_router(lora.router(replica, admin, trail))
+    app.include_router(observe.router(replica, admin))
     for path in ("/v1/{path:path}", *PATHS):
         app.router.routes.append(Route(path, proxy, methods=list(METHODS)))
     app.add_exception_handler(LoraFsError, on_error)
@@ -73,5 +76,4 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    kind = "AuthenticationError" if error.status_code == 401 else "Error"
-    return error_response(str(error.detail), error.status_code, kind, headers=dict(error.headers or {}))
+    return refuse(error)

@@ -1,32 +1,181 @@
-"""Admin calls take a bearer token when a token file is configured. The token is never logged."""
+"""Who may register, unregister and read: the tokens of the token file, and what needs none.
+
+Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
+in others it takes a token. A token adds to what is public and takes nothing away. The file is read
+at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart.
+"""
 
 from __future__ import annotations
 
-import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import anyio
+import anyio.to_thread
 from fastapi import HTTPException, Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
+
+HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
+FRESH_S: Final = 1.0
+READ_WAIT_S: Final = 5.0
+EVERY: Final = "*"
+NOBODY: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes an admin call. ``token`` is the token's name, None where none is asked for."""
+
+    token: str | None
+    address: str
+
+    @property
+    def writer(self) -> str:
+        """For the record: ``http:10.0.0.7``, with a token's name ``http:ci@10.0.0.7``."""
+        return f"http:{self.token}@{self.address}" if self.token is not None else f"http:{self.address}"
+
+
+class NotPermitted(HTTPException):
+    """403: it is known who calls, and that this is not theirs to do."""
+
+    def __init__(self, message: str, caller: Caller) -> None:
+        super().__init__(403, message)
+        self.caller = caller
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The namespaces a caller may list and use; ``namespaces`` None: all that are served."""
+
+    namespaces: frozenset[str] | None = None
+
+    def __contains__(self, namespace: object) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+
+ALL: Final = Sight()
 
 
 class Admin:
-    """Checks the token; the file is read at each admin call, so a rotation needs no restart."""
+    """``token_file`` None: nobody needs a token to register. ``public``: read without one."""
 
-    def __init__(self, token_file: Path | None) -> None:
-        self._token_file = token_file
+    def __init__(
+        self,
+        token_file: Path | None,
+        public: tuple[str, ...] = (EVERY,),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._token_file, self._clock = token_file, clock
+        self._public = None if EVERY in public else frozenset(public) - {NOBODY}
+        self._read_at: float | None = None
+        self._tokens: tuple[Token, ...] = ()
 
-    async def __call__(self, request: Request) -> str:
-        """FastAPI dependency: who calls, for the record; 401 otherwise."""
-        client = request.client.host if request.client else "unknown"
+    @property
+    def limits_reading(self) -> bool:
+        """Whether there is anything that not everybody may read."""
+        return self._public is not None
+
+    async def admit(self, request: Request, verb: Verb, namespace: str | None) -> Caller:
+        """Who makes an admin call.
+
+        Args:
+            namespace: where it acts; None if it names none that is served, which is told later.
+        Raises:
+            HTTPException: 401 without a good token, 403 if it is not good for this, 503 if the
+                token file cannot be read.
+        """
+        address = address_of(request.scope)
         if self._token_file is None:
-            return f"http:{client}"
-        try:
-            wanted = (await anyio.Path(self._token_file).read_bytes()).strip()
-        except OSError as error:
-            raise HTTPException(503, f"the token file cannot be read: {error.strerror}") from error
-        given = request.headers.get("authorization", "").encode()
-        if not wanted or not hmac.compare_digest(given, b"Bearer " + wanted):
+            return Caller(None, address)
+        given = _given(request.headers)
+        token = find(await self._read(), given) if given is not None else None
+        if token is None:
             raise HTTPException(
-                401, "this call needs the admin token", headers={"WWW-Authenticate": "Bearer"}
+                401, "this call needs a token of the token file", headers={"WWW-Authenticate": "Bearer"}
             )
-        return f"http:{client}"
+        if verb not in token.verbs or (namespace is not None and not token.may(verb, namespace)):
+            where = f" in namespace {namespace}" if namespace is not None else ""
+            raise NotPermitted(
+                f"the token {token.name} may not {verb.value}{where}", Caller(token.name, address)
+            )
+        return Caller(token.name, address)
+
+    async def sight(self, headers: Headers) -> Sight:
+        """What a request may read.
+
+        Raises:
+            HTTPException: 401 for a token in ``X-Lora-Fs-Token`` that is none, 503 if the file
+                cannot be read. An Authorization that is no token of ours may be the engine's.
+        """
+        if self._public is None:
+            return ALL
+        given = _given(headers)
+        if given is None or self._token_file is None:
+            return Sight(self._public)
+        token = find(await self._read(FRESH_S), given)
+        if token is None and HEADER in headers:
+            raise HTTPException(401, "the token is none of the token file")
+        if token is None or Verb.READ not in token.verbs:
+            return Sight(self._public)
+        return ALL if token.namespaces is None else Sight(self._public | token.namespaces)
+
+    async def is_ours(self, authorization: str) -> bool:
+        """Whether an Authorization header carries a token of the file, which is not for the engine."""
+        given = _bearer(authorization)
+        if self._token_file is None or given is None:
+            return False
+        try:
+            tokens = await self._read(FRESH_S)
+        except HTTPException:
+            tokens = self._tokens  # those last known: rather kept from the engine than given to it
+        return find(tokens, given) is not None
+
+    async def _read(self, fresh_s: float = 0.0) -> tuple[Token, ...]:
+        if self._read_at is not None and self._clock() - self._read_at < fresh_s:
+            return self._tokens
+        assert self._token_file is not None
+        now = self._clock()
+        try:
+            with anyio.fail_after(READ_WAIT_S):
+                data = await anyio.to_thread.run_sync(_contents, self._token_file, abandon_on_cancel=True)
+            self._tokens = parse(data.decode())
+        except TimeoutError as error:
+            raise HTTPException(503, f"the token file was not read in {READ_WAIT_S:.0f} s") from error
+        except OSError as error:
+            raise HTTPException(503, f"the token file cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError:
+            raise HTTPException(503, "the token file is not text") from None
+        except BadTokenFile as error:
+            raise HTTPException(503, f"the token file is not valid: {error}") from error
+        self._read_at = now
+        return self._tokens
+
+
+def address_of(scope: Scope) -> str:
+    """The client's address, as the connection has it: no header is believed."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def _contents(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def _given(headers: Headers) -> str | None:
+    own = headers.get(HEADER)
+    return own.strip() if own is not None else _bearer(headers.get("authorization", ""))
+
+
+def _bearer(authorization: str) -> str | None:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -15,26 +16,33 @@ from lora_fs.sidecar.errors import (
     InvalidName,
     LoraFsError,
     NotFound,
+    OverQuota,
     TemporaryError,
+    TooManyRegistrations,
 )
 
 # The first match from the top wins. vLLM answers duplicates and bad input with 400.
 TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (NotFound, 404, "NotFoundError"),
+    (OverQuota, 403, "QuotaExceededError"),
     (Conflict, 400, "InvalidUserInput"),
     (InvalidAdapter, 422, "UnprocessableEntityError"),
     (InvalidName, 400, "InvalidUserInput"),
     (InputError, 400, "InvalidUserInput"),
+    (TooManyRegistrations, 429, "RateLimitError"),
     (TemporaryError, 503, "ServiceUnavailableError"),
     (EngineRejected, 400, "BadRequestError"),
     (LoraFsError, 500, "InternalServerError"),
 )
 
+KINDS = {401: "AuthenticationError", 403: "PermissionDeniedError", 503: "ServiceUnavailableError"}
+
 
 def error_response(
     message: str, status: int, kind: str, param: str | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """vLLM's error shape."""
+    """vLLM's error shape. A message may quote what a client sent, which JSON lets be no text."""
+    message = message.encode(errors="replace").decode()
     body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
     return JSONResponse(body, status, headers)
 
@@ -46,6 +54,12 @@ def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
     if isinstance(error, TemporaryError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return error_response(str(error), status, kind, param, headers)
+
+
+def refuse(error: HTTPException) -> JSONResponse:
+    """The answer to who may not: 401, 403; and what the framework itself refuses."""
+    kind = KINDS.get(error.status_code, "Error")
+    return error_response(str(error.detail), error.status_code, kind, headers=dict(error.headers or {}))
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,7 @@
 """``GET /v1/models``: the engine's own cards, then every adapter of the volume, sorted by name.
 
-The adapters' part is the same bytes on every replica. Rendered once a change, whatever the records
-say: none of them keeps the others from being listed.
+The adapters' part is the same bytes on every replica, for whoever may read the same namespaces.
+Rendered once a change, whatever the records say: none of them keeps the others from being listed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import datetime
 import json
 from collections.abc import Iterable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.server.auth import Admin, Sight
 from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
 from lora_fs.sidecar.server.errors_http import error_response
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
+MAX_SIGHTS = 16  # lists kept rendered, each for callers who may read the same namespaces
 _MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
 
 
@@ -49,10 +51,11 @@ def _lasting(cards: Iterable[JsonObject]) -> list[JsonObject]:
     return [{name: value for name, value in card.items() if name not in _MADE_ANEW} for card in cards]
 
 
-def router(replica: ReplicaPort) -> APIRouter:
+def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["models"])
-    rendered: tuple[object, bytes] = (None, b"")
+    rendered: dict[Sight, bytes] = {}
+    rendered_from: object = None
 
     def parent() -> str:
         bases = replica.base_cards()
@@ -64,15 +67,19 @@ def router(replica: ReplicaPort) -> APIRouter:
         responses={200: {"model": ModelList}},
         response_class=JSONResponse,
     )
-    async def list_models() -> Response:
-        nonlocal rendered
+    async def list_models(request: Request) -> Response:
+        nonlocal rendered_from
+        sight = await admin.sight(request.headers)
         bases, catalog = replica.base_cards(), replica.catalog()
         key = (catalog.version, _lasting(bases))
-        if rendered[0] != key:
-            base = parent()
-            cards = [card(served, base) for served in catalog.served.values()]
-            rendered = (key, json.dumps({"object": "list", "data": [*bases, *cards]}).encode())
-        return Response(rendered[1], media_type="application/json")
+        if rendered_from != key or len(rendered) > MAX_SIGHTS:
+            rendered.clear()
+            rendered_from = key
+        if sight not in rendered:
+            base, served = parent(), catalog.served.values()
+            cards = [card(one, base) for one in served if one.record.namespace in sight]
+            rendered[sight] = json.dumps({"object": "list", "data": [*bases, *cards]}).encode()
+        return Response(rendered[sight], media_type="application/json")
 
     @routes.get(
         "/v1/models/{model:path}",
@@ -80,12 +87,12 @@ def router(replica: ReplicaPort) -> APIRouter:
         responses={200: {"model": ModelCard}, 404: {"model": ErrorBody}, "default": {"model": ErrorBody}},
         response_class=JSONResponse,
     )
-    async def get_model(model: str) -> Response:
+    async def get_model(model: str, request: Request) -> Response:
         for base in replica.base_cards():
             if base.get("id") == model:
                 return JSONResponse(base)
         served = replica.lookup(model)
-        if served is None:
+        if served is None or served.record.namespace not in await admin.sight(request.headers):
             message = f"The model `{model[:200]}` does not exist."
             return error_response(message, 404, "NotFoundError", "model")
         return JSONResponse(card(served, parent()))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
     Health,
     LoadedLora,
@@ -59,9 +60,9 @@ class Scrape(Collector):
             yield CounterMetricFamily(f"lora_fs_{name}", name.replace("_", " "), value=value)
 
 
-def router(replica: ReplicaPort) -> APIRouter:
+def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     """The sidecar's routes."""
-    routes = discovery(replica)
+    routes = discovery(replica, admin)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
 
@@ -76,7 +77,7 @@ def router(replica: ReplicaPort) -> APIRouter:
     return routes
 
 
-def discovery(replica: ReplicaPort) -> APIRouter:
+def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     """Readiness and the service-discovery document, which a vLLM has none of."""
     routes = APIRouter(tags=["operations"])
 
@@ -87,7 +88,8 @@ def discovery(replica: ReplicaPort) -> APIRouter:
         return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
-    async def metadata() -> Metadata:
+    async def metadata(request: Request) -> Metadata:
+        sight = await admin.sight(request.headers)
         residency, capacity = replica.residency(), replica.capacity()
         catalog = replica.catalog().served
         loaded = {
@@ -99,10 +101,11 @@ def discovery(replica: ReplicaPort) -> APIRouter:
                 in_flight=held["in_flight"],
             )
             for name, held in residency.items()
-            if name in catalog
+            if name in catalog and catalog[name].record.namespace in sight
         }
         free = None if capacity is None else max(0, capacity - len(residency))
-        slots = LoraCapacity(max_loras=capacity, loaded_count=len(loaded), available_slots=free)
+        count = sum(name in catalog for name in residency)
+        slots = LoraCapacity(max_loras=capacity, loaded_count=count, available_slots=free)
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,

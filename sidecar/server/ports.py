@@ -11,11 +11,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Record
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, namespace_of
 from lora_fs.sidecar.reconcile.registrations import LoadRequest
 from lora_fs.sidecar.reconcile.replica import Readiness
 
-__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served"]
+__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "namespace_of"]
 
 
 class ReplicaPort(Protocol):
@@ -27,6 +27,10 @@ class ReplicaPort(Protocol):
     @property
     def model(self) -> str:
         """The scope's model slug."""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those that are served. Names have theirs in front where there are several."""
 
     def catalog(self) -> Catalog:
         """The served names, from memory."""

@@ -11,14 +11,16 @@ from urllib.parse import unquote
 
 import aiohttp
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
-from lora_fs.sidecar.server.errors_http import error_response, respond
-from lora_fs.sidecar.server.model_field import find_model
-from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.auth import ALL, HEADER, Admin, Sight
+from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
+from lora_fs.sidecar.server.model_field import find_model, hides_its_model
+from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
@@ -27,7 +29,12 @@ _HOP_BY_HOP = frozenset(
     b"transfer-encoding upgrade".split()
 )
 _LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", HEADER.encode()}
+
+_HIDDEN = (
+    "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
+    'part whose first line is Content-Disposition: form-data; name="model"'
+)
 
 
 class TooLarge(InputError):
@@ -38,9 +45,15 @@ class Proxy:
     """Forwards one request. ``session`` is opened by the app's lifespan."""
 
     def __init__(
-        self, replica: ReplicaPort, engine_url: str, *, hold_timeout_s: float, max_body_bytes: int
+        self,
+        replica: ReplicaPort,
+        engine_url: str,
+        admin: Admin,
+        *,
+        hold_timeout_s: float,
+        max_body_bytes: int,
     ) -> None:
-        self._replica, self._engine_url = replica, engine_url
+        self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._hold_timeout_s, self._max_body_bytes = hold_timeout_s, max_body_bytes
         self.session: aiohttp.ClientSession | None = None
 
@@ -78,14 +91,18 @@ class Proxy:
         return b"".join(chunks)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        content_type = Headers(scope=scope).get("content-type", "")
+        headers = Headers(scope=scope)
+        content_type = headers.get("content-type", "")
         field = find_model(content_type, body)
         try:
+            sight = await self._admin.sight(headers)
+            if sight != ALL and hides_its_model(content_type, body):
+                raise InputError(_HIDDEN)
             if field is None:
                 await self._forward(scope, body, send, None)
                 return
             model = field.name
-            served = self._replica.lookup(model)
+            served = self._visible(model, sight)
             if served is None:
                 if not self._replica.passes_through(model):
                     if not self._replica.base_cards():
@@ -103,6 +120,12 @@ class Proxy:
                 self._replica.forget(engine_name)
         except LoraFsError as error:
             await respond(error, "model")(scope, receive, send)
+        except HTTPException as error:
+            await refuse(error)(scope, receive, send)
+
+    def _visible(self, model: str, sight: Sight) -> Served | None:
+        served = self._replica.lookup(model)
+        return served if served is not None and served.record.namespace in sight else None
 
     async def _forward(
         self,
@@ -121,6 +144,7 @@ class Proxy:
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
             if name not in _NOT_FORWARDED
+            and not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
         ]
         try:
             answer = await self.session.request(

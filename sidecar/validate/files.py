@@ -11,13 +11,16 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _ESTALE_TRIES = 3  # NFS: the handle was replaced under us; the name resolves anew
+# Of one file. Nothing that was trained leaves as many zeros, and reading them would take minutes.
+MAX_HOLE_BYTES = 16 << 30
+_MAX_EXTENTS = 10_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -59,7 +62,8 @@ class RegularFile:
         return bytes(buffer)
 
     def head(self) -> bytes:
-        """Read the first bytes, at most 8; refuse a Git LFS pointer, which is never content."""
+        """Read the first bytes, at most 8; refuse what is never content: a Git LFS pointer, holes."""
+        self._refuse_holes()
         start = self.read(0, min(self.size_bytes, len(_LFS_POINTER)))
         if start == _LFS_POINTER:
             raise Refused(
@@ -68,6 +72,25 @@ class RegularFile:
                 "run `git lfs pull` where it was cloned and copy it again",
             )
         return start[:8]
+
+    def _refuse_holes(self) -> None:
+        """Filesystems that cannot tell say that all is data."""
+        at = holes = extents = 0
+        while self.size_bytes > MAX_HOLE_BYTES and at < self.size_bytes and extents < _MAX_EXTENTS:
+            extents += 1
+            try:
+                data = os.lseek(self._fd, at, os.SEEK_DATA)
+                at, holes = os.lseek(self._fd, data, os.SEEK_HOLE), holes + data - at
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    return  # it cannot tell
+                at, holes = self.size_bytes, holes + self.size_bytes - at  # no data any more
+            if holes > MAX_HOLE_BYTES:
+                raise Refused(
+                    "unfinished-copy",
+                    f"is {self.size_bytes} bytes of which more than {MAX_HOLE_BYTES} were never written",
+                    "it is a sparse file: copy it again",
+                )
 
 
 @contextmanager
@@ -82,7 +105,8 @@ def open_folder(folder: Path) -> Iterator[int]:
     try:
         yield fd
     finally:
-        os.close(fd)
+        with suppress(OSError):  # it was read: what closing it says changes nothing
+            os.close(fd)
 
 
 @contextmanager
@@ -105,7 +129,8 @@ def open_file(folder_fd: int, name: str) -> Iterator[RegularFile | None]:
             raise Refused("not-regular-file", f"is {_kind(status.st_mode)}, not a regular file")
         yield RegularFile(fd, name, status.st_size)
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)
 
 
 def names(folder_fd: int, folder: Path) -> frozenset[str]:

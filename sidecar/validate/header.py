@@ -2,7 +2,7 @@
 
 A header that passes says exactly which bytes belong to which tensor: the tensors follow one
 another without gap or overlap and end where the file ends. Bounds are those of the format's
-own library, and one on the number of tensors.
+own library, and of lora-fs on what parsing costs: the number of tensors, and the memory.
 
 Source: safetensors 0.8, ``safetensors/src/tensor.rs``.
 """
@@ -24,8 +24,10 @@ MAX_TENSOR_NAME = 1_024
 MAX_AXES = 8
 
 _METADATA = "__metadata__"
-# Commas of one entry of a matrix; keeps what the parser builds in proportion to the tensors.
+# Of one entry of a matrix; keep what the parser builds in proportion to the tensors.
 _MAX_COMMAS = 8 * MAX_TENSORS
+_MAX_OPENED = 4 * MAX_TENSORS  # an object and two lists an entry; nested ones cost without a comma
+_MAX_UNICODE_BYTES = 8_000_000  # one emoji makes the whole text four times as large in memory
 
 BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -108,8 +110,12 @@ def parse_header(
             hint="wait for the copy to end, or copy it again",
         )
         return None
-    if raw.count(b",") > _MAX_COMMAS:
+    if raw.count(b",") > _MAX_COMMAS or raw.count(b"[") + raw.count(b"{") > _MAX_OPENED:
         found.add("header-too-large", file, "", f"lists more than {MAX_TENSORS} tensors")
+        return None
+    if len(raw) > _MAX_UNICODE_BYTES and not raw.isascii():
+        what = f"is {len(raw)} bytes with text beyond ASCII; {_MAX_UNICODE_BYTES} are the most that is read"
+        found.add("header-too-large", file, "", f"its header {what}")
         return None
     try:
         if not raw.startswith(b"{"):

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.cli.main import cli
 from tests.cli.conftest import LoraFs, parse
+from tests.cli.test_doctor import BRIEF
 from tests.registry.conftest import write_adapter
 
 NEEDS_AN_ENGINE = {"sidecar", "demo"}
 NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
 FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
 INTERRUPTED = 130
+CONFIGMAP = "vLLMLoRAConfig: {ensureExist: {models: [{id: sql, source: yard1/sql-lora}]}}"
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -45,10 +48,14 @@ def runnable() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def shop(lora_fs: LoraFs, tmp_path: Path) -> LoraFs:
-    """The folders that the examples name, and ``support``, registered."""
+    """The folders and files that the examples name, and ``support``, registered."""
     for name, seed in FOLDERS.items():
         write_adapter(tmp_path / name, seed)
     assert lora_fs("register", "support", "./support-lora").code == 0
+    assert lora_fs("export", "adapters.tar").code == 0
+    write_adapter(tmp_path / "sql-lora", 4)
+    write_adapter(tmp_path / "loras/one", 5)
+    (tmp_path / "configmap.yaml").write_text(CONFIGMAP)
     return lora_fs
 
 
@@ -65,7 +72,11 @@ def test_the_example_runs(
     if name in NEEDS_A_SECOND_REVISION:
         shop("register", "support", "./support-lora-2")
 
-    words = shlex.split(line.replace("/adapters", str(tmp_path / "adapters")))[1:]
+    (tmp_path / "adapters").mkdir()
+    monkeypatch.setattr(doctor, "QUICK", BRIEF)
+    monkeypatch.setattr(doctor, "FULL", BRIEF)
+    one_mount = line.replace("/mnt/adapters-again", "/adapters")
+    words = shlex.split(one_mount.replace("/adapters", str(tmp_path / "adapters")))[1:]
     if watches := "--watch" in words:
         monkeypatch.setattr(time, "sleep", press_ctrl_c)
     ran = shop(*words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,10 @@ COMMANDS = {
     "status": "status",
     "doctor": "doctor",
     "gc": "gc",
+    "quota": "quota",
+    "export": "export adapters.tar",
+    "import": "import nim {store}",
+    "fsck": "fsck",
     "install-plugin": "install-plugin plugin",
 }
 
@@ -55,10 +60,19 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_shape_is_kept(one: LoraFs, folder: Callable[[int], str], name: str) -> None:
     """stdout is one JSON object with exactly the names that are promised, stderr is empty."""
-    ran = one(*COMMANDS[name].format(source=folder(3)).split(), "-o", "json")
+    source = folder(3)
+    words = COMMANDS[name].format(source=source, store=store_of(source)).split()
+    ran = one(*words, "-o", "json")
     assert set(ran.json) == keys(SHAPES[name])
     if name != "doctor":  # which may have found something
         assert (ran.code, ran.err) == (0, "")
+
+
+def store_of(source: str) -> Path:
+    """A flat store with that one adapter."""
+    store = Path(source).with_name("store")
+    shutil.copytree(source, store / "one")
+    return store
 
 
 def names(row: dict[str, object]) -> str:

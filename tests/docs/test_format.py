@@ -23,8 +23,10 @@ from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.filesystem import timing_for
 from lora_fs.sidecar.registry.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.lock import ABANDONED_S, LEASE_S
+from lora_fs.sidecar.registry.quota import WAIT_S, WINDOW_S
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import LEASE_WAIT_S, RACES
+from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S, LAG_LOOK_S
 from tests.registry.conftest import write_adapter
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +72,14 @@ def record() -> Record:
 def test_every_json_block_names_its_schema() -> None:
     """None is left unchecked, and each file of the tree has one."""
     assert len(EXAMPLES) == TEXT.count("```json")
-    assert {name for name, _ in EXAMPLES} == {"record", "pointer", "marker", "head", "replica-status"}
+    assert {name for name, _ in EXAMPLES} == {
+        "record",
+        "pointer",
+        "quota",
+        "marker",
+        "head",
+        "replica-status",
+    }
 
 
 @examples
@@ -191,8 +200,13 @@ def test_waits_are_those_of_the_page() -> None:
     assert f"`SoftFileLease` with {LEASE_S:.0f} s" in TEXT
     assert f"finds it empty for {ABANDONED_S:.0f} s" in TEXT
     assert f"longer than {LEASE_WAIT_S} s" in TEXT
+    assert f"waits for it up to\n{WAIT_S:.0f} s" in TEXT
+    assert f"less than {WINDOW_S:.0f} s away" in TEXT
     assert f"no sooner than {UNLINK_AFTER_S * 1000:.0f} ms" in TEXT
     assert f"at most {RACES} times" in TEXT
+    assert f"list again {LAG_LOOK_S:.0f} s after HEAD changed" in TEXT
+    assert f"at most {LAG_LOOK_MOST_S:.0f} s, until a minute" in TEXT
+    assert {timing_for(kind).lag_s for kind in ("nfs4", "fuse.sshfs", "unheard-of")} == {60.0}
     assert f"folders every {FOLDER_SCAN_S:.0f} s" in TEXT
     assert f"1/{SCAN_SHARE} of" in TEXT
     assert f"every {HEARTBEAT_S:.0f} s; removed" in TEXT

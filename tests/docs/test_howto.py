@@ -21,6 +21,7 @@ from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
 from lora_fs.sidecar.reconcile.replica import Readiness
 from lora_fs.sidecar.server import observe
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import CODES
@@ -71,7 +72,7 @@ def counter_names() -> set[str]:
 def exposed_metrics() -> dict[str, set[str]]:
     """Name → labels of every sample that a scrape gives."""
     app = FastAPI()
-    app.include_router(observe.router(cast(ReplicaPort, ScrapedReplica())))
+    app.include_router(observe.router(cast(ReplicaPort, ScrapedReplica()), Admin(None)))
 
     async def scrape() -> str:
         transport = httpx.ASGITransport(app)
@@ -165,6 +166,8 @@ def test_setting_tells_its_default(field: str) -> None:
         assert told == "none"
     elif default == ():
         assert told == "empty"
+    elif isinstance(default, tuple):
+        assert told.strip("`") == ",".join(default)
     elif isinstance(default, float):
         assert float(told) == default
     else:

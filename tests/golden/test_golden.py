@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from lora_fs import schemas
 from lora_fs.sidecar.errors import CorruptRecord
-from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Quota, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import gc, operations
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
 from lora_fs.sidecar.registry.layout import parse_generation
@@ -33,7 +33,8 @@ def schema_of(path: Path) -> str:
         return "pointer"
     if path.parent.name == ".replicas":
         return "replica-status"
-    return {"HEAD": "head", "lora-fs.json": "marker"}.get(path.name, "record")
+    named = {"HEAD": "head", "lora-fs.json": "marker", ".quota.json": "quota"}
+    return named.get(path.name, "record")
 
 
 FILES = sorted(path for path in V1.rglob("*") if path.is_file())
@@ -89,6 +90,13 @@ def test_the_registry() -> None:
     assert status.adapters["support"].phase is Phase.READY
 
 
+def test_the_quota() -> None:
+    """What the namespace may register."""
+    quota = decode(Quota, (V1 / "default" / ".quota.json").read_bytes())
+    assert (quota.namespace, quota.adapters, quota.size_bytes) == ("default", 100, 50 << 30)
+    assert quota.registrations_per_minute == 30
+
+
 def test_fields_of_a_newer_writer_survive() -> None:
     """Read by this version and written again, nothing of them is lost."""
     kept = json.loads(seal(decode(Record, FUTURE.read_bytes())))
@@ -135,6 +143,7 @@ def test_fields_of_a_newer_writer_outlive_a_withdrawal(registry: Registry) -> No
     [
         (Head, V1 / "HEAD"),
         (Marker, V1 / "lora-fs.json"),
+        (Quota, V1 / "default" / ".quota.json"),
         (Pointer, SCOPE / ".active" / "support.@00000001.json"),
         (ReplicaStatus, V1 / ".replicas" / "pod-a.json"),
     ],

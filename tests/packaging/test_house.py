@@ -170,7 +170,9 @@ def test_plugin_is_not_declared_before_it_exists() -> None:
         assert (ROOT / f"{module}.py").exists()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "type", "bench", "fmt", "build", "env"])
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "torture", "lint", "type", "bench", "fmt", "build", "env"]
+)
 def test_makefile_has_the_target(target: str) -> None:
     """The targets that the README and the issue name are there."""
     text = (ROOT / "Makefile").read_text()

@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, WaitTimeout
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.worker_patch.api import gate
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 
@@ -80,7 +82,7 @@ class Site:
         self.replica, self.engine = FakeReplica(), FakeEngine()
         self.requests = Requests({})
         self.started = True
-        behind: Any = Behind(self.replica, self.engine, 5.0)  # type: ignore[arg-type]
+        behind: Any = Behind(self.replica, self.engine, 5.0, Admin(None))  # type: ignore[arg-type]
         gate = Gate(self.app, lambda: behind if self.started else None)
         transport = httpx.ASGITransport(app=gate)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://engine")
@@ -133,6 +135,12 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
     """A base model, an unknown name, and what is no request at all: vLLM answers those."""
     told = (await site.http.post("/v1/completions", content=body)).json()
     assert (told["body"].encode(), told["asked"], told["found"], told["holding"]) == (body, None, False, [])
+
+
+def test_nested_deeper_than_any_parser_goes() -> None:
+    """It names no adapter: vLLM says what is wrong with it."""
+    nested = b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    assert gate._model({"type": "http", "headers": []}, nested) is None
 
 
 async def test_a_form_names_its_model(site: Site) -> None:

@@ -71,7 +71,7 @@ def test_the_interpreters_lock_changes_hands_sooner_while_loading(loader: Loader
     """And as before once nothing is loaded, also after a failure."""
     usual, go = sys.getswitchinterval(), threading.Event()
     loader.start(1, lambda: str(go.wait(20)))
-    loader.start(2, lambda: {}["missing"])
+    loader.start(2, lambda: list[str]()[0])
     assert sys.getswitchinterval() < usual
     assert collected(loader).id == 2
     assert sys.getswitchinterval() < usual

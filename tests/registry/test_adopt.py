@@ -15,7 +15,7 @@ import pytest
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry import adopt, artifacts, operations, registration
-from lora_fs.sidecar.registry.adopt import Adopter, natural_order
+from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter, natural_order
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
@@ -498,3 +498,28 @@ def test_the_refused_starve_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(artifacts, "look", slow)
     write_adapter(site.folder)
     assert site.settle() == {"dropped": "v1"}
+
+
+def test_a_corrected_mode_is_noticed(
+    registry: Registry, scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused because it might not be read, a folder is tried again though none of its files changed."""
+    write_adapter(registry.layout.artifact(AdapterKey(*scope, "v1", "a1")))
+    clock, view = Clock(), RegistryView(registry, (scope,))
+    adopter = Adopter(registry, Expectation(), settle_s=0.0, writer="test", clock=clock)
+    with monkeypatch.context() as patch:
+        fail(
+            patch,
+            "open",
+            errno.EACCES,
+            times=1 << 30,
+            when=lambda path, *_, **__: "adapter_config" in str(path),
+        )
+        view.refresh(force=True)
+        assert not adopter.step(view.desired)
+        (why,) = adopter.refusals().values()
+        assert "permission" in why
+        assert not adopter.waiting()
+    clock.now += RETRY_S
+    assert adopter.step(view.desired)
+    assert adopter.refusals() == {}

@@ -13,7 +13,7 @@ import pytest
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, UnknownOutcome, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry import atomic, operations
 from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, NotRegular, TemporaryNames
 from lora_fs.sidecar.registry.layout import Generation, generation_name
 from lora_fs.sidecar.registry.store import Registry
@@ -353,3 +353,48 @@ def test_acknowledged_is_synced(
     fail(monkeypatch, "fsync", errno.EIO, when=lambda handle: stat.S_ISDIR(os.fstat(handle).st_mode))
     with pytest.raises(Ambiguous, match="synced"):
         atomic.publish(tmp_path / "b", DATA, names)
+
+
+def test_what_was_never_synced_is_not_acknowledged_twice(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Its writer was not told that it is done; who comes upon it syncs it first, or says it is unknown."""
+    put(registry, scope, make_adapter())
+    series = registry.pointers(scope, "a1")
+    active = series.folder
+
+    def folder(handle: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{handle}") == str(active)
+
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "fsync", errno.EIO, times=1 << 30, when=folder)
+        with pytest.raises(UnknownOutcome) as first:
+            registry.append(series, lambda _: {"canary": None}, writer="test")
+        request_id = first.value.request_id
+        with pytest.raises(UnknownOutcome) as again:
+            registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)
+        assert again.value.request_id == request_id
+        with pytest.raises(VolumeUnavailable):
+            operations.promote(registry, scope, "a1", "v1", writer="test")
+        with pytest.raises(VolumeUnavailable):
+            put(registry, scope, make_adapter())
+    done = registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)
+    assert done.generation == 2
+
+
+def test_a_copy_that_is_not_synced_is_not_registered(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """A folder whose name may not survive a power loss is no reason to acknowledge its record."""
+    revision = registry.layout.revision(scope, "v1")
+
+    def folder(handle: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{handle}") == str(revision)
+
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "fsync", errno.EIO, when=folder)
+        with pytest.raises(VolumeUnavailable, match="sync"):
+            put(registry, scope, make_adapter())
+    assert served(registry, scope) == {}
+    put(registry, scope, make_adapter())
+    assert served(registry, scope) == {"a1": "v1"}

@@ -156,3 +156,20 @@ def test_a_lease_that_is_held_is_not_abandoned(tmp_path: Path, monkeypatch: pyte
             with lease(path, wait_s=0) as had:
                 assert not had
         assert path.exists()
+
+
+def test_a_fork_forgets_the_refused(tmp_path: Path) -> None:
+    """A child asks for a lease that its parent was refused as if nobody had asked before."""
+    path = tmp_path / "a.lock"
+    left_by_another_host(path)
+    with lease(path, wait_s=0) as had:
+        assert not had
+    child = FORK.Process(target=_ask, args=(path,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def _ask(path: Path) -> None:
+    with lease(path, wait_s=0) as had:
+        assert not had

@@ -16,7 +16,7 @@ from lora_fs.sidecar.registry.atomic import TemporaryNames
 from lora_fs.sidecar.registry.codec import seal, unseal
 from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RETRY_MOST_S, RegistryView
+from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S, RETRY_MOST_S, RegistryView
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put
@@ -339,3 +339,45 @@ def test_a_folder_that_could_not_be_listed_is_tried_again(
     assert view.refresh()
     assert names(view) == ["a1", "a2"]
     assert view.desired.problems == {}
+
+
+def test_a_listing_that_lags_behind_head_is_asked_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What HEAD announced and a listing lacks is found soon after it shows, long before the next scan."""
+    put(registry, scope, make_adapter(), name="a1")
+    clock, shown_at, real = Clock(), 20.0, atomic.list_names
+    view = RegistryView(registry, (scope,), scan_s=1e9, lag_s=60.0, clock=clock)
+    view.refresh()
+    layout = registry.layout
+    kept = {at: real(at) for at in (layout.scope(scope), layout.active(scope), layout.revision(scope, "v1"))}
+    put(registry, scope, make_adapter("other", seed=1), name="a2")
+    monkeypatch.setattr(
+        atomic, "list_names", lambda at: kept[at] if clock.now < shown_at and at in kept else real(at)
+    )
+    while names(view) != ["a1", "a2"]:
+        view.refresh()
+        clock.now += 0.5
+        assert clock.now < shown_at + LAG_LOOK_MOST_S + 1
+    assert clock.now >= shown_at
+
+
+@pytest.mark.parametrize(("lag_s", "most"), [(0.0, 1), (60.0, 20)])
+def test_head_costs_a_bounded_number_of_looks(
+    registry: Registry, scope: Scope, monkeypatch: pytest.MonkeyPatch, lag_s: float, most: int
+) -> None:
+    """One where listings are fresh; elsewhere some, and none after the lag is over."""
+    clock, scans, scan = Clock(), 0, Registry.scan
+
+    def counting(*args: object) -> object:
+        nonlocal scans
+        scans += 1
+        return scan(*args)  # type: ignore[arg-type]
+
+    view = RegistryView(registry, (scope,), scan_s=1e9, lag_s=lag_s, clock=clock)
+    monkeypatch.setattr(Registry, "scan", counting)
+    registry.announce()
+    for _ in range(1000):
+        view.refresh()
+        clock.now += 0.5
+    assert most / 2 < scans <= most

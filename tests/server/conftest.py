@@ -36,6 +36,7 @@ class FakeReplica:
     phases: Mapping[str, Phase] = field(default_factory=dict)
     replica_id: str = "fake"
     model: str = "tiny"
+    namespaces: tuple[str, ...] = ("default",)
     holds: Counter[str] = field(default_factory=Counter)
     lookups: int = 0
     built: int = 0

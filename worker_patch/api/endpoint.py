@@ -23,6 +23,7 @@ from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server import lora, models, observe
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.errors_http import on_error
+from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch.compat import NAME
@@ -53,6 +54,7 @@ class Endpoint:
     """``fit``: this vLLM is one the plugin was tested on; otherwise nothing is done to it."""
 
     _settings: Settings
+    _admin: Admin
     name = NAME
     required_tasks: tuple[SupportedTask, ...] | None = None
 
@@ -71,8 +73,13 @@ class Endpoint:
 
         self._settings = load_settings()
         replica = cast(Replica, self._late)
-        admin = Admin(self._settings.token_file)
-        routers = (models.router(replica), lora.router(replica, admin), observe.discovery(replica))
+        admin = self._admin = Admin(self._settings.token_file, self._settings.public_namespaces)
+        trail = Trail(self._settings.audit_file)
+        routers = (
+            models.router(replica, admin),
+            lora.router(replica, admin, trail),
+            observe.discovery(replica, admin),
+        )
         for router in (*routers, self._metrics()):
             # As plain routes: vLLM replaces its own by these, and does not look into a router.
             app.router.routes.extend(router.routes)
@@ -105,7 +112,7 @@ class Endpoint:
         engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
         self._assembly = await assemble(settings, expect(settings), engine)
         self._late.replica = self._assembly.replica
-        self._behind = Behind(self._assembly.replica, engine, settings.hold_timeout_s)
+        self._behind = Behind(self._assembly.replica, engine, settings.hold_timeout_s, self._admin)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(self._assembly.replica)):
             self._series.register(collector)
         logger.info("lora-fs serves %s from %s", settings.model, settings.root)

@@ -1,7 +1,8 @@
 """Before every request: the adapter it names is ready, and stays until the answer has been sent.
 
-An ASGI middleware of the API server. A request that names no adapter of the registry passes as it
-is; one that does waits here for its load, while the engine goes on with everybody else's.
+An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
+sender may not read, passes as it is: to vLLM that name is unknown. Any other waits here for its load,
+while the engine goes on with everybody else's.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.server.errors_http import respond
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.errors_http import refuse, respond
 from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.worker_patch.api.asked import Asked, asked
 from lora_fs.worker_patch.api.engine import InProcess
@@ -32,6 +35,7 @@ class Behind(NamedTuple):
     replica: Replica
     engine: InProcess
     hold_timeout_s: float
+    admin: Admin
 
 
 class _Body(msgspec.Struct):
@@ -54,7 +58,15 @@ class Gate:
             return
         body, receive = await _read(receive)
         name = _model(scope, body)
-        if name is None or behind.replica.lookup(name) is None:
+        served = behind.replica.lookup(name) if name is not None else None
+        try:
+            if served is not None and behind.admin.limits_reading:
+                sight = await behind.admin.sight(Headers(scope=scope))
+                served = served if served.record.namespace in sight else None
+        except HTTPException as error:
+            await refuse(error)(scope, receive, send)
+            return
+        if name is None or served is None:
             await self._app(scope, receive, send)
             return
         try:
@@ -63,7 +75,7 @@ class Gate:
             await respond(error, "model")(scope, receive, send)
 
     async def _pass(self, behind: Behind, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        replica, engine, timeout_s = behind
+        replica, engine, timeout_s, _ = behind
         for _ in range(2):  # an adapter may have been evicted since it was last seen
             async with replica.hold(name, timeout_s) as engine_name:
                 request = engine.requests.get(engine_name)
@@ -87,7 +99,7 @@ def _model(scope: Scope, body: bytes) -> str | None:
         return field.name if field is not None else None
     try:
         return _body.decode(body).model
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None  # vLLM says what is wrong with it
 
 

@@ -1,0 +1,90 @@
+"""Audit lines: who did what, when, from where, and how it ended. One JSON object a line.
+
+Every line goes to the logger ``lora_fs.audit``, and to a file that is only ever appended to where
+one is named. A line that cannot be written does not fail the act: it is said so. No line holds a
+token: a token is told by its name.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("lora_fs.audit")
+logger.setLevel(logging.INFO)  # whatever else is logged
+
+MAX_TEXT = 1000
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # what stands there in a URL is a password
+
+
+def line(
+    act: str,
+    *,
+    who: str,
+    source: str,
+    outcome: str,
+    what: Mapping[str, object],
+    why: str = "",
+) -> str:
+    """One line without its end.
+
+    Args:
+        act: what was done: ``register``, ``unregister``, ``quota`` …
+        who: ``token:NAME``, ``anonymous``, or ``user@host:pid`` of a command.
+        source: the client's address, or ``cli``.
+        outcome: ``done``, ``denied`` or ``failed``, and then ``why``.
+        what: what it was done to; None is left out.
+    """
+    told: dict[str, Any] = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "who": who,
+        "from": source,
+        "act": act,
+        "outcome": outcome,
+        "what": {name: _short(value) for name, value in what.items() if value is not None},
+    }
+    if why:
+        told["why"] = _short(why)
+    return json.dumps(told)
+
+
+def _short(value: object) -> object:
+    if isinstance(value, bool | int | float):
+        return value
+    text = _CREDENTIALS.sub("://", str(value))
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
+
+
+def write(file: Path | None, text: str, complain: Callable[[str], None] = logger.warning) -> None:
+    """Tell a line. Blocking where there is a file.
+
+    Args:
+        complain: is told why the line is not in the file; nothing is raised.
+    """
+    logger.info("%s", text)
+    if file is None:
+        return
+    try:
+        _append(file, text.encode() + b"\n")
+    except OSError as error:
+        complain(f"the audit line is not in {file}: {error.strerror or error}")
+
+
+def _append(file: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(file, flags, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            os.set_blocking(handle, True)
+        if os.write(handle, data) != len(data):
+            raise OSError(errno.ENOSPC, "it took a part of the line only")
+    finally:
+        os.close(handle)

@@ -1,0 +1,242 @@
+"""export, import and fsck: a registry out of the volume, into it, and whether it is sound."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.incoming import from_gie, from_nim
+from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
+from lora_fs.sidecar.registry import archive, atomic, export, fsck, imports, merge, restore
+from lora_fs.sidecar.registry.layout import MARKER
+from lora_fs.sidecar.registry.mend import Mender
+from lora_fs.sidecar.settings import writer_id
+
+KINDS = ("archive", "gie", "nim")
+
+
+@click.command("export")
+@click.argument("file", type=parameters.Place())
+@click.option("--artifacts/--no-artifacts", default=True, help="With the adapters' files [default: yes]")
+@click.option("--scope-only", is_flag=True, help="This namespace and model alone [default: all there are]")
+@parameters.output
+@click.pass_obj
+def export_registry(context: Context, file: Path, artifacts: bool, scope_only: bool, output: str) -> None:
+    """Write the registry to FILE as one tar; - is stdout. Writers and sidecars go on meanwhile.
+
+    \b
+    Examples:
+      lora-fs export adapters.tar
+      lora-fs export --no-artifacts records.tar
+    """
+    streams = str(file) == "-"
+    if streams and output == "json":
+        raise click.UsageError("with - stdout is the export: leave -o json out")
+    registry = context.registry()
+    scopes = [context.scope()] if scope_only else registry.scopes()
+    if streams:
+        done = export.write(registry, scopes, sys.stdout.buffer, artifacts=artifacts)
+        sys.stdout.buffer.flush()
+    else:
+        done = export.to_file(registry, scopes, file, artifacts=artifacts)
+    for problem in done.left_out:
+        complain(f"not exported whole: {problem}")
+    if output == "json":
+        counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
+        context.emit({"file": str(file), **counts, "size_bytes": done.size_bytes, "left_out": done.left_out})
+    elif not streams:
+        files = f", the files of {done.adapters} ({done.size_bytes} bytes)" if artifacts else ", no files"
+        context.say(f"exported {done.records} records, {done.pointers} names{files} to {file}")
+    if done.left_out:
+        raise OperatorError(f"{len(done.left_out)} things are not in the export; `lora-fs fsck` says more")
+
+
+@click.command("import")
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("source", type=parameters.Place())
+@click.option(
+    "--conflicts",
+    type=click.Choice([rule.value for rule in merge.Rule]),
+    help="archive: where both sides differ, change nothing at all, keep what is here, or take the archive's "
+    "[default: refuse]",
+)
+@click.option(
+    "--as-new", is_flag=True, help="archive: begin another registry instead of restoring the exported one"
+)
+@click.option(
+    "--folder",
+    multiple=True,
+    callback=parameters.labels,
+    metavar="SOURCE=DIR",
+    help="gie: where a source that is no local path was downloaded to; repeatable",
+)
+@click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
+@parameters.allow
+@click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.output
+@click.pass_obj
+def import_registry(
+    context: Context,
+    kind: str,
+    source: Path,
+    conflicts: str | None,
+    as_new: bool,
+    folder: dict[str, str],
+    link: bool,
+    allow: tuple[str, ...],
+    dry_run: bool,
+    output: str,
+) -> None:
+    """Bring SOURCE into the registry: an archive that export wrote, or another system's adapters.
+
+    \b
+    Examples:
+      lora-fs import archive adapters.tar --dry-run
+      lora-fs import archive adapters.tar --conflicts keep
+      lora-fs import gie configmap.yaml --folder yard1/sql-lora=./sql-lora
+      lora-fs import nim ./loras
+    """
+    given = {
+        "--conflicts": conflicts,
+        "--as-new": as_new,
+        "--folder": folder,
+        "--link": link,
+        "--allow": allow,
+    }
+    takes = {"archive": {"--conflicts", "--as-new"}, "gie": {"--folder", "--link", "--allow"}}
+    for option in given.keys() - takes.get(kind, {"--link", "--allow"}):
+        if given[option]:
+            raise click.UsageError(f"{option} is not for `import {kind}`")
+    if kind == "archive":
+        _import_archive(context, source, merge.Rule(conflicts or "refuse"), as_new, dry_run, output)
+        return
+    if kind == "gie":
+        rows = from_gie(context, source, folder, link=link, allow=allow, dry_run=dry_run)
+    else:
+        rows = from_nim(context, source, link=link, allow=allow, dry_run=dry_run)
+    _tell(context, rows, dry_run, output)
+    bad = sum(row["outcome"] == "failed" for row in rows)
+    if bad:
+        raise OperatorError(f"{bad} of {len(rows)} were not imported")
+
+
+def _import_archive(
+    context: Context, file: Path, rule: merge.Rule, as_new: bool, dry_run: bool, output: str
+) -> None:
+    if not file.exists():
+        raise NotFound(f"{file}: no such file")
+    contents = archive.read(file)
+    root = context.root()
+    there = MARKER in (atomic.list_names(root) or ())
+    if as_new and there:
+        raise Conflict(f"{root} is a registry already: leave --as-new out")
+    if not there and not as_new:
+        rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
+        lost = [] if dry_run else restore.restore(root, file, contents)
+        _tell(context, rows, dry_run, output)
+        for problem in lost:
+            complain(problem)
+        if lost:
+            raise OperatorError(f"{len(lost)} adapters have no files")
+        return
+    if dry_run and as_new:
+        _tell(
+            context,
+            [{"what": str(k), "outcome": "add", "why": ""} for k in contents.records],
+            dry_run,
+            output,
+        )
+        return
+    with context.opened(create=as_new) as registry:
+        chosen = imports.plan(registry, contents, rule)
+        refused = chosen.refused()
+        if not dry_run and not refused:
+            imports.apply(registry, file, contents, chosen, writer=writer_id())
+    rows = [{"what": one.name, "outcome": one.verdict.value, "why": one.why} for one in chosen.steps]
+    _tell(context, rows, dry_run, output)
+    if refused:
+        raise Conflict(
+            f"{len(refused)} differ, and nothing was changed: --conflicts keep leaves what is here, "
+            "--conflicts take replaces it; other bytes need another revision"
+        )
+    left = sum(one.verdict is merge.Verdict.NO_FILES for one in chosen.steps)
+    if left:
+        raise OperatorError(f"{left} were not imported: what they need is neither in the archive nor here")
+
+
+def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: str) -> None:
+    if output == "json":
+        context.emit({"dry_run": dry_run, "items": rows})
+        return
+    for row in rows:
+        context.say(f"{row['outcome']:<12} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
+    counts = Counter(row["outcome"] for row in rows)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to do"
+    context.say(f"{told}{' (dry run: nothing was changed)' if dry_run else ''}")
+
+
+@click.command("fsck")
+@click.option("--repair", is_flag=True, help="Mend what can be mended without losing or guessing anything")
+@click.option("--quick", is_flag=True, help="Compare the sizes of files, do not read them")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    callback=parameters.finite,
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Pass over half copies and unregistered folders that are younger",
+)
+@parameters.output
+@click.pass_obj
+def check_registry(context: Context, repair: bool, quick: bool, older_than: float, output: str) -> None:
+    """Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers.
+
+    \b
+    Examples:
+      lora-fs fsck
+      lora-fs fsck --repair
+      lora-fs fsck --quick -o json
+    """
+    with context.opened() as registry:
+        state = fsck.look(registry)
+        found = list(fsck.find(registry, state, older_than_s=older_than * 3600, hash_files=not quick))
+        outcome: dict[fsck.Finding, str | None] = {}
+        if repair:
+            expectation = context.expectation()
+            outcome = dict(Mender(registry, state, expectation, writer=writer_id()).mend(found))
+    left = [one for one in found if one not in outcome or outcome[one] is not None]
+    if output == "json":
+        items = [
+            {
+                "kind": one.kind.value,
+                "path": str(one.path),
+                "text": one.text,
+                "mend": one.mend or None,
+                "mended": one not in left,
+                "why_not": outcome.get(one),
+            }
+            for one in found
+        ]
+        context.emit({"ok": not left, "records": len(state.records), "findings": items})
+    else:
+        for one in found:
+            context.say(f"{one.kind.value}: {one.path}: {one.text}")
+            if one not in left:
+                context.say(f"  mended: {one.mend}")
+            elif repair:
+                context.say(f"  left: {outcome[one]}")
+            elif one.mend:
+                context.say(f"  --repair: {one.mend}")
+        context.say(f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended")
+    if left:
+        raise OperatorError(f"{len(left)} things need a look")
+
+
+COMMANDS = (export_registry, import_registry, check_registry)

@@ -1,0 +1,144 @@
+"""Adapters from other systems, registered one by one: what one of them lacks does not stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.register import check_linked
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
+from lora_fs.sidecar.model import Scope, check_segment, model_slug
+from lora_fs.sidecar.registry import operations, registration
+from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.settings import writer_id
+from lora_fs.sidecar.sources import gie, nim
+from lora_fs.sidecar.sources.local import resolve
+
+Row = dict[str, Any]
+
+
+def from_gie(
+    context: Context,
+    file: Path,
+    folders: Mapping[str, str],
+    *,
+    link: bool,
+    allow: tuple[str, ...],
+    dry_run: bool,
+) -> list[Row]:
+    """What ``ensureExist`` lists is registered, what ``ensureNotExist`` lists is unregistered.
+
+    Raises:
+        InputError, NotFound: the file is none, or cannot be read.
+    """
+    try:
+        config = gie.parse(file.read_text())
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise NotFound(f"{file}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {file}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+    rows: list[Row] = [
+        _row(name, "skipped", "in both lists, as its sidecar skipped it") for name in config.both
+    ]
+    with context.opened(create=not dry_run) as registry:
+        for one in config.exist:
+
+            def register(one: gie.Listed = one) -> Row:
+                source = one.source or ""
+                folder = _local(folders.get(source, source), source)
+                scope = _scope(context, one.base_model)
+                return _register(
+                    context, registry, scope, one.name, folder, one.base_model, link, allow, dry_run
+                )
+
+            rows.append(_attempt(one.name, register))
+        for one in config.not_exist:
+
+            def unregister(one: gie.Listed = one) -> Row:
+                return _unregister(registry, _scope(context, one.base_model), one.name, dry_run)
+
+            rows.append(_attempt(one.name, unregister))
+    return rows
+
+
+def from_nim(
+    context: Context, store: Path, *, link: bool, allow: tuple[str, ...], dry_run: bool
+) -> list[Row]:
+    """Every folder of a flat store is registered under its name.
+
+    Raises:
+        InputError, NotFound: it is no such store.
+    """
+    scope, found = context.scope(), nim.adapters(resolve(str(store)))
+    rows = []
+    with context.opened(create=not dry_run) as registry:
+        for name, folder in found.items():
+
+            def register(name: str = name, folder: Path = folder) -> Row:
+                return _register(
+                    context, registry, scope, name, resolve(str(folder)), None, link, allow, dry_run
+                )
+
+            rows.append(_attempt(name, register))
+    return rows
+
+
+def _row(what: str, outcome: str, why: str = "") -> Row:
+    return {"what": what, "outcome": outcome, "why": why}
+
+
+def _attempt(name: str, act: Callable[[], Row]) -> Row:
+    try:
+        return act()
+    except LoraFsError as error:
+        return _row(name, "failed", str(error))
+
+
+def _local(source: str, named: str) -> Path:
+    try:
+        return resolve(source)
+    except NotFound as error:
+        raise NotFound(f"{error}: download it and say --folder {named}=DIR") from error
+
+
+def _scope(context: Context, base_model: str | None) -> Scope:
+    """The file's base model, else the one of the command."""
+    if base_model is None:
+        return context.scope()
+    return Scope(check_segment("namespace", context.settings.namespace), model_slug(base_model))
+
+
+def _register(
+    context: Context,
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    folder: Path,
+    base_model: str | None,
+    link: bool,
+    allow: tuple[str, ...],
+    dry_run: bool,
+) -> Row:
+    check_segment("name", name)
+    if link:
+        check_linked(folder, context.root(), context.settings)
+    wanted = Registration(name, folder, folder.as_uri(), base_model=base_model, link=link, origin="import")
+    expectation = context.expectation(base_model, allow)
+    done = registration.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
+    what = f"{scope}: {name}@{done.record.revision}"
+    return _row(what, "registered" if done.changed else "unchanged", "" if done.changed else "the same bytes")
+
+
+def _unregister(registry: Registry, scope: Scope, name: str, dry_run: bool) -> Row:
+    check_segment("name", name)
+    what = f"{scope}: {name}"
+    if not operations.present_revisions(registry, scope, name):
+        return _row(what, "unchanged", "is not registered")
+    if not dry_run:
+        operations.unregister(registry, scope, name, writer=writer_id(), all_revisions=True)
+    return _row(what, "unregistered")

@@ -1,0 +1,88 @@
+"""The audit of what commands change: one line each, whatever came of it.
+
+Commands that only read, and dry runs, are not told.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lora_fs.sidecar import audit
+from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.settings import writer_id
+
+# What each command changes the registry with; without such an option quota and fsck only read.
+ACTS: dict[str, tuple[str, ...]] = {
+    "register": (),
+    "unregister": (),
+    "promote": (),
+    "rollback": (),
+    "quota": ("adapters", "size_bytes", "per_minute", "remove"),
+    "gc": (),
+    "import": (),
+    "fsck": ("repair",),
+}
+_NOT_TOLD = frozenset({"output", "wait", "dry_run"})
+
+
+def follow(command: click.Command) -> None:
+    """Let a command that changes the registry tell the audit how it ended."""
+    if command.name not in ACTS or command.callback is None:
+        return
+    act, switches, call = command.name, ACTS[command.name], command.callback
+
+    @functools.wraps(call)
+    def told(*arguments: Any, **options: Any) -> Any:
+        context = click.get_current_context().find_object(Context)
+        reads = switches and not any(_is_given(options.get(name)) for name in switches)
+        if context is None or reads or options.get("dry_run"):
+            return call(*arguments, **options)
+        return _tell(context, act, options, lambda: call(*arguments, **options))
+
+    command.callback = told
+
+
+def _tell(context: Context, act: str, options: dict[str, Any], call: Callable[[], Any]) -> Any:
+    settings = context.settings
+    what = {
+        "namespace": settings.namespace,
+        "model": settings.model,
+        **{n: _plain(value) for n, value in options.items() if n not in _NOT_TOLD and _is_given(value)},
+    }
+
+    def tell(outcome: str, why: str = "") -> None:
+        told = {**what, **context.noted}
+        text = audit.line(act, who=writer_id(), source="cli", outcome=outcome, why=why, what=told)
+        audit.write(settings.audit_file, text, complain)
+
+    try:
+        result = call()
+    except click.UsageError:
+        raise  # nothing was begun
+    except (LoraFsError, OSError) as error:
+        tell("failed", str(error))
+        raise
+    except BaseException as error:
+        tell("failed", f"ended before it was done: {type(error).__name__}")
+        raise
+    tell("done")
+    return result
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False and value not in ((), {})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    elif isinstance(value, dict):
+        value = ",".join(f"{name}={item}" for name, item in value.items())
+    return str(value)

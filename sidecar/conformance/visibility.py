@@ -1,0 +1,253 @@
+"""How long after one mount changed something the other shows it, and whether it is woken.
+
+Each delay runs from the return of the writing call on one mount to the first look on the other
+that shows the change; both read the host's monotonic clock. What is looked at is what the registry
+looks at: an exact name opened and read, a listing, a dropped folder's fingerprint, HEAD.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from lora_fs.sidecar.conformance.contention import SCOPE
+from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
+from lora_fs.sidecar.conformance.report import Delay
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.reconcile.volume import EVENTS
+from lora_fs.sidecar.registry import artifacts, atomic
+from lora_fs.sidecar.registry.atomic import LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
+from lora_fs.sidecar.registry.layout import HEAD, LEASES
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+
+TRIES = 25
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
+_names = TemporaryNames()
+_watching: list[tuple[threading.Event, object]] = []  # in the agent that watches
+_views: list[RegistryView] = []  # in the agent that follows
+_registries: list[Registry] = []  # in the agent that registers
+
+Look = Literal["bytes", "listing", "gone", "fingerprint"]
+
+
+def look(kind: Look, path: Path) -> object:
+    """What ``there`` sees; compared, never interpreted. A mount that answers with an error shows nothing."""
+    try:
+        if kind == "listing":
+            return path.name in (atomic.list_names(path.parent) or ())
+        if kind == "fingerprint":
+            return artifacts.fingerprint(path)
+        return atomic.read_bytes(path)
+    except VolumeUnavailable:
+        return None
+
+
+def wait_for_change(kind: Look, path: Path, wanted: object, differs: bool, wait_s: float) -> float | None:
+    """When a look first showed ``wanted``, or with ``differs`` anything else; None: not in time."""
+    end, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
+    while True:
+        if (look(kind, path) != wanted) is differs:
+            return time.monotonic()
+        if time.monotonic() > end:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+
+def create(path: Path, data: bytes) -> float:
+    """Publish as records are; where there is no link() as they are there. When it was done."""
+    _names.sweep()
+    try:
+        atomic.publish(path, data, _names)
+    except LinkUnsupported:
+        atomic.create_unique(path, data)
+    return time.monotonic()
+
+
+def replace(path: Path, data: bytes) -> float:
+    """Replace as HEAD is. When it was done."""
+    atomic.replace(path, data)
+    return time.monotonic()
+
+
+def remove(path: Path) -> float:
+    """When it was done."""
+    os.unlink(path)
+    return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """The probes of one pair: each returns its tries in seconds, None where nothing was seen in time.
+
+    Args:
+        share_s: tells about how long two of the probes may take, beyond their waits.
+        wait_s: how long one change is waited for.
+    """
+
+    pair: Pair
+    share_s: Callable[[], float]
+    wait_s: float
+
+    def all(self) -> Iterator[Delay]:
+        """Every delay, in the order in which people ask."""
+        for name, text, probe in (
+            ("create", "a new file, its name not asked for before", self.created),
+            ("create-asked", "a new file, its name asked for before in vain", self.created_after_a_look),
+            ("listing", "a new name in a folder's listing", self.listed),
+            ("replace", "a replaced file, opened and read", self.replaced),
+            ("delete", "a deleted file, opened", self.deleted),
+            ("stat", "a file's size or time, in a listing of a dropped folder", self.stat),
+        ):
+            here, there = self.pair.make(name, ANSWER_S)
+            seen: list[float | None] = []
+            end = time.monotonic() + self.share_s() / 2
+            while not seen or (len(seen) < TRIES and seen[-1] is not None and time.monotonic() < end):
+                seen.append(probe(here, there, len(seen)))
+            yield Delay.of(name, text, seen, self.wait_s)
+
+    def _change(self, function: Callable[..., float], *args: object) -> float:
+        return self.pair.here.agent.call(ANSWER_S, function, *args)
+
+    def _wait(self, kind: Look, path: Path, wanted: object, *, differs: bool = False) -> float | None:
+        agent = self.pair.there.agent
+        return agent.call(self.wait_s + ANSWER_S, wait_for_change, kind, path, wanted, differs, self.wait_s)
+
+    def _look(self, kind: Look, path: Path) -> object:
+        return self.pair.there.agent.call(ANSWER_S, look, kind, path)
+
+    def created(self, here: Path, there: Path, number: int) -> float | None:
+        name, data = f"new-{number}", b"%d" % number
+        done = self._change(create, here / name, data)
+        return _after(done, self._wait("bytes", there / name, data))
+
+    def created_after_a_look(self, here: Path, there: Path, number: int) -> float | None:
+        name, data = f"asked-{number}", b"%d" % number
+        self._look("bytes", there / name)
+        done = self._change(create, here / name, data)
+        return _after(done, self._wait("bytes", there / name, data))
+
+    def listed(self, here: Path, there: Path, number: int) -> float | None:
+        name = f"listed-{number}"
+        self._look("listing", there / name)
+        done = self._change(create, here / name, b"")
+        return _after(done, self._wait("listing", there / name, True))
+
+    def replaced(self, here: Path, there: Path, number: int) -> float | None:
+        before, after = b"before %d" % number, b"after %d" % number
+        self._change(replace, here / HEAD, before)
+        self._wait("bytes", there / HEAD, before)
+        done = self._change(replace, here / HEAD, after)
+        return _after(done, self._wait("bytes", there / HEAD, after))
+
+    def deleted(self, here: Path, there: Path, number: int) -> float | None:
+        name = f"deleted-{number}"
+        self._change(create, here / name, b"x")
+        self._wait("bytes", there / name, b"x")
+        done = self._change(remove, here / name)
+        return _after(done, self._wait("bytes", there / name, None))
+
+    def stat(self, here: Path, there: Path, number: int) -> float | None:
+        name = "weights"
+        self._change(replace, here / name, b"x" * (2 * number + 1))
+        self._wait("bytes", there / name, b"x" * (2 * number + 1))
+        before = self._look("fingerprint", there)
+        done = self._change(replace, here / name, b"x" * (2 * number + 2))
+        return _after(done, self._wait("fingerprint", there, before, differs=True))
+
+
+def _after(done: float, seen: float | None) -> float | None:
+    return None if seen is None else max(0.0, seen - done)
+
+
+class _Wakes(FileSystemEventHandler):
+    def __init__(self, woken: threading.Event) -> None:
+        self._woken = woken
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if Path(str(event.dest_path or event.src_path)).name == HEAD:
+            self._woken.set()
+
+
+def watch(folder: Path) -> bool:
+    """Watch a folder as a sidecar watches its root; False if this host has no watch left."""
+    woken, observer = threading.Event(), Observer()
+    try:
+        observer.schedule(_Wakes(woken), str(folder), event_filter=EVENTS)
+        observer.start()
+    except OSError:
+        return False
+    _watching.append((woken, observer))
+    return True
+
+
+def woken(wait_s: float) -> bool:
+    """Whether the watch that was begun last has told of HEAD."""
+    return _watching[-1][0].wait(wait_s)
+
+
+def replace_head(folder: Path) -> None:
+    """As ``root.advance_head`` does: drafted in a folder that nobody watches."""
+    atomic.replace(folder / HEAD, b"moved\n", draft_in=folder / LEASES)
+
+
+def notified(pair: Pair, wait_s: float) -> bool | None:
+    """Whether a replaced HEAD wakes a watcher on the other mount; None if none can watch."""
+    here, there = pair.make("watched", ANSWER_S)
+    pair.here.agent.call(ANSWER_S, atomic.make_folder, here / LEASES)
+    if not pair.there.agent.call(ANSWER_S, watch, there):
+        return None
+    pair.here.agent.call(ANSWER_S, replace_head, here)
+    return pair.there.agent.call(wait_s + ANSWER_S, woken, wait_s)
+
+
+def register(path: Path, name: str) -> float:
+    """Write a name's next generation and announce it, as every command does. When that was done."""
+    if not _registries:
+        _registries.append(Registry(path))
+    registry = _registries[-1]
+    fields = {"revision": "v1", "previous_revision": None, "canary": None}
+    registry.append(registry.pointers(SCOPE, name), lambda _: fields, writer="doctor")
+    return time.monotonic()
+
+
+def follow(path: Path) -> None:
+    """Begin to follow a registry as a sidecar does."""
+    view = RegistryView(Registry(path), (SCOPE,), lag_s=timing_for(kind_of(path)).lag_s)
+    view.refresh()
+    _views.append(view)
+
+
+def followed(name: str, wait_s: float) -> float | None:
+    """When the view showed the name; None: not in time."""
+    view, end = _views[-1], time.monotonic() + wait_s
+    while True:
+        view.refresh()
+        if (SCOPE, name) in view.desired.pointers:
+            return time.monotonic()
+        if time.monotonic() > end:
+            return None
+        time.sleep(_LAST_PAUSE_S / 5)
+
+
+def registered(pair: Pair, roots: tuple[Path, Path], share_s: float, wait_s: float) -> Delay:
+    """A registration on one mount, until a reader on the other has it: HEAD, the listing and the record."""
+    here, there = roots
+    pair.there.agent.call(ANSWER_S, follow, there)
+    seen: list[float | None] = []
+    end = time.monotonic() + share_s
+    while not seen or (len(seen) < TRIES and seen[-1] is not None and time.monotonic() < end):
+        name = f"followed-{len(seen)}"
+        done = pair.here.agent.call(ANSWER_S, register, here, name)
+        seen.append(_after(done, pair.there.agent.call(wait_s + ANSWER_S, followed, name, wait_s)))
+    return Delay.of("registered", "a registration, as a replica follows it", seen, wait_s)

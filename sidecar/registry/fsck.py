@@ -1,0 +1,300 @@
+"""What is wrong on a volume, and what may be done about it without losing or guessing anything.
+
+It reads every scope and changes nothing; ``mend`` does. A finding without a mend needs a person:
+where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
+cannot be looked at is a finding, for unknown is not healthy.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.registry import artifacts, atomic, gc
+from lora_fs.sidecar.registry.codec import decode
+from lora_fs.sidecar.registry.layout import generation_name
+from lora_fs.sidecar.registry.reading import ScopeListing
+from lora_fs.sidecar.registry.registration import int_id
+from lora_fs.sidecar.registry.root import Head
+from lora_fs.sidecar.registry.store import Registry
+
+STALE_S = 60.0  # a holder refreshes its lease every few seconds
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    UNREADABLE = "unreadable"  # the newest generation of a record or pointer
+    SIBLINGS = "siblings"  # two writers published the same generation (tier lww)
+    NO_FILES = "no-files"  # a registered adapter whose files are gone
+    BAD_FILES = "bad-files"  # … or hold other bytes
+    NO_RECORD = "no-record"  # a folder that nobody registered
+    SAME_ID = "same-id"  # two adapters with one integer id
+    DANGLING = "dangling"  # a name that serves a revision which is not registered
+    HALF = "half-upload"
+    LEASE = "stale-lease"
+    HEAD = "head"
+    REPORT = "report"
+    UNKNOWN = "unknown"  # it could not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        mend: what ``mend`` would do; empty if it takes a person, and then ``text`` says what.
+        key: the adapter, or None. A pointer's has no revision: its third segment is empty.
+    """
+
+    kind: Kind
+    path: Path
+    text: str
+    mend: str = ""
+    key: AdapterKey | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """Every newest good body of a registry, and how far the listings are beyond them."""
+
+    records: dict[AdapterKey, Record]
+    pointers: dict[tuple[Scope, str], Pointer]
+    listings: dict[Scope, ScopeListing]
+    unread: dict[AdapterKey, Path]  # the newest generation, damaged; of a pointer without a revision
+
+
+def look(registry: Registry) -> State:
+    """Read every scope.
+
+    Raises:
+        VolumeUnavailable: something could not be listed or read.
+    """
+    state = State({}, {}, {}, {})
+    for scope in registry.scopes():
+        listing = state.listings[scope] = registry.scan(scope)
+        for name in listing.pointers:
+            pointers = registry.pointers(scope, name)
+            newest, pointer = registry.latest(pointers)
+            if pointer is not None:
+                state.pointers[scope, name] = pointer
+            if pointer is None or pointer.generation != newest.generation:
+                state.unread[AdapterKey(*scope, "", name)] = pointers.folder / generation_name(name, *newest)
+        for revision, entries in listing.revisions.items():
+            for name in entries.records:
+                key = AdapterKey(*scope, revision, name)
+                records = registry.records(key)
+                newest, record = registry.latest(records)
+                if record is not None:
+                    state.records[key] = record
+                if record is None or record.generation != newest.generation:
+                    state.unread[key] = records.folder / generation_name(name, *newest)
+    return state
+
+
+def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
+    """Everything that is wrong.
+
+    Args:
+        older_than_s: what is younger may be a writer's or an owner's at work, and is passed over.
+        hash_files: read every adapter's files; else their sizes alone are compared.
+    """
+    yield from _unreadable(state)
+    yield from _siblings(registry, state)
+    yield from _dangling(registry, state)
+    yield from _same_ids(registry, state)
+    for key, record in state.records.items():
+        if record.present:
+            yield from _files(registry, key, record, hash_files=hash_files)
+    yield from _unregistered(registry, state, older_than_s)
+    yield from _left(registry, state, older_than_s)
+    yield from _hints(registry)
+
+
+def _unreadable(state: State) -> Iterator[Finding]:
+    for key, path in state.unread.items():
+        said = certain(state, key)
+        if said is not None:
+            yield Finding(
+                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is said anew", key
+            )
+            continue
+        advice = (
+            f"`lora-fs promote {key.name} REVISION`, or unregister it"
+            if not key.revision
+            else f"`lora-fs register` its bytes again to keep {key.revision} of {key.name}, or unregister it"
+        )
+        text = f"cannot be read, and whether it withdrew something is not known: {advice}"
+        yield Finding(Kind.UNREADABLE, path, text, key=key)
+
+
+def certain(state: State, key: AdapterKey) -> str | None:
+    """Why the newest good body can only be what the damaged one said of what is served; None if not certain.
+
+    A revision is withdrawn after its name was pointed elsewhere; so one whose name, in a pointer
+    that can be read, still serves it was not. What a pointer said cannot be told at all.
+    """
+    record, pointer = state.records.get(key), state.pointers.get((key.scope, key.name))
+    readable = AdapterKey(*key.scope, "", key.name) not in state.unread
+    if not key.revision or record is None or not record.present or pointer is None or not readable:
+        return None
+    return f"{key.name} serves {key.revision}" if pointer.revision == key.revision else None
+
+
+def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
+    for scope, listing in state.listings.items():
+        folders = {"": listing.active, **listing.revisions}
+        for revision, entries in folders.items():
+            for name in entries.siblings:
+                key = AdapterKey(*scope, revision, name)
+                folder = (
+                    registry.layout.revision(scope, revision) if revision else registry.layout.active(scope)
+                )
+                path = folder / generation_name(name, *entries.records[name])
+                text = "two writers published this generation, and this one is in force"
+                mend = "" if key in state.unread else "what is in force is said anew"
+                yield Finding(Kind.SIBLINGS, path, text, mend, key)
+
+
+def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
+    for (scope, name), pointer in state.pointers.items():
+        key = AdapterKey(*scope, pointer.revision or "", name)
+        record = state.records.get(key)
+        if pointer.revision is not None and (record is None or not record.present):
+            path = registry.layout.active(scope) / f"{name}.@*"
+            text = f"serves {pointer.revision}, which is not registered: promote another one, or register it"
+            yield Finding(Kind.DANGLING, path, text, key=key)
+
+
+def new_ids(records: Mapping[AdapterKey, Record], registry_uuid: str) -> dict[AdapterKey, int]:
+    """Ids for the adapters that share theirs with another, such that all differ afterwards. Pure.
+
+    Of those that share one the adapter whose id it is by the formula keeps it, else the first by name.
+    """
+    holders: dict[int, list[AdapterKey]] = defaultdict(list)
+    for key, record in sorted(records.items()):
+        if record.present:
+            holders[record.spec.int_id].append(key)
+    taken, changed = set(holders), {}
+    for identity, keys in holders.items():
+        ours = [key for key in keys if int_id(registry_uuid, key, records[key].spec.digest) == identity]
+        for key in keys:
+            if len(keys) > 1 and key != (ours or keys)[0]:
+                fresh = int_id(registry_uuid, key, records[key].spec.digest)
+                while fresh in taken:
+                    fresh = fresh % (2**63 - 1) + 1
+                taken.add(fresh)
+                changed[key] = fresh
+    return changed
+
+
+def _same_ids(registry: Registry, state: State) -> Iterator[Finding]:
+    for key, fresh in new_ids(state.records, registry.marker.registry_uuid).items():
+        path = registry.layout.revision(key.scope, key.revision) / f"{key.name}.@*"
+        shared = state.records[key].spec.int_id
+        yield Finding(Kind.SAME_ID, path, f"shares the id {shared} with another", f"it is given {fresh}", key)
+
+
+def _files(registry: Registry, key: AdapterKey, record: Record, *, hash_files: bool) -> Iterator[Finding]:
+    folder = registry.layout.resolve(record.spec.path)
+    linked = folder != registry.layout.artifact(key)
+    mend = "" if linked else "they are taken from the same bytes elsewhere, where there are some"
+    try:
+        names = atomic.list_names(folder)
+        if names is None:
+            yield Finding(Kind.NO_FILES, folder, f"the files of {key} are gone", mend, key)
+            return
+        bad = [entry.path for entry in record.spec.files if not _holds(folder, entry, hash_files)]
+    except LoraFsError as error:
+        yield Finding(Kind.UNKNOWN, folder, f"the files of {key} cannot be read: {error}", key=key)
+        return
+    if bad:
+        text = f"{', '.join(bad)} of {key}: missing, or not the bytes registered"
+        yield Finding(Kind.BAD_FILES, folder, text, mend, key)
+
+
+def _holds(folder: Path, entry: FileEntry, hash_files: bool) -> bool:
+    try:
+        status = (folder / entry.path).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot look at {folder / entry.path}") from error
+    if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
+        return False
+    try:
+        return not hash_files or artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
+    except InputError:
+        return False
+
+
+def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
+    for scope, listing in state.listings.items():
+        for revision, entries in listing.revisions.items():
+            for name in sorted(set(entries.folders) - entries.records.keys()):
+                key = AdapterKey(*scope, revision, name)
+                folder = registry.layout.artifact(key)
+                if _older(folder, older_than_s):
+                    text = "no record names this folder: it was dropped and not adopted, or its writer died"
+                    yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
+
+
+def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
+    seen: set[Path] = set()
+    for scope in state.listings:
+        for item in gc.left_by_writers(registry, scope, older_than_s):
+            if item.path not in seen:
+                seen.add(item.path)
+                yield Finding(Kind.HALF, item.path, item.why, "it is removed")
+
+
+def _hints(registry: Registry) -> Iterator[Finding]:
+    layout = registry.layout
+    for name in sorted(atomic.list_names(layout.leases) or ()):
+        path = layout.leases / name
+        if name.endswith(".lock") and _older(path, STALE_S):
+            text = (
+                f"not refreshed for {STALE_S:.0f} s by the clock here: its holder is dead, or clocks differ"
+            )
+            yield Finding(Kind.LEASE, path, text, "it is taken over, unless its holder lives, and given back")
+    try:
+        data = atomic.read_bytes(layout.head, limit_bytes=4096)
+        why = "is missing" if data is None else None
+        if data is not None:
+            decode(Head, data)
+    except CorruptRecord as error:
+        why = f"is damaged: {error}"
+    except VolumeUnavailable as error:
+        why = f"cannot be read: {error}"
+    if why is not None:
+        yield Finding(
+            Kind.HEAD, layout.head, f"{why}; readers look at their next scan only", "it is made anew"
+        )
+    for name in sorted(atomic.list_names(layout.replicas) or ()):
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                data = atomic.read_bytes(layout.replicas / name)
+                if data is not None:
+                    decode(ReplicaStatus, data)
+            except LoraFsError as error:
+                text = f"{error}: gc keeps every file until its replica writes it anew, or it is removed"
+                yield Finding(Kind.REPORT, layout.replicas / name, text)
+
+
+def _older(path: Path, seconds: float) -> bool:
+    try:
+        return time.time() - path.lstat().st_mtime >= seconds
+    except OSError:
+        return False
+
+
+def needs_look(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that ``mend`` does nothing about."""
+    return [finding for finding in findings if not finding.mend]

@@ -1,0 +1,250 @@
+"""export, import and fsck as a person runs them: what is printed, what is changed, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import LORA_FS, LoraFs
+from tests.registry.conftest import write_adapter
+
+Folder = Callable[[int], str]
+
+
+@pytest.fixture
+def filled(lora_fs: LoraFs, folder: Folder) -> LoraFs:
+    """support with v1 and v2, which it serves."""
+    assert lora_fs("register", "support", folder(0), "--label", "team=care").code == 0
+    assert lora_fs("register", "support", folder(1)).code == 0
+    return lora_fs
+
+
+def listed(lora_fs: LoraFs) -> list[tuple[str, str, bool]]:
+    found = lora_fs("list", "-o", "json").json
+    return [(one["name"], one["revision"], one["active"]) for one in found]
+
+
+BOTH = [("support", "v1", False), ("support", "v2", True)]
+
+
+def test_lost_and_restored(filled: LoraFs, root: Path, tmp_path: Path) -> None:
+    """The volume is gone; the export in an empty folder is the same registry again."""
+    done = filled("export", "backup.tar", "-o", "json")
+    assert (done.code, done.json["records"], done.json["pointers"], done.json["left_out"]) == (0, 2, 1, [])
+    before = json.loads((root / "lora-fs.json").read_text())
+    shutil.rmtree(root)
+    dry = filled("import", "archive", "backup.tar", "--dry-run")
+    assert dry.code == 0
+    assert not root.exists()
+    assert "dry run" in dry.out
+    assert filled("import", "archive", "backup.tar").code == 0
+    after = json.loads((root / "lora-fs.json").read_text())
+    assert after["registry_uuid"] == before["registry_uuid"]
+    assert after["epoch"] > before["epoch"]
+    assert listed(filled) == BOTH
+    assert filled("fsck").code == 0
+
+
+def test_a_clone_is_another_registry(filled: LoraFs, root: Path, tmp_path: Path) -> None:
+    """--as-new gives the copy its own identity, and is refused where a registry is."""
+    filled("export", "backup.tar")
+    assert filled("import", "archive", "backup.tar", "--as-new").code == 4
+    other = str(tmp_path / "other")
+    assert filled("--root", other, "import", "archive", "backup.tar", "--as-new", "--dry-run").code == 0
+    assert not (tmp_path / "other").exists()
+    assert filled("--root", other, "import", "archive", "backup.tar", "--as-new").code == 0
+    uuids = {
+        json.loads((at / "lora-fs.json").read_text())["registry_uuid"] for at in (root, tmp_path / "other")
+    }
+    assert len(uuids) == 2
+    assert [one["name"] for one in filled("--root", other, "list", "-o", "json").json] == ["support"] * 2
+
+
+def test_through_a_pipe(filled: LoraFs, root: Path, tmp_path: Path) -> None:
+    """export - writes nothing but the archive to stdout."""
+    words = [LORA_FS, "export", "-"]
+    done = subprocess.run(words, capture_output=True, check=True)
+    (tmp_path / "piped.tar").write_bytes(done.stdout)
+    assert done.stderr == b""
+    shutil.rmtree(root)
+    assert filled("import", "archive", "piped.tar").code == 0
+    assert listed(filled) == BOTH
+
+
+def test_conflicts_change_nothing_until_decided(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
+    """Exit 4 and each difference named; keep and take do what they say."""
+    filled("export", "backup.tar")
+    other = str(tmp_path / "other")
+    filled("--root", other, "register", "support", folder(0), "--policy", "pinned")
+    refused = filled("--root", other, "import", "archive", "backup.tar")
+    assert refused.code == 4
+    assert "conflict" in refused.out
+    assert "nothing was changed" in refused.err
+    kept = filled("--root", other, "import", "archive", "backup.tar", "--conflicts", "keep", "-o", "json")
+    assert {row["outcome"] for row in kept.json["items"]} == {"kept", "add"}
+    taken = filled("--root", other, "import", "archive", "backup.tar", "--conflicts", "take")
+    assert taken.code == 0
+    assert [one["active"] for one in filled("--root", other, "list", "-o", "json").json] == [False, True]
+
+
+def test_one_scope_alone(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
+    """--scope-only leaves other tenants out; without it they are in."""
+    filled("--namespace", "other", "register", "theirs", folder(2))
+    assert filled("export", "all.tar", "-o", "json").json["records"] == 3
+    assert filled("export", "mine.tar", "--scope-only", "-o", "json").json["records"] == 2
+
+
+def test_an_export_that_lacks_something_says_so(filled: LoraFs, root: Path) -> None:
+    """It is written, and the exit code and stderr tell what is not in it."""
+    shutil.rmtree(root / "default/tiny/v1/support")
+    done = filled("export", "backup.tar")
+    assert done.code == 1
+    assert "default/tiny/v1/support" in done.err
+    assert Path("backup.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["archive", "nothing.tar"], 3, "no such file"),
+        (["archive", "text"], 2, "no export"),
+        (["gie", "nothing.yaml"], 3, "no such file"),
+        (["gie", "text"], 2, "vLLMLoRAConfig"),
+        (["nim", "nothing"], 3, "no such folder"),
+        (["nim", "empty"], 2, "holds no folder"),
+        (["tape", "text"], 2, "archive"),
+        (["archive", "text", "--link"], 2, "--link is not for"),
+        (["nim", "empty", "--conflicts", "keep"], 2, "--conflicts is not for"),
+    ],
+)
+def test_what_cannot_be_imported_is_told(
+    lora_fs: LoraFs, tmp_path: Path, words: list[str], code: int, says: str
+) -> None:
+    """Each with its documented exit code, and nothing is made."""
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    done = lora_fs("import", *words)
+    assert (done.code, says in done.err) == (code, True), done.err
+    assert not (tmp_path / "volume").exists()
+
+
+GIE = """
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: dynamic-lora-config
+data:
+  configmap.yaml: |
+    vLLMLoRAConfig:
+      name: sql-loras-llama
+      port: 8000
+      defaultBaseModel: tiny
+      ensureExist:
+        models:
+        - id: support
+          source: ./support
+        - id: sql
+          base-model: org/other
+          source: yard1/sql-lora
+        - id: gone
+          source: yard1/gone
+        - id: both
+          source: ./support
+      ensureNotExist:
+        models:
+        - id: old
+          source: ./old
+        - id: both
+          source: ./support
+"""
+
+
+def test_a_configmap_of_the_removed_sidecar(lora_fs: LoraFs, folder: Folder, tmp_path: Path) -> None:
+    """What is to exist is registered for its base model, what is not is withdrawn, each row by itself."""
+    (tmp_path / "cm.yaml").write_text(GIE)
+    write_adapter(tmp_path / "support", 0)
+    write_adapter(tmp_path / "sql", 1)
+    lora_fs("register", "old", folder(3))
+    words = ["import", "gie", "cm.yaml", "--folder", "yard1/sql-lora=./sql", "-o", "json"]
+    dry = lora_fs(*words, "--dry-run")
+    assert [one[0] for one in listed(lora_fs)] == ["old"]
+    done = lora_fs(*words)
+    assert done.code == dry.code == 1
+    assert [row["outcome"] for row in done.json["items"]] == [
+        "skipped",
+        "registered",
+        "registered",
+        "failed",
+        "unregistered",
+    ]
+    assert done.json["items"] == dry.json["items"]
+    assert "--folder yard1/gone=DIR" in done.json["items"][3]["why"]
+    assert listed(lora_fs) == [("support", "v1", True)]
+    assert [one["name"] for one in lora_fs("--model", "org/other", "list", "-o", "json").json] == ["sql"]
+    assert lora_fs("list", "-o", "json").json[0]["origin"] == "import"
+    again = lora_fs(*words)
+    assert [row["outcome"] for row in again.json["items"]] == [
+        "skipped",
+        "unchanged",
+        "unchanged",
+        "failed",
+        "unchanged",
+    ]
+
+
+def test_a_flat_store(lora_fs: LoraFs, tmp_path: Path) -> None:
+    """Each folder under its name; one that cannot be served is told and stops no other."""
+    for number in range(3):
+        write_adapter(tmp_path / f"store/lora-{number}", number)
+    (tmp_path / "store/bad").mkdir()
+    (tmp_path / "store/.cache").mkdir()
+    (tmp_path / "store/README").write_text("text")
+    done = lora_fs("import", "nim", "store")
+    assert done.code == 1
+    assert "1 of 4 were not imported" in done.err
+    assert "adapter_config.json" in done.out
+    assert [one[0] for one in listed(lora_fs)] == ["lora-0", "lora-1", "lora-2"]
+    shutil.rmtree(tmp_path / "store/bad")
+    assert lora_fs("import", "nim", "store").code == 0
+
+
+def test_a_linked_store_stays_where_it_is(
+    lora_fs: LoraFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--link is bound to the folders that may be referred to, as in register."""
+    write_adapter(tmp_path / "store/a", 0)
+    assert lora_fs("import", "nim", "store", "--link").code == 1
+    monkeypatch.setenv("LORA_FS_ALLOWED_SOURCES", str(tmp_path / "store"))
+    assert lora_fs("import", "nim", "store", "--link").code == 0
+    assert lora_fs("list", "-o", "json").json[0]["spec"]["path"] == str(tmp_path / "store/a")
+
+
+def test_fsck_finds_and_mends(filled: LoraFs, root: Path) -> None:
+    """Exit 1 while something is wrong; --repair mends what it can and says what is left."""
+    assert filled("fsck").code == 0
+    shutil.rmtree(root / "default/tiny/v1/support")
+    (root / ".tmp-left").touch()
+    found = filled("fsck", "--older-than", "0", "-o", "json")
+    assert found.code == 1
+    assert {one["kind"] for one in found.json["findings"]} == {"no-files", "half-upload"}
+    assert "--repair" in filled("fsck", "--older-than", "0").out
+    assert (root / ".tmp-left").exists()
+    mended = filled("fsck", "--older-than", "0", "--repair", "-o", "json")
+    assert mended.code == 0
+    assert mended.json["ok"]
+    assert filled("fsck", "--older-than", "0").code == 0
+
+
+def test_fsck_says_what_takes_a_person(filled: LoraFs, root: Path, folder: Folder) -> None:
+    """Files that are nowhere else: told with what to do, before and after --repair."""
+    for seed in (0, 1):
+        shutil.rmtree(folder(seed))
+    shutil.rmtree(root / "default/tiny/v1/support")
+    done = filled("fsck", "--repair")
+    assert done.code == 1
+    assert "import an export" in done.out

@@ -1,0 +1,68 @@
+"""``lora-fs doctor`` as it tries a filesystem: for people, for scripts, and by its exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.cli import doctor
+from lora_fs.sidecar.conformance import Effort, Verdict
+from tests.cli.conftest import LoraFs
+
+BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.05, wait_s=0.5, rounds=1)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second a probe."""
+    monkeypatch.setattr(doctor, "QUICK", BRIEF)
+
+
+def test_a_folder_without_a_registry(lora_fs: LoraFs, root: Path) -> None:
+    """It is tried and told; no registry is made, and that there is none is no failure."""
+    root.mkdir()
+    ran = lora_fs("doctor", "--root", str(root), "--quick")
+    assert ran.code == 0
+    for words in ("one-winner", "how late", "small files a second", "read head every", "no registry yet"):
+        assert words in ran.out.lower()
+    assert list(root.iterdir()) == []
+
+
+def test_a_registry_is_checked_as_well(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:
+    """What is found of the filesystem comes before what is found of the registry."""
+    lora_fs("register", "a", folder(1))
+    told = lora_fs("doctor", "--peer", str(root), "--quick", "-o", "json").json
+    verdict = Verdict.model_validate(told["filesystem"])
+    assert (verdict.root, verdict.peer, verdict.ok) == (str(root), str(root), True)
+    assert any("registered in default/tiny" in check["text"] for check in told["checks"])
+
+
+def test_without_the_options_nothing_is_tried(lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
+    """The registry alone is looked at, as ever."""
+    lora_fs("register", "a", folder(1))
+    assert lora_fs("doctor", "-o", "json").json["filesystem"] is None
+
+
+def test_a_broken_promise_fails(lora_fs: LoraFs, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A needed promise that does not hold is marked, and exits with 1."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    root.mkdir()
+    ran = lora_fs("doctor", "--quick", "--root", str(root))
+    assert ran.code == 1
+    assert "NO     one-winner" in ran.out
+    assert "-> Keep no registry here" in ran.out
+
+
+def test_a_folder_that_is_not_there(lora_fs: LoraFs, root: Path) -> None:
+    """Exit 3, with its path."""
+    ran = lora_fs("doctor", "--quick", "--root", str(root))
+    assert ran.code == 3
+    assert str(root) in ran.err

@@ -1,0 +1,317 @@
+"""Writers and readers as real processes on a pair of mounts, killed and started again; then the history.
+
+Each writer notes an append before it begins and when it was acknowledged, each reader every
+generation that it comes to believe, by the machine's one monotonic clock. ``judge`` replays the
+notes against what the volume holds in the end. Nothing is shared with a process that is killed but
+its own file of notes, outside the volume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.adopt import Adopter
+from lora_fs.sidecar.registry.layout import Layout, parse_generation
+from lora_fs.sidecar.registry.reading import Body, Series
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import write_adapter
+from tests.registry.test_operations import put
+
+SCOPE = Scope("default", "tiny")
+NAMES = [f"a{number}" for number in range(4)]
+DROPPED = "d1"  # the revision that folders are dropped in; others are registered
+GIVE_UP_S = 120.0
+
+
+@dataclass
+class Run:
+    """What was done, and what was found wrong; each a sentence."""
+
+    appends: int = 0
+    kills: int = 0
+    sights: int = 0
+    generations: int = 0
+    settled_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def converge(
+    pair: tuple[Path, Path],
+    notes: Path,
+    *,
+    writers: int,
+    readers: int,
+    appends: int,
+    kills: int,
+    settle_s: float = 0.2,
+    within_s: float = 10.0,
+    seed: int = 0,
+) -> Run:
+    """Write until there are so many acknowledged appends, killing as often, and judge.
+
+    Args:
+        pair: one registry's root by two mounts, or twice by the same; made a registry already.
+        notes: an empty folder outside the volume.
+        settle_s: for how long a dropped folder holds still.
+        within_s: how soon after the last write all readers agree.
+    """
+    chance, run = random.Random(seed), Run()
+    sources = [write_adapter(notes / f"source-{number}", number) for number in range(3)]
+    stop, stopping = os.pipe()
+    processes: list[tuple[int, Callable[[], int]]] = []
+    started = 0
+
+    def start(kind: Callable[..., NoReturn], side: int, *more: Any) -> Callable[[], int]:
+        def begin() -> int:
+            nonlocal started
+            started += 1
+            log, child = notes / f"{kind.__name__}-{started}.log", os.fork()
+            if child == 0:
+                os.close(stopping)
+                kind(pair[side], log, stop, started + seed, *more)
+            return child
+
+        return begin
+
+    for number in range(writers):
+        begin = start(_write, number % 2, sources)
+        processes.append((begin(), begin))
+    for number in range(readers):
+        begin = start(_read, number % 2, settle_s)
+        processes.append((begin(), begin))
+    try:
+        deadline, last = time.monotonic() + GIVE_UP_S, 0
+        while (run.appends < appends or run.kills < kills) and time.monotonic() < deadline:
+            run.appends = sum(1 for _ in _noted(notes, "_write", "ack"))
+            if run.appends > last:
+                deadline, last = time.monotonic() + GIVE_UP_S, run.appends
+            if run.kills < kills * run.appends / appends:
+                at = chance.randrange(len(processes))
+                pid, begin = processes[at]
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                processes[at] = (begin(), begin)
+                run.kills += 1
+            select.select([], [], [], 0.02)
+        if run.appends < appends:
+            run.wrong.append(f"nobody could write for {GIVE_UP_S} s after {run.appends} appends")
+    finally:
+        for pid, _ in processes[:writers]:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+        ended = time.monotonic()
+        os.close(stopping)
+        for pid, _ in processes[writers:]:
+            _, status = os.waitpid(pid, 0)
+            if status:
+                run.wrong.append(f"a reader ended with status {status}")
+    judge(pair[0], notes, run, ended, within_s)
+    return run
+
+
+def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path]) -> NoReturn:
+    chance, out = random.Random(seed), log.open("w", buffering=1)
+
+    class Noting(Registry):
+        def append(self, series: Series[Body], *args: Any, **kwargs: Any) -> Body:
+            begun = time.monotonic_ns()
+            body = super().append(series, *args, **kwargs)
+            where = str((series.folder / series.name).relative_to(self.layout.root))
+            note(out, "ack", where, body.generation, body.token, begun, time.monotonic_ns())
+            return body
+
+    try:
+        registry = Noting(root)
+        acts = [_register, _register, _unregister, _promote, _drop, _take_away]
+        while True:
+            with suppress(InputError, TemporaryError):
+                chance.choice(acts)(registry, chance, sources)
+    except BaseException as error:
+        note(out, "broke", repr(error))
+    os._exit(1)
+
+
+def _register(registry: Registry, chance: random.Random, sources: list[Path]) -> None:
+    seed = chance.randrange(len(sources))
+    put(registry, SCOPE, sources[seed], name=chance.choice(NAMES), revision=f"r{seed}")
+
+
+def _unregister(registry: Registry, chance: random.Random, _: list[Path]) -> None:
+    operations.unregister(registry, SCOPE, chance.choice(NAMES), writer="test", all_revisions=True)
+
+
+def _promote(registry: Registry, chance: random.Random, sources: list[Path]) -> None:
+    revision = chance.choice([f"r{seed}" for seed in range(len(sources))])
+    operations.promote(registry, SCOPE, chance.choice(NAMES), revision, writer="test")
+
+
+def _drop(registry: Registry, chance: random.Random, sources: list[Path]) -> None:
+    target = registry.layout.artifact(AdapterKey(*SCOPE, DROPPED, chance.choice(NAMES)))
+    with suppress(OSError):
+        shutil.copytree(chance.choice(sources), target)
+
+
+def _take_away(registry: Registry, chance: random.Random, _: list[Path]) -> None:
+    target = registry.layout.artifact(AdapterKey(*SCOPE, DROPPED, chance.choice(NAMES)))
+    aside = registry.layout.root.parent / f"taken-{os.getpid()}-{time.monotonic_ns()}"
+    with suppress(OSError):
+        target.rename(aside)
+        shutil.rmtree(aside)
+
+
+def _read(root: Path, log: Path, stop: int, seed: int, settle_s: float) -> NoReturn:
+    """A replica's eyes: it follows, and adopts; at the end it waits until nothing moves any more."""
+    out = log.open("w", buffering=1)
+    registry = Registry(root)
+    view = RegistryView(registry, (SCOPE,), scan_s=0.2)
+    adopter = Adopter(registry, Expectation(), settle_s=settle_s, writer=f"reader-{seed}")
+    seen: dict[str, int] = {}
+    quiet_since, stopped = time.monotonic(), False
+    code = 0
+    try:
+        while not (stopped and time.monotonic() - quiet_since > 6 * settle_s + 6.0):
+            moved = False
+            begun = time.monotonic_ns()
+            with suppress(TemporaryError):
+                moved = view.refresh(force=stopped)
+                moved |= adopter.step(view.desired)
+            for where, body in bodies(view.desired).items():
+                if seen.get(where) != body.generation:
+                    seen[where] = body.generation
+                    note(out, "saw", where, body.generation, body.token, begun, time.monotonic_ns())
+            for problem in view.desired.problems.values():
+                note(out, "problem", problem)
+            if moved or adopter.waiting():
+                quiet_since = time.monotonic()
+            stopped |= bool(select.select([stop], [], [], 0.02)[0])
+        final = {where: [body.generation, body.token] for where, body in bodies(view.desired).items()}
+        note(out, "final", final, view.desired.frozen)
+    except BaseException as error:
+        note(out, "broke", repr(error))
+        code = 1
+    os._exit(code)
+
+
+def bodies(desired: Desired) -> dict[str, Record | Pointer]:
+    """A view's bodies by series, as the writers' notes name them."""
+    records = {str(record.key): record for record in desired.records.values()}
+    pointers = {f"{scope}/.active/{name}": pointer for (scope, name), pointer in desired.pointers.items()}
+    return {**records, **pointers}
+
+
+def note(out: IO[str], *what: Any) -> None:
+    out.write(json.dumps(what) + "\n")
+
+
+def _noted(notes: Path, kind: str, what: str) -> Any:
+    for path in sorted(notes.glob(f"{kind}-*.log")):
+        for line in path.read_text().splitlines(keepends=True):
+            if (
+                line.endswith("\n") and (value := json.loads(line))[0] == what
+            ):  # a killed one's last may be cut
+                yield path.name, value[1:]
+
+
+def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float) -> None:
+    """Replay every note against what lies on the volume."""
+    registry, wrong = Registry(root), run.wrong
+    history = _history(registry, wrong)
+    run.generations = sum(map(len, history.values()))
+    acknowledged: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for who, (where, generation, token, begun, done) in _noted(notes, "_write", "ack"):
+        body = history[where].get(generation)
+        if body is None or body.token != token:
+            wrong.append(f"{who}: generation {generation} of {where} was acknowledged and is lost")
+        acknowledged[where].append((begun, done, generation))
+    for where, spans in acknowledged.items():
+        greatest, by_end = 0, sorted(spans, key=lambda span: span[1])
+        at = 0
+        for begun, _, generation in sorted(spans):
+            while at < len(by_end) and by_end[at][1] < begun:
+                greatest = max(greatest, by_end[at][2])
+                at += 1
+            if generation < greatest:
+                wrong.append(f"{where}: {generation} was begun after {greatest} was acknowledged")
+    _judge_readers(notes, history, run, ended, within_s)
+    for kind in ("_write", "_read"):
+        wrong += [f"{who}: {told}" for who, told in _noted(notes, kind, "broke")]
+    view = RegistryView(registry, (SCOPE,))
+    view.refresh()
+    ids = [record.spec.int_id for record in view.desired.records.values() if record.present]
+    if len(set(ids)) != len(ids):
+        wrong.append("two adapters share an id")
+    for where, body in bodies(view.desired).items():
+        if body != history[where][max(history[where])]:
+            wrong.append(f"{where}: its greatest generation is not in force")
+
+
+def _history(registry: Registry, wrong: list[str]) -> dict[str, dict[int, Record | Pointer]]:
+    """Every generation of every series; each has to build on the one before, so none was written asleep."""
+    history: dict[str, dict[int, Record | Pointer]] = defaultdict(dict)
+    layout: Layout = registry.layout
+    for folder in layout.scope(SCOPE).iterdir():
+        for path in folder.iterdir():
+            parsed = parse_generation(path.name)
+            if parsed is None or folder.name == ".incoming":
+                continue
+            name, generation = parsed
+            key = AdapterKey(*SCOPE, folder.name, name)
+            series: Any = (
+                registry.pointers(SCOPE, name) if folder.name == ".active" else registry.records(key)
+            )
+            history[f"{SCOPE}/{folder.name}/{name}"][generation.generation] = registry.read(
+                series, generation
+            )
+    for where, found in history.items():
+        if sorted(found) != list(range(1, len(found) + 1)):
+            wrong.append(f"{where}: generations are missing: {sorted(found)}")
+        for number, body in found.items():
+            before = found.get(number - 1)
+            if (body.previous.sum if body.previous else None) != (before.sum if before else None):
+                wrong.append(f"{where}: generation {number} does not build on the one before it")
+    return history
+
+
+def _judge_readers(
+    notes: Path, history: dict[str, dict[int, Record | Pointer]], run: Run, ended: float, within_s: float
+) -> None:
+    wrong = run.wrong
+    last: dict[tuple[str, str], int] = {}
+    latest_ns = int(ended * 1e9)
+    for who, (where, generation, token, _, seen) in _noted(notes, "_read", "saw"):
+        run.sights += 1
+        body = history[where].get(generation)
+        if body is None or body.token != token:
+            wrong.append(f"{who} saw generation {generation} of {where}, which nobody wrote")
+        if generation <= last.get((who, where), 0):
+            wrong.append(f"{who} went back to generation {generation} of {where}")
+        last[who, where] = generation
+        latest_ns = max(latest_ns, seen)
+    run.settled_s = latest_ns / 1e9 - ended
+    if run.settled_s > within_s:
+        wrong.append(f"readers agreed {run.settled_s:.1f} s after the last write")
+    wrong += [f"{who}: {problem}" for who, problem in _noted(notes, "_read", "problem")]
+    newest = {where: [max(found), found[max(found)].token] for where, found in history.items()}
+    finals = list(_noted(notes, "_read", "final"))
+    if not finals:
+        wrong.append("no reader came to its end")
+    for who, (final, frozen) in finals:
+        if final != newest or frozen is not None:
+            wrong.append(f"{who} ends in another state ({frozen})")

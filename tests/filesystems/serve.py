@@ -1,0 +1,174 @@
+"""Inside a rig's own namespaces, as their first process: brings a server up, mounts it, and stays.
+
+Usage: serve.py FILESYSTEM FOLDER PACKAGES. It says "ready" when ``FOLDER/plain/a`` and
+``FOLDER/plain/b`` are two mounts of one filesystem, and so are those of its other flavours: ``tuned``
+has the options that `lora-fs doctor` advises, ``lagging`` keeps listings for LAG_S. It ends when its
+stdin does. With it the kernel ends every process and every mount of the namespaces: nothing is left
+behind, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+START_S = 30.0
+LOOK_S = 0.05
+ADDRESS = "10.77.0.1"  # GlusterFS refuses loopback addresses
+PORT = 5556
+SFTP_SERVERS = ("usr/lib/openssh/sftp-server", "usr/lib/ssh/sftp-server", "usr/libexec/openssh/sftp-server")
+LAG_S = 4  # sshfs keeps a listing for 20 s unless told otherwise
+NO_CACHE = ("attribute-timeout=0", "entry-timeout=0", "negative-timeout=0")
+SSHFS = {
+    "plain": "",
+    "tuned": ",dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0",
+    "lagging": f",dcache_timeout={LAG_S}",
+}
+FLAVOURS = {
+    "tmpfs": ("plain",),
+    "glusterfs": ("plain", "tuned"),
+    "sshfs": tuple(SSHFS),
+    "s3fs": ("plain",),
+}
+GLUSTERD = """\
+volume management
+    type mgmt/glusterd
+    option working-directory /var/lib/glusterd
+    option transport-type socket
+    option transport.socket.listen-port 24007
+    option ping-timeout 0
+    option event-threads 1
+    option max-port 60999
+end-volume
+"""
+
+
+def run(*words: str | Path) -> None:
+    """Run a command to its end; what it says is told if it fails."""
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))}: exit {done.returncode}: {done.stdout}{done.stderr}")
+
+
+def wait_for(what: str, there: Callable[[], bool], log: Path) -> None:
+    """Look until it is there; the end of the server's log is told if it does not come."""
+    deadline = time.monotonic() + START_S
+    while not there():
+        if time.monotonic() > deadline:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
+            raise SystemExit(f"{what} did not come within {START_S:.0f} s:\n{tail}")
+        time.sleep(LOOK_S)
+
+
+def is_mounted(folder: Path) -> bool:
+    """Whether something is mounted there."""
+    return any(line.split(" ")[4] == str(folder) for line in Path("/proc/self/mountinfo").open())
+
+
+def tmpfs(folder: Path) -> None:
+    """One memory filesystem, bound to two places."""
+    for side in ("a", "b"):
+        run("mount", "--bind", folder / "store", folder / "plain" / side)
+
+
+def glusterfs(folder: Path) -> None:
+    """glusterd on an address of this namespace, a volume of one brick for each flavour, two clients each."""
+    run("ip", "address", "add", f"{ADDRESS}/24", "dev", "lo")
+    for place in ("/run", "/var/lib", "/var/log"):
+        run("mount", "-t", "tmpfs", "tmpfs", place)
+    for place in ("/run/gluster", "/var/log/glusterfs/bricks", *map("/var/lib/glusterd/{}".format, STATE)):
+        Path(place).mkdir(parents=True)
+    volfile, log = folder / "glusterd.vol", folder / "glusterd.log"
+    volfile.write_text(GLUSTERD)
+    subprocess.Popen(["glusterd", "-N", f"--volfile={volfile}", f"--log-file={log}"])
+    gluster = ("gluster", "--mode=script", "volume")
+
+    def answers() -> bool:
+        return subprocess.run([*gluster, "list"], capture_output=True, check=False).returncode == 0
+
+    wait_for("glusterd", answers, log)
+    for flavour in FLAVOURS["glusterfs"]:
+        run(*gluster, "create", flavour, f"{ADDRESS}:{folder / 'store' / flavour}", "force")
+        if flavour == "tuned":
+            for option in ("quick-read", "stat-prefetch"):
+                run(*gluster, "set", flavour, f"performance.{option}", "off")
+        run(*gluster, "start", flavour)
+        options = [f"--{option}" for option in NO_CACHE] if flavour == "tuned" else []
+        for side in ("a", "b"):
+            at = folder / flavour / side
+            run("glusterfs", f"--volfile-server={ADDRESS}", f"--volfile-id={flavour}", *options, at)
+            wait_for(f"the mount {at}", partial(is_mounted, at), log)
+
+
+STATE = ("vols", "peers", "groups")
+
+
+def sshfs(folder: Path) -> None:
+    """sshfs straight to an sftp-server: no network, no key, the protocol as it is."""
+    server = next(Path("/", path) for path in SFTP_SERVERS if Path("/", path).exists())
+    ssh = folder / "ssh"
+    ssh.write_text(f"#!/bin/sh\nexec {server}\n")
+    ssh.chmod(0o755)
+    for flavour, options in SSHFS.items():
+        (folder / "store" / flavour).mkdir()
+        for side in ("a", "b"):
+            where = f"host:{folder / 'store' / flavour}"
+            run("sshfs", "-o", f"ssh_command={ssh}{options}", where, folder / flavour / side)
+
+
+def s3fs(folder: Path) -> None:
+    """s3fs against moto's server of S3."""
+    log, url = folder / "moto.log", f"http://127.0.0.1:{PORT}"
+    subprocess.Popen(
+        [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(PORT)],
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+    )
+
+    def answers() -> bool:
+        try:
+            urlopen(Request(f"{url}/bucket", method="PUT"), timeout=START_S).close()
+        except (URLError, ConnectionError):
+            return False
+        return True
+
+    wait_for("moto", answers, log)
+    password = folder / "password"
+    password.write_text("key:secret")
+    password.chmod(0o600)
+    options = f"url={url},use_path_request_style,passwd_file={password}"
+    for side in ("a", "b"):
+        at = folder / "plain" / side
+        run("s3fs", "bucket", at, "-o", options)
+        wait_for(f"the mount {at}", partial(is_mounted, at), log)
+
+
+FILESYSTEMS = {"tmpfs": tmpfs, "glusterfs": glusterfs, "sshfs": sshfs, "s3fs": s3fs}
+
+
+def main(name: str, folder: Path, packages: Path) -> None:
+    """Everything below ``folder`` is this namespace's own, and so is what lies over /usr."""
+    run("ip", "link", "set", "lo", "up")
+    run("mount", "-t", "tmpfs", "tmpfs", folder)
+    if (packages / "usr").is_dir():
+        run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={packages / 'usr'}:/usr", "/usr")
+    (folder / "store").mkdir()
+    for flavour in FLAVOURS[name]:
+        for side in ("a", "b"):
+            (folder / flavour / side).mkdir(parents=True)
+    os.environ["HOME"] = str(folder)
+    FILESYSTEMS[name](folder)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,445 @@
+"""Out of a volume and into another: whole or refused, merged or restored, and nothing taken back unasked."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.errors import Conflict, InputError, TemporaryError
+from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
+from lora_fs.sidecar.registry import archive, artifacts, export, imports, operations, restore, root
+from lora_fs.sidecar.registry.archive import Contents
+from lora_fs.sidecar.registry.merge import Rule, Verdict
+from lora_fs.sidecar.registry.registration import int_id
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from tests.registry.conftest import MakeAdapter
+from tests.registry.faults import fail, without_links
+from tests.registry.test_operations import put, served
+
+V1 = AdapterKey("default", "tiny", "v1", "a1")
+
+
+@pytest.fixture
+def filled(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Registry:
+    """a1 with v1 and v2 (active), b1 withdrawn, c1 linked, and another tenant's d1."""
+    put(registry, scope, make_adapter(), labels={"team": "care"})
+    put(registry, scope, make_adapter(seed=1))
+    put(registry, scope, make_adapter(seed=2), name="b1")
+    operations.unregister(registry, scope, "b1", writer="test")
+    put(registry, scope, make_adapter("linked", seed=3), name="c1", link=True)
+    put(registry, Scope("other", "tiny"), make_adapter(seed=4), name="d1")
+    return registry
+
+
+def exported(registry: Registry, target: Path, *, files: bool = True) -> Path:
+    done = export.to_file(registry, registry.scopes(), target, artifacts=files)
+    assert done.left_out == []
+    return target
+
+
+def state(registry: Registry) -> dict[str, object]:
+    """Everything a fresh reader finds, in every scope, but what is each registry's own."""
+    view = RegistryView(registry, tuple(registry.scopes()))
+    view.refresh()
+    desired = view.desired
+    records = {
+        str(key): (record.state, record.spec.digest, record.spec.policy, record.spec.labels)
+        for key, record in desired.records.items()
+        if record.present
+    }
+    pointers = {f"{s}/{name}": p.revision for (s, name), p in desired.pointers.items() if p.revision}
+    whole = [
+        artifacts.digest_of(
+            artifacts.hash_files(registry.layout.resolve(r.spec.path), [f.path for f in r.spec.files])
+        )
+        == r.spec.digest
+        for r in desired.records.values()
+        if r.present
+    ]
+    return {"records": records, "pointers": pointers, "whole": all(whole), "problems": dict(desired.problems)}
+
+
+def carry_out(registry: Registry, file: Path, rule: Rule = Rule.REFUSE) -> dict[str, Verdict]:
+    contents = archive.read(file)
+    chosen = imports.plan(registry, contents, rule)
+    imports.apply(registry, file, contents, chosen, writer="test")
+    return {step.name: step.verdict for step in chosen.steps}
+
+
+# -- the archive ---------------------------------------------------------------------------------
+
+
+def test_an_export_reads_back_whole(filled: Registry, tmp_path: Path) -> None:
+    """Every newest record and pointer is in it, byte for byte, and the files of what is present."""
+    contents = archive.read(exported(filled, tmp_path / "e.tar"))
+    assert len(contents.records) == 5
+    assert {str(key) for key in contents.files} == {str(k) for k, r in contents.records.items() if r.present}
+    assert all(contents.has_files_of(r) for r in contents.records.values() if r.present)
+    assert contents.raw[V1] in {
+        path.read_bytes() for path in filled.layout.revision(Scope("default", "tiny"), "v1").glob("a1.@*")
+    }
+    assert contents.begin.registry_uuid == filled.marker.registry_uuid
+
+
+def test_a_stream_is_the_same_archive(filled: Registry, tmp_path: Path) -> None:
+    """What goes to a pipe, which cannot seek, is read as a file is."""
+
+    class Pipe(io.RawIOBase):
+        def __init__(self) -> None:
+            self.data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: object, /) -> int:
+            self.data += bytes(data)  # type: ignore[call-overload]
+            return len(data)  # type: ignore[arg-type]
+
+    pipe = Pipe()
+    export.write(filled, filled.scopes(), pipe, artifacts=True)  # type: ignore[arg-type]
+    (tmp_path / "p.tar").write_bytes(pipe.data)
+    assert (
+        archive.read(tmp_path / "p.tar").records == archive.read(exported(filled, tmp_path / "e.tar")).records
+    )
+
+
+def test_without_files(filled: Registry, tmp_path: Path) -> None:
+    """Records alone are a few kilobytes and hold no adapter's file."""
+    file = exported(filled, tmp_path / "e.tar", files=False)
+    assert archive.read(file).files == {}
+
+
+@pytest.mark.parametrize("keep", [0, 511, 512, 5000, -10240 - 1, -1])
+def test_a_cut_export_is_refused(filled: Registry, tmp_path: Path, keep: int) -> None:
+    """Cut between two members or inside one, it is no smaller registry: it is refused."""
+    file = exported(filled, tmp_path / "e.tar")
+    data = file.read_bytes()
+    with tarfile.open(file) as tar:
+        last = tar.getmembers()[-1]
+    cut = data[: last.offset] if keep == -1 else data[:keep]
+    file.write_bytes(cut)
+    with pytest.raises(InputError):
+        archive.read(file)
+
+
+def test_any_flipped_bit_is_found(filled: Registry, tmp_path: Path) -> None:
+    """A bit that differs in a record, a file or the frame is not taken over."""
+    file = exported(filled, tmp_path / "e.tar")
+    data, read = file.read_bytes(), archive.read(file)
+    for at in range(300, len(data) - 10240, len(data) // 97):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        file.write_bytes(flipped)
+        try:
+            found = archive.read(file)
+        except InputError:
+            continue
+        assert (found.records, found.pointers, found.files) == (read.records, read.pointers, read.files), at
+
+
+def rewritten(file: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[tarfile.TarInfo, bytes]]) -> Path:
+    target = file.with_name("rewritten.tar")
+    with tarfile.open(file) as old, tarfile.open(target, "w") as new:
+        for member in old:
+            data = old.extractfile(member)
+            assert data is not None
+            info, content = change(member, data.read())
+            info.size = len(content) if info.isreg() else 0
+            new.addfile(info, io.BytesIO(content))
+    return target
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "default/tiny/v1/../x", "a/b/c/d/e/f", "x"]
+)
+def test_a_name_that_leaves_its_folder_is_refused(filled: Registry, tmp_path: Path, name: str) -> None:
+    """No member's name becomes a path; what is not of the export's form refuses the export."""
+
+    def change(info: tarfile.TarInfo, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
+        if info.name.endswith(".safetensors"):
+            info.name = name
+        return info, data
+
+    with pytest.raises(InputError, match="no place in an export"):
+        archive.read(rewritten(exported(filled, tmp_path / "e.tar"), change))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_only_regular_files_are_taken(filled: Registry, tmp_path: Path, kind: bytes) -> None:
+    """A link, a FIFO or a device in an export refuses it."""
+
+    def change(info: tarfile.TarInfo, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
+        if info.name.endswith(".safetensors"):
+            info.type, info.linkname = kind, "/etc/passwd"
+        return info, data
+
+    with pytest.raises(InputError):
+        archive.read(rewritten(exported(filled, tmp_path / "e.tar"), change))
+
+
+def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
+    """Text, and a tar of other things, are told to be no export."""
+    (tmp_path / "text").write_text("hello")
+    with tarfile.open(tmp_path / "other.tar", "w") as tar:
+        tar.add(tmp_path / "text", "default/tiny/v1/a1/config.json")
+    for name in ("text", "other.tar"):
+        with pytest.raises(InputError, match="no export"):
+            archive.read(tmp_path / name)
+
+
+def test_damaged_files_are_told_and_the_export_stays_readable(filled: Registry, tmp_path: Path) -> None:
+    """A file that is shorter, other or gone is named; all others are in the export, which is whole."""
+    layout, scope = filled.layout, Scope("default", "tiny")
+    (layout.artifact(V1) / "adapter_model.safetensors").write_bytes(b"short")
+    shutil.rmtree(layout.artifact(AdapterKey(*scope, "v2", "a1")))
+    file = tmp_path / "e.tar"
+    done = export.to_file(filled, filled.scopes(), file, artifacts=True)
+    assert len(done.left_out) == 3
+    contents = archive.read(file)
+    assert not contents.has_files_of(contents.records[V1])
+    assert contents.end.left_out == 3
+
+
+def test_a_failed_export_leaves_the_last_one(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves no half file under the name of a good backup."""
+    file = exported(filled, tmp_path / "e.tar")
+    before = file.read_bytes()
+    fail(monkeypatch, "fsync", 28)
+    with pytest.raises(InputError, match="No space"):
+        export.to_file(filled, filled.scopes(), file, artifacts=True)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.glob("e.tar*")] == ["e.tar"]
+
+
+# -- restoring -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", ["cas", "lww"])
+def test_a_restored_registry_is_the_one_that_was(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """The same uuid, another epoch, the same state; also where links work on one side alone."""
+    file = exported(filled, tmp_path / "e.tar")
+    if tier == "lww":
+        without_links(monkeypatch)
+    assert restore.restore(tmp_path / "new", file, archive.read(file)) == []
+    again = Registry(tmp_path / "new")
+    assert again.marker.registry_uuid == filled.marker.registry_uuid
+    assert again.marker.epoch > filled.marker.epoch
+    assert again.marker.tier == tier
+    assert state(again) == state(filled)
+    operations.promote(again, Scope("default", "tiny"), "a1", "v1", writer="test")
+    assert served(again, Scope("default", "tiny"))["a1"] == "v1"
+
+
+def test_a_running_reader_follows_a_restore(filled: Registry, tmp_path: Path) -> None:
+    """A view of the lost volume believes the restored one, which is older, and goes on."""
+    scope = Scope("default", "tiny")
+    file = exported(filled, tmp_path / "e.tar")
+    view = RegistryView(filled, (scope,))
+    operations.promote(filled, scope, "a1", "v1", writer="test")
+    view.refresh()
+    assert {name: r.revision for _, name, r in view.desired.active()}["a1"] == "v1"
+    path = filled.layout.root
+    shutil.rmtree(path)
+    restore.restore(path, file, archive.read(file))
+    view.refresh(force=True)
+    assert {name: r.revision for _, name, r in view.desired.active()}["a1"] == "v2"
+    assert view.desired.frozen is None
+
+
+def test_a_killed_restore_is_completed_by_the_same_one(filled: Registry, tmp_path: Path) -> None:
+    """Failed at every other write: what it left is no registry or the whole one, and again it is whole."""
+    file = exported(filled, tmp_path / "e.tar")
+    contents, want = archive.read(file), state(filled)
+    number = 0
+    while True:
+        number += 2
+        target = tmp_path / f"n{number}"
+        with pytest.MonkeyPatch.context() as patch:
+            left = [number]
+
+            def when(*_: object, left: list[int] = left, **__: object) -> bool:
+                left[0] -= 1
+                return left[0] == 0
+
+            fail(patch, "link", 5, when=when)
+            fail(patch, "mkdir", 5, when=when)
+            fail(patch, "fsync", 5, when=when)
+            with suppress(TemporaryError):
+                restore.restore(target, file, contents)
+            if left[0] > 0:
+                break
+        if not (target / "lora-fs.json").exists():
+            restore.restore(target, file, contents)
+        assert state(Registry(target)) == want
+    assert number > 30
+
+
+def test_a_restore_refuses_what_is_another(filled: Registry, tmp_path: Path) -> None:
+    """A registry, or a record that is not the export's, is in the way and stays."""
+    file = exported(filled, tmp_path / "e.tar")
+    contents = archive.read(file)
+    with pytest.raises(Conflict, match="registry already"):
+        restore.restore(filled.layout.root, file, contents)
+    (tmp_path / "n/default/tiny/v1").mkdir(parents=True)
+    (tmp_path / "n/default/tiny/v1/a1.@00000001.json").write_text("{}")
+    with pytest.raises(Conflict, match="another one"):
+        restore.restore(tmp_path / "n", file, contents)
+    assert not (tmp_path / "n/lora-fs.json").exists()
+
+
+def test_the_marker_alone_is_restored(filled: Registry, tmp_path: Path) -> None:
+    """Over a volume that lost its marker, everything else in place, an export without files is enough."""
+    file = exported(filled, tmp_path / "e.tar", files=False)
+    want = state(filled)
+    filled.layout.marker.unlink()
+    assert restore.restore(filled.layout.root, file, archive.read(file)) == []
+    assert state(Registry(filled.layout.root)) == want
+
+
+# -- merging -------------------------------------------------------------------------------------
+
+
+def test_a_merge_into_a_new_registry_brings_everything(filled: Registry, tmp_path: Path) -> None:
+    """Same adapters, same names; ids are those of the new registry, the linked folder stays linked."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    carry_out(other, file)
+    assert state(other) == state(filled)
+    view = RegistryView(other, tuple(other.scopes()))
+    view.refresh()
+    for key, record in view.desired.records.items():
+        assert record.spec.int_id == int_id(other.marker.registry_uuid, key, record.spec.digest)
+    assert set(carry_out(other, file).values()) == {Verdict.SAME}
+
+
+def test_fields_of_a_later_version_survive(filled: Registry, scope: Scope, tmp_path: Path) -> None:
+    """What this version does not know goes along."""
+    filled.append(filled.records(V1), lambda _: {"mood": "glad"}, writer="test")
+    other = Registry(tmp_path / "other", create=True)
+    carry_out(other, exported(filled, tmp_path / "e.tar"))
+    record = other.latest(other.records(V1))[1]
+    assert record is not None
+    assert record.model_extra == {"mood": "glad"}
+
+
+def test_what_is_newer_here_is_kept(filled: Registry, scope: Scope, tmp_path: Path) -> None:
+    """An old export takes nothing back: not a promote, not a tombstone."""
+    file = exported(filled, tmp_path / "e.tar")
+    operations.promote(filled, scope, "a1", "v1", writer="test")
+    operations.unregister(filled, scope, "c1", writer="test")
+    want = state(filled)
+    found = carry_out(filled, file)
+    assert found["default/tiny: a1"] is Verdict.NEWER
+    assert found["default/tiny/v1/c1"] is Verdict.NEWER
+    assert state(filled) == want
+    carry_out(filled, file, Rule.TAKE)
+    assert served(filled, scope) == {"a1": "v2", "c1": "v1"}
+
+
+def test_what_differs_is_refused_kept_or_taken(
+    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
+) -> None:
+    """Two registries that both know an adapter with other labels: a person says which."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    put(other, scope, make_adapter(), policy=Policy(kind=PolicyKind.PINNED))
+    before = state(other)
+    with pytest.raises(Conflict, match="policy"):
+        carry_out(other, file)
+    assert state(other) == before
+    assert carry_out(other, file, Rule.KEEP)[str(V1)] is Verdict.KEPT
+    assert served(other, scope)["a1"] == "v1"
+    assert carry_out(other, file, Rule.TAKE)[str(V1)] is Verdict.REPLACE
+    assert state(other) == state(filled)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_other_bytes_of_a_revision_are_always_refused(
+    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter, rule: Rule
+) -> None:
+    """Revisions never change, whoever asks."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    put(other, scope, make_adapter(seed=9))
+    with pytest.raises(Conflict, match="other bytes"):
+        carry_out(other, file, rule)
+
+
+def test_missing_files_come_back(filled: Registry, tmp_path: Path) -> None:
+    """A registered adapter whose files were lost or damaged has them again after an import."""
+    file, want = exported(filled, tmp_path / "e.tar"), state(filled)
+    shutil.rmtree(filled.layout.artifact(V1))
+    weights = filled.layout.artifact(AdapterKey("default", "tiny", "v2", "a1")) / "adapter_model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    found = carry_out(filled, file)
+    assert [name for name, verdict in found.items() if verdict is Verdict.MEND] == [
+        "default/tiny/v1/a1",
+        "default/tiny/v2/a1",
+    ]
+    assert state(filled) == want
+
+
+def test_without_files_anywhere_nothing_is_registered(filled: Registry, tmp_path: Path) -> None:
+    """A record whose bytes are on neither side is not written, and no name serves it."""
+    file = exported(filled, tmp_path / "e.tar", files=False)
+    other = Registry(tmp_path / "other", create=True)
+    found = carry_out(other, file)
+    assert found[str(V1)] is Verdict.NO_FILES
+    assert found["default/tiny: a1"] is Verdict.NO_FILES
+    assert found["default/tiny/v1/c1"] is Verdict.ADD  # linked, and its folder is there
+    assert [*served(other, Scope("default", "tiny"))] == ["c1"]
+
+
+def test_a_linked_adapter_whose_folder_is_gone_gets_its_own_copy(filled: Registry, tmp_path: Path) -> None:
+    """On another machine the export's files stand in for the folder that was linked."""
+    file = exported(filled, tmp_path / "e.tar")
+    shutil.rmtree(tmp_path / "linked")
+    other = Registry(tmp_path / "other", create=True)
+    carry_out(other, file)
+    key = AdapterKey("default", "tiny", "v1", "c1")
+    record = other.latest(other.records(key))[1]
+    assert record is not None
+    assert other.layout.resolve(record.spec.path) == other.layout.artifact(key)
+    assert state(other)["whole"]
+
+
+def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Scope, tmp_path: Path) -> None:
+    """A write between an import's plan and its own write is told, and stays."""
+    file = exported(filled, tmp_path / "e.tar")
+    operations.promote(filled, scope, "a1", "v1", writer="test")
+    contents: Contents = archive.read(file)
+    chosen = imports.plan(filled, contents, Rule.TAKE)
+    real = filled.latest
+
+    with pytest.MonkeyPatch.context() as patch:
+        seen: list[int] = []
+
+        def late(series: Any) -> Any:
+            found = real(series)
+            if series.name == "a1" and not seen:
+                seen.append(1)
+                operations.promote(Registry(filled.layout.root), scope, "a1", "v2", writer="other")
+            return found
+
+        patch.setattr(filled, "latest", late)
+        with pytest.raises(Conflict, match="meanwhile"):
+            imports.apply(filled, file, contents, chosen, writer="test")
+
+
+def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:
+    """Of two restores from one export neither has the epoch of what was exported."""
+    file = exported(filled, tmp_path / "e.tar")
+    restore.restore(tmp_path / "n", file, archive.read(file))
+    assert root.read_marker(tmp_path / "n").epoch not in (0, filled.marker.epoch, filled.marker.epoch + 1)

@@ -1,0 +1,401 @@
+"""What fsck finds, what it mends, and what it leaves to a person because it would have to guess."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.model import AdapterKey, Record, Scope, State
+from lora_fs.sidecar.registry import artifacts, atomic, fsck, lock, operations
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.fsck import Finding, Kind
+from lora_fs.sidecar.registry.layout import generation_name
+from lora_fs.sidecar.registry.mend import Mender
+from lora_fs.sidecar.registry.registration import int_id
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import MakeAdapter, write_adapter
+from tests.registry.faults import fail
+from tests.registry.test_lock import left_by_another_host
+from tests.registry.test_operations import put, served
+
+V1 = AdapterKey("default", "tiny", "v1", "a1")
+V2 = AdapterKey("default", "tiny", "v2", "a1")
+
+
+@pytest.fixture(autouse=True)
+def _swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers remove their temporary names at once."""
+    monkeypatch.setattr(atomic, "UNLINK_AFTER_S", 0.0)
+
+
+@pytest.fixture
+def two(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Registry:
+    """a1 with v1 and v2, which it serves; the sources are gone, so nothing can be copied anew."""
+    for seed in (0, 1):
+        source = make_adapter(f"source-{seed}", seed)
+        put(registry, scope, source)
+        shutil.rmtree(source)
+    return registry
+
+
+def look(registry: Registry, *, older_than_s: float = 0.0, hash_files: bool = True) -> list[Finding]:
+    registry.close()
+    return list(fsck.find(registry, fsck.look(registry), older_than_s=older_than_s, hash_files=hash_files))
+
+
+def kinds(registry: Registry) -> list[str]:
+    return sorted(finding.kind.value for finding in look(registry))
+
+
+def repair(registry: Registry) -> dict[Kind, str | None]:
+    """Mend everything; the last outcome of each kind."""
+    registry.close()
+    state = fsck.look(registry)
+    found = fsck.find(registry, state, older_than_s=0.0, hash_files=True)
+    mender = Mender(registry, state, Expectation(), writer="test")
+    return {finding.kind: outcome for finding, outcome in mender.mend(list(found))}
+
+
+def newest(registry: Registry, key: AdapterKey) -> Path:
+    generation, _ = registry.latest(registry.records(key))
+    return registry.layout.revision(key.scope, key.revision) / generation_name(key.name, *generation)
+
+
+def test_a_sound_registry_has_no_findings(two: Registry, scope: Scope) -> None:
+    """Tombstones, several revisions and another tenant are nothing wrong."""
+    operations.unregister(two, scope, "a1", writer="test", revision="v1")
+    assert look(two) == []
+
+
+def test_a_damaged_record_that_is_served_is_said_anew(two: Registry, scope: Scope) -> None:
+    """The name serves it still, so it was not withdrawn: all readers agree again, on the same bytes."""
+    two.append(two.records(V2), lambda _: {"keep_files": True}, writer="test")
+    newest(two, V2).write_bytes(b"\0" * 100)
+    assert kinds(two) == ["unreadable"]
+    assert repair(two) == {Kind.UNREADABLE: None}
+    assert look(two) == []
+    record = two.latest(two.records(V2))[1]
+    assert record is not None
+    assert (record.generation, record.present) == (3, True)
+    assert served(two, scope) == {"a1": "v2"}
+
+
+def test_a_damaged_tombstone_is_not_guessed(two: Registry, scope: Scope) -> None:
+    """A revision that its name does not serve may have been withdrawn: nothing is written."""
+    operations.unregister(two, scope, "a1", writer="test", revision="v1")
+    newest(two, V1).write_bytes(b"")
+    before = sorted(path.name for path in two.layout.revision(scope, "v1").iterdir())
+    (finding,) = look(two)
+    assert (finding.kind, finding.mend) == (Kind.UNREADABLE, "")
+    assert "lora-fs register" in finding.text
+    assert repair(two) == {Kind.UNREADABLE: "it takes a person"}
+    assert sorted(path.name for path in two.layout.revision(scope, "v1").iterdir()) == before
+
+
+def test_a_damaged_pointer_is_not_guessed_and_a_promote_settles_it(two: Registry, scope: Scope) -> None:
+    """What a name was to serve takes a person, whose promote is written even if nothing moves by it."""
+    operations.promote(two, scope, "a1", "v1", writer="test")
+    path = two.layout.active(scope) / generation_name("a1", 3)
+    path.write_text("garbage")
+    (finding,) = look(two)
+    assert "lora-fs promote a1" in finding.text
+    assert repair(two) == {Kind.UNREADABLE: "it takes a person"}
+    operations.promote(two, scope, "a1", "v2", writer="test")
+    assert look(two) == []
+    assert served(two, scope) == {"a1": "v2"}
+
+
+def test_registering_again_settles_a_damaged_record(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """The same bytes registered over a newer generation that is damaged are written anew above it."""
+    source = make_adapter()
+    put(registry, scope, source)
+    registry.append(registry.records(V1), lambda _: {"state": State.DELETED}, writer="test")
+    newest(registry, V1).write_bytes(b"{}")
+    put(registry, scope, source)
+    assert look(registry) == []
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+def test_a_newer_versions_record_is_left_alone(two: Registry, scope: Scope) -> None:
+    """It is told, and no generation is written over what this version cannot read, unless it is served."""
+    path = newest(two, V1)
+    text = path.read_text().replace("lora-fs/v1", "lora-fs/v9")
+    (path.parent / generation_name("a1", 2)).write_text(text)
+    assert kinds(two) == ["unreadable"]
+    assert repair(two) == {Kind.UNREADABLE: "it takes a person"}
+
+
+def test_siblings_are_settled(tmp_path: Path, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """Where link() is missing, two that published one generation are followed by what is in force."""
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "link", 1, times=1 << 30)
+        registry = Registry(tmp_path / "root", create=True)
+    put(registry, scope, make_adapter())
+    (path,) = registry.layout.active(scope).iterdir()
+    pointer = registry.latest(registry.pointers(scope, "a1"))[1]
+    assert pointer is not None
+    other = pointer.model_copy(update={"token": "f" * 32})
+    path.with_name(generation_name("a1", 1, "f" * 32)).write_bytes(seal(other))
+    assert kinds(registry) == ["siblings"]
+    assert repair(registry) == {Kind.SIBLINGS: None}
+    assert look(registry) == []
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "one file gone", "other bytes", "short"])
+def test_files_are_taken_from_the_same_bytes_elsewhere(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, harm: str
+) -> None:
+    """From another adapter with the same digest, or from the folder that was registered."""
+    source = make_adapter()
+    put(registry, scope, source)
+    put(registry, scope, source, name="twin")
+    shutil.rmtree(source)
+    _harm(registry.layout.artifact(V1), harm)
+    assert kinds(registry) == ["no-files" if harm == "gone" else "bad-files"]
+    assert list(repair(registry).values()) == [None]
+    assert look(registry) == []
+
+
+def _harm(folder: Path, harm: str) -> None:
+    weights = folder / "adapter_model.safetensors"
+    if harm == "gone":
+        shutil.rmtree(folder)
+    elif harm == "one file gone":
+        (folder / "adapter_config.json").unlink()
+    else:
+        size = weights.stat().st_size
+        weights.write_bytes(bytes(size) if harm == "other bytes" else b"")
+
+
+def test_files_are_taken_from_the_source(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """While it is there and holds the bytes that were registered."""
+    source = make_adapter()
+    put(registry, scope, source)
+    shutil.rmtree(registry.layout.artifact(V1))
+    assert repair(registry) == {Kind.NO_FILES: None}
+    assert look(registry) == []
+
+
+def test_files_that_are_nowhere_are_told(two: Registry, scope: Scope) -> None:
+    """The record stays: an import that has the bytes mends it, or a person withdraws it."""
+    shutil.rmtree(two.layout.artifact(V1))
+    (outcome,) = repair(two).values()
+    assert outcome is not None
+    assert "import an export" in outcome
+    assert kinds(two) == ["no-files"]
+    assert served(two, scope) == {"a1": "v2"}
+
+
+def test_sizes_alone_when_asked(two: Registry) -> None:
+    """Without reading files, other bytes of the same length pass and a short file does not."""
+    weights = two.layout.artifact(V1) / "adapter_model.safetensors"
+    size = weights.stat().st_size
+    weights.write_bytes(bytes(size))
+    assert look(two, hash_files=False) == []
+    weights.write_bytes(b"")
+    assert [finding.kind for finding in look(two, hash_files=False)] == [Kind.BAD_FILES]
+
+
+def test_a_link_in_place_of_a_file_is_bad(two: Registry, tmp_path: Path) -> None:
+    """A symlink where a served file belongs is never followed."""
+    weights = two.layout.artifact(V1) / "adapter_model.safetensors"
+    weights.rename(tmp_path / "w")
+    weights.symlink_to(tmp_path / "w")
+    assert kinds(two) == ["bad-files"]
+
+
+def test_an_unregistered_folder_is_adopted(two: Registry, scope: Scope) -> None:
+    """As a sidecar would: as a drop, with its name pointed there if it serves nothing."""
+    write_adapter(two.layout.artifact(AdapterKey(*scope, "v1", "b1")), seed=5)
+    assert kinds(two) == ["no-record"]
+    assert repair(two) == {Kind.NO_RECORD: None}
+    assert served(two, scope) == {"a1": "v2", "b1": "v1"}
+    record = two.latest(two.records(AdapterKey(*scope, "v1", "b1")))[1]
+    assert record is not None
+    assert record.origin == "folder"
+
+
+def test_a_folder_that_cannot_be_served_is_told_and_stays(two: Registry, scope: Scope) -> None:
+    """Nothing that may be somebody's is removed."""
+    folder = two.layout.artifact(AdapterKey(*scope, "v1", "b1"))
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (outcome,) = repair(two).values()
+    assert outcome is not None
+    assert "adapter_config.json" in outcome
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_what_is_young_is_passed_over(two: Registry, scope: Scope) -> None:
+    """A folder being dropped and a copy under way are nobody's leftovers yet."""
+    write_adapter(two.layout.artifact(AdapterKey(*scope, "v1", "b1")))
+    atomic.make_folder(two.layout.incoming(scope))
+    write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
+    assert look(two, older_than_s=3600) == []
+    assert [finding.kind for finding in look(two)] == [Kind.NO_RECORD, Kind.HALF]
+
+
+def test_equal_ids_are_told_apart(two: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """A record that was copied by hand shares an id: the one whose id it is keeps it."""
+    put(two, scope, make_adapter("b", seed=7), name="b1")
+    key = AdapterKey(*scope, "v1", "b1")
+    first = two.latest(two.records(V1))[1]
+    assert first is not None
+
+    def copied(record: Record | None) -> dict[str, Any]:
+        assert record is not None
+        return {"spec": {**record.spec.model_dump(mode="json"), "int_id": first.spec.int_id}}
+
+    two.append(two.records(key), copied, writer="by hand")
+    assert kinds(two) == ["same-id"]
+    assert repair(two) == {Kind.SAME_ID: None}
+    assert look(two) == []
+    again = two.latest(two.records(V1))[1], two.latest(two.records(key))[1]
+    assert again[0] == first
+    assert again[1] is not None
+    assert again[1].spec.int_id == int_id(two.marker.registry_uuid, key, again[1].spec.digest)
+
+
+def test_ids_that_collide_by_the_formula_differ_afterwards(two: Registry) -> None:
+    """Were two ids equal by chance, or three, the decision ends with all different."""
+    records = fsck.look(two).records
+    one = records[V1]
+    same = {
+        AdapterKey("default", "tiny", "v1", f"n{number}"): one.model_copy(update={"name": f"n{number}"})
+        for number in range(5)
+    }
+    ids = fsck.new_ids(same, two.marker.registry_uuid)
+    after = [ids.get(key, record.spec.int_id) for key, record in same.items()]
+    assert len(set(after)) == 5
+    assert all(1 <= identity < 2**63 for identity in after)
+
+
+def test_a_name_that_serves_nothing_registered_is_told(two: Registry, scope: Scope) -> None:
+    """Which revision it is to serve instead is a person's to say."""
+    gone = {"state": State.DELETED}
+    two.append(two.records(V2), lambda _: gone, writer="by hand")
+    assert kinds(two) == ["dangling"]
+    assert repair(two) == {Kind.DANGLING: "it takes a person"}
+
+
+def test_leftovers_go(two: Registry, scope: Scope) -> None:
+    """Temporary names and half copies, wherever writers leave them."""
+    atomic.make_folder(two.layout.incoming(scope))
+    write_adapter(artifacts.temporary_in(two.layout.incoming(scope)))
+    (two.layout.revision(scope, "v1") / ".tmp-x").touch()
+    (two.layout.root / ".tmp-y").touch()
+    two.close()
+    assert kinds(two) == ["half-upload"] * 3
+    repair(two)
+    assert look(two) == []
+
+
+def test_a_dead_holders_leases_go_and_a_live_ones_stays(
+    two: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of holders elsewhere are waited out together; one that is held is told."""
+    monkeypatch.setattr(lock, "LEASE_S", 0.5)
+    monkeypatch.setattr(lock, "ABANDONED_S", 0.5)
+    monkeypatch.setattr("lora_fs.sidecar.registry.mend.TAKEN_WITHIN_S", 4.0)
+    dead = [two.layout.lease(f"dead-{number}") for number in range(3)]
+    for path in dead:
+        left_by_another_host(path, 0.5)
+    two.layout.lease("empty").touch()
+    held = two.layout.lease("held")
+    with lock.lease(held, wait_s=0) as had:
+        assert had
+        for path in two.layout.leases.glob("*.lock"):
+            os.utime(path, (1, 1))
+        state = fsck.look(two)
+        found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
+        assert {one.path for one in found} >= {*dead}
+        outcomes = {
+            one.path: outcome for one, outcome in Mender(two, state, Expectation(), writer="test").mend(found)
+        }
+    assert all(outcomes[path] is None for path in dead)
+    assert not any(path.exists() for path in [*dead, two.layout.lease("empty")])
+    assert outcomes.get(held, "its holder lives") is not None
+
+
+def test_a_lost_head_is_made_anew(two: Registry) -> None:
+    """Missing or damaged; readers then look at once again."""
+    for content in (None, b"garbage"):
+        two.layout.head.unlink()
+        if content is not None:
+            two.layout.head.write_bytes(content)
+        assert kinds(two) == ["head"]
+        assert repair(two) == {Kind.HEAD: None}
+        assert look(two) == []
+
+
+def test_an_unreadable_report_is_told(two: Registry) -> None:
+    """It keeps every file from gc until a person has looked."""
+    (two.layout.replicas / "a.json").write_text("garbage")
+    assert repair(two) == {Kind.REPORT: "it takes a person"}
+
+
+def test_what_changed_meanwhile_is_left_alone(two: Registry, scope: Scope) -> None:
+    """A mend that finds another state than the one it was decided on writes nothing."""
+    two.append(two.records(V2), lambda _: {"keep_files": True}, writer="test")
+    newest(two, V2).write_bytes(b"")
+    state = fsck.look(two)
+    found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
+    operations.unregister(two, scope, "a1", writer="test", all_revisions=True)
+    mended = Mender(two, state, Expectation(), writer="test").mend(found)
+    assert ["meanwhile" in (outcome or "") for _, outcome in mended] == [True]
+    assert served(two, scope) == {}
+
+
+def test_nothing_is_changed_without_repair(two: Registry, scope: Scope) -> None:
+    """Looking writes nothing at all, not even HEAD."""
+    shutil.rmtree(two.layout.artifact(V1))
+    (two.layout.root / ".tmp-y").touch()
+    two.layout.head.unlink()
+    before = {path: path.stat().st_mtime_ns for path in two.layout.root.rglob("*")}
+    assert len(look(two)) == 3
+    assert {path: path.stat().st_mtime_ns for path in two.layout.root.rglob("*")} == before
+
+
+def test_files_that_cannot_be_read_are_unknown(two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error is no bad checksum: it is told as what it is, and nothing is mended."""
+    state = fsck.look(two)
+    fail(monkeypatch, "open", 5, times=1 << 30, when=lambda path, *_, **__: "safetensors" in str(path))
+    found = list(fsck.find(two, state, older_than_s=0.0, hash_files=True))
+    assert [one.kind for one in found] == [Kind.UNKNOWN, Kind.UNKNOWN]
+    assert fsck.needs_look(found) == found
+
+
+def test_a_view_agrees_after_a_repair(two: Registry, scope: Scope) -> None:
+    """A reader that saw the damage, and one that starts now, find the same."""
+    view = RegistryView(two, (scope,))
+    two.append(two.records(V2), lambda _: {"keep_files": True}, writer="test")
+    view.refresh()
+    newest(two, V2).write_bytes(b"\0")
+    view.refresh(force=True)
+    repair(two)
+    view.refresh(force=True)
+    fresh = RegistryView(Registry(two.layout.root), (scope,))
+    fresh.refresh()
+    assert view.desired.records == fresh.desired.records
+
+
+def test_a_revision_whose_record_is_lost_is_taken_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Its only record damaged, the same bytes registered again are that revision, not the next one."""
+    put(registry, scope, make_adapter())
+    newest(registry, V1).write_bytes(b"")
+    put(registry, scope, make_adapter())
+    assert served(registry, scope) == {"a1": "v1"}
+    assert look(registry) == []
+    put(registry, scope, make_adapter(seed=1))
+    assert served(registry, scope) == {"a1": "v2"}

@@ -1,0 +1,146 @@
+"""Who did what, when, from where."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar import audit
+from lora_fs.sidecar.cli.main import cli
+from lora_fs.sidecar.cli.trail import ACTS
+from lora_fs.sidecar.settings import writer_id
+from tests.cli.conftest import LoraFs
+from tests.security.conftest import BOARD_A, CI_A, OPERATORS, Sidecar, bearer, load
+
+Folder = Callable[[int], str]
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """Every line of an audit."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LORA_FS_AUDIT_FILE", str(tmp_path / "cli-audit"))
+    return tmp_path / "cli-audit"
+
+
+def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, also
+    when it was refused or failed."""
+    caplog.set_level(logging.INFO, "lora_fs.audit")
+    http = sidecar(token_file)
+    http.post("/v1/load_lora_adapter", json=load("team-a/sql"), headers=bearer(CI_A))
+    http.post("/v1/load_lora_adapter", json=load("team-b/law"), headers=bearer(CI_A))
+    http.post("/v1/unload_lora_adapter", json={"lora_name": "team-a/sql"}, headers=bearer(BOARD_A))
+    http.post("/v1/unload_lora_adapter", json={"lora_name": "team-a/none"}, headers=bearer(OPERATORS))
+    http.post("/v1/unload_lora_adapter", json={"lora_name": "team-a/sql"})
+    http.get("/v1/models", headers=bearer(CI_A))
+    told = lines(tmp_path / "audit")
+    assert [(one["who"], one["act"], one["outcome"], one["what"]["name"]) for one in told] == [
+        ("token:ci-a", "register", "done", "team-a/sql"),
+        ("token:ci-a", "register", "denied", "team-b/law"),
+        ("token:board-a", "unregister", "denied", "team-a/sql"),
+        ("token:operators", "unregister", "failed", "team-a/none"),
+        ("anonymous", "unregister", "denied", "team-a/sql"),
+    ]
+    assert {one["from"] for one in told} == {"127.0.0.1"}
+    assert "ci-a may not register in namespace team-b" in told[1]["why"]
+    first = told[0]["what"]
+    assert (first["namespace"], first["source"], first["revision"]) == ("team-a", "/adapters/x", "v1")
+    assert first["digest"].startswith("sha256:")
+    ago = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(told[0]["at"])
+    assert datetime.timedelta() <= ago < datetime.timedelta(minutes=1)
+    assert [
+        json.loads(record.getMessage()) for record in caplog.records if record.name == "lora_fs.audit"
+    ] == told
+
+
+READS = {"list", "show", "status", "validate", "doctor", "export", "sidecar", "install-plugin", "demo"}
+
+
+def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
+    """Every command that changes the registry is one line, done or failed; one that only reads, and a dry
+    run, is none."""
+    assert {str(name) for name in cli.commands} == READS | ACTS.keys()
+    changing = [
+        (("register", "a", folder(1)), 0),
+        (("register", "a", folder(2)), 0),
+        (("promote", "a", "v1"), 0),
+        (("rollback", "a"), 0),
+        (("promote", "a", "v9"), 3),
+        (("register", "b", "https://user:hunter2@host/x"), 2),
+        (("unregister", "a", "--revision", "v1"), 0),
+        (("quota", "--adapters", "0"), 0),
+        (("register", "c", folder(3)), 7),
+        (("quota", "--remove"), 0),
+        (("gc",), 0),
+        (("fsck", "--repair"), 0),
+        (("import", "nim", str(Path(folder(1)).parent)), None),
+    ]
+    for words, code in changing:
+        assert lora_fs(*words).code in (code, *((0, 1) if code is None else ())), words
+    for reads in ("list", "show a", "status", "quota", "fsck", "export x.tar"):
+        lora_fs(*reads.split())
+    for dry in (f"register d {folder(4)}", "gc", "import archive x.tar"):
+        lora_fs(*dry.split(), "--dry-run")
+    told = lines(file)
+    assert [one["act"] for one in told] == [words[0] for words, _ in changing]
+    assert [one["outcome"] for one in told[:-1]] == [
+        "failed" if code else "done" for _, code in changing[:-1]
+    ]
+    assert {one["who"] for one in told} == {writer_id()}
+    assert {one["from"] for one in told} == {"cli"}
+    first = told[0]["what"]
+    assert (first["namespace"], first["model"], first["name"]) == ("default", "tiny", "a")
+    assert (first["source"], first["revision"]) == (folder(1), "v1")
+    assert told[7]["what"]["adapters"] == 0
+    assert "hunter2" not in file.read_text()
+
+
+def test_the_file(tmp_path: Path) -> None:
+    """The audit file is only appended to, may be read by its owner alone, and each of its lines is one JSON
+    object, whatever was told."""
+    file = tmp_path / "audit"
+    file.write_text("before\n")
+    file.unlink()
+    odd = 'a"b\n{"who": "root"}\x1b[31m\u2028é\udcff' + "x" * 5000
+    for number in range(3):
+        text = audit.line(
+            "register", who="me", source="here", outcome="done", what={"name": odd, "n": number}
+        )
+        audit.write(file, text)
+    told = lines(file)
+    assert [one["what"]["n"] for one in told] == [0, 1, 2]
+    assert told[0]["what"]["name"] == odd[: audit.MAX_TEXT] + "…"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_bytes().isascii()
+
+
+def test_it_cannot_be_written(
+    sidecar: Sidecar,
+    lora_fs: LoraFs,
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An audit file that cannot be written fails no act, and it is said that the line is missing."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for bad in (tmp_path, tmp_path / "no" / "audit", fifo, Path("/dev/full")):
+        monkeypatch.setenv("LORA_FS_AUDIT_FILE", str(bad))
+        ran = lora_fs("register", "a", folder(1))
+        assert (ran.code, f"the audit line is not in {bad}" in ran.err) == (0, True)
+    (tmp_path / "audit").mkdir()
+    assert sidecar(None).post("/v1/load_lora_adapter", json=load("x")).status_code == 200
+    assert f"the audit line is not in {tmp_path / 'audit'}" in caplog.text

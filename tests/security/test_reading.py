@@ -1,0 +1,138 @@
+"""Who may list and use the adapters of which namespace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.worker_patch.api.asked import asked
+from lora_fs.worker_patch.api.gate import Behind, Gate
+from tests.plugin.test_gate import FakeEngine as GateEngine
+from tests.security.conftest import CI_A, OPERATORS, Sidecar, Tenants, bearer
+from tests.server.conftest import FakeEngine
+
+
+def names(http: httpx.Client, headers: dict[str, str] | None = None) -> set[str]:
+    """Every adapter that the lists name for a caller: the same in all of them."""
+    cards = {card["id"] for card in http.get("/v1/models", headers=headers).json()["data"]} - {"tiny"}
+    ours = {one["name"] for one in http.get("/v1/lora_adapters", headers=headers).json()["data"]}
+    dynamo = {one["name"] for one in http.get("/v1/list_lora_adapters", headers=headers).json()["loras"]}
+    loaded = set(http.get("/metadata", headers=headers).json()["lora"]["loaded_loras"])
+    one_by_one = {
+        name
+        for name in ("team-a/sql", "team-b/law")
+        if http.get(f"/v1/models/{name}", headers=headers).status_code == 200
+    }
+    assert cards == ours == dynamo == loaded == one_by_one
+    return cards
+
+
+def test_lists(sidecar: Sidecar, token_file: Path) -> None:
+    """Names of namespaces that a caller may not read are in none of `/v1/models`, `/v1/lora_adapters`,
+    `/v1/list_lora_adapters` and `/metadata`."""
+    http = sidecar(token_file, ("-",))
+    assert names(http) == set()
+    assert names(http, bearer("the-engines-key")) == set()
+    assert names(http, bearer(CI_A)) == {"team-a/sql"}
+    assert names(http, {"X-Lora-Fs-Token": CI_A}) == {"team-a/sql"}
+    assert names(http, bearer(OPERATORS)) == {"team-a/sql", "team-b/law"}
+    assert http.get("/v1/models", headers={"X-Lora-Fs-Token": "none"}).status_code == 401
+
+
+def test_a_token_only_adds(sidecar: Sidecar, token_file: Path) -> None:
+    """A token adds to what is public, and takes nothing away."""
+    http = sidecar(token_file, ("team-b",))
+    assert names(http) == {"team-b/law"}
+    assert names(http, bearer(CI_A)) == names(http, bearer(OPERATORS)) == {"team-a/sql", "team-b/law"}
+    assert names(sidecar(token_file), bearer(CI_A)) == {"team-a/sql", "team-b/law"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_use(sidecar: Sidecar, token_file: Path, engine: FakeEngine, replica: Tenants) -> None:
+    """A request that names an adapter its sender may not read gets the 404 of a name that does not exist,
+    from the sidecar and from the plugin."""
+    http = sidecar(token_file, ("-",))
+    told = []
+    for name in ("team-b/law", "team-b/nothing"):
+        answer = http.post("/v1/completions", json={"model": name}, headers=bearer(CI_A))
+        told.append((answer.status_code, answer.text.replace(name, "NAME")))
+    assert told[0] == told[1]
+    assert (told[0][0], engine.bodies) == (404, [])
+    assert http.post("/v1/completions", json={"model": "team-a/sql"}, headers=bearer(CI_A)).status_code == 200
+
+    async def vllm(scope: Scope, receive: Receive, send: Send) -> None:
+        now = asked.get()
+        await JSONResponse({"asked": now and now.name})(scope, receive, send)
+
+    plugin_engine: Any = GateEngine()
+    plugin_engine.requests = dict.fromkeys(replica.names, plugin_engine.requests["sql"])
+    behind = Behind(replica, plugin_engine, 5.0, Admin(token_file, ("-",)))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(Gate(vllm, lambda: behind))
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as plugin:
+        for name, token, seen in (
+            ("team-a/sql", CI_A, "team-a/sql"),
+            ("team-b/law", CI_A, None),
+            ("team-b/law", OPERATORS, "team-b/law"),
+            ("team-a/sql", "the-engines-key", None),
+        ):
+            answer = await plugin.post("/v1/completions", json={"model": name}, headers=bearer(token))
+            assert answer.json()["asked"] == seen, (name, token)
+        wrong = {"X-Lora-Fs-Token": "wrong"}
+        answer = await plugin.post("/v1/completions", json={"model": "team-a/sql"}, headers=wrong)
+        assert answer.status_code == 401
+
+
+BODY = json.dumps({"model": "team-b/law"})
+FORM = "multipart/form-data; boundary=x"
+
+
+def part(*header: str, value: str = "team-b/law") -> bytes:
+    """A form of one part."""
+    return "\r\n".join(("--x", *header, "", value, "--x--", "")).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", BODY.encode("utf-16")),
+        ("application/json", BODY.encode("utf-16-le")),
+        ("application/json", BODY.encode("utf-32")),
+        ("application/json", b"\xef\xbb\xbf" + BODY.encode()),
+        ("application/json", b'{"model": "tiny", "model": "team-b/law"}'),
+        ("text/plain", BODY.encode()),
+        ("application/x-www-form-urlencoded", b"model=team-b/law"),
+        (FORM, part('Content-Disposition: form-data; name="model"')),
+        (FORM, part('content-disposition:form-data; filename="a"; name="model"')),
+        (FORM, part("Content-Type: text/plain", 'Content-Disposition: form-data; name="mod\\el"')),
+        (FORM, part("Content-Disposition: form-data; name*=utf-8''m%6fdel")),
+        (FORM, part("Content-Disposition: form-data;", ' name="model"')),
+        (FORM, part('Content-Disposition: form-data; name="file"; filename="a"; name="model"')),
+        (
+            FORM,
+            part('Content-Disposition: form-data; name="model"', value="tiny")[:-6]
+            + part('Content-Disposition: form-data; name="model"'),
+        ),
+    ],
+)
+def test_bodies_that_hide_it(
+    sidecar: Sidecar, token_file: Path, engine: FakeEngine, kind: str, body: bytes
+) -> None:
+    """A body in another encoding, or a form that hides its model from the sidecar, does not get past that."""
+    http = sidecar(token_file, ("-",))
+    headers = {"content-type": kind, **bearer(CI_A)}
+    answer = http.post("/v1/audio/transcriptions", content=body, headers=headers)
+    assert answer.status_code in (400, 404)
+    assert engine.paths == []

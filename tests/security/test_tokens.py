@@ -1,0 +1,195 @@
+"""Who may register and unregister over HTTP."""
+
+from __future__ import annotations
+
+import ast
+import hmac
+import json
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from lora_fs.sidecar.server import auth, tokens
+from lora_fs.sidecar.server.tokens import BadTokenFile, Token, find, parse
+from tests.security.conftest import BOARD_A, CI_A, OPERATORS, TOKENS, Sidecar, Tenants, bearer, load
+from tests.server.conftest import FakeEngine
+
+
+def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
+    """What a load or unload of a name is answered."""
+    body = load(name) if act == "load" else {"lora_name": name}
+    headers = bearer(token) if token is not None else {}
+    return http.post(f"/v1/{act}_lora_adapter", json=body, headers=headers).status_code
+
+
+def test_no_token_file(sidecar: Sidecar) -> None:
+    """Without a token file whoever reaches the port may register and unregister."""
+    http = sidecar(None)
+    assert status(http, "load", "team-a/new", None) == 200
+    assert status(http, "unload", "team-b/law", None) == 200
+
+
+def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
+    """With a token file load and unload without a token of it are answered 401, and with one that is not
+    good for them 403."""
+    http = sidecar(token_file)
+    for act in ("load", "unload"):
+        for wrong in (None, "all", OPERATORS[:-1], OPERATORS + "x", "#", "name=operators"):
+            assert status(http, act, "team-a/sql", wrong) == 401, wrong
+        assert status(http, act, "team-a/sql", BOARD_A) == 403
+        assert status(http, act, "team-a/sql", OPERATORS) == 200
+    answer = http.post("/v1/load_lora_adapter", json=load("x"))
+    assert (answer.headers["www-authenticate"], answer.json()["error"]["type"]) == (
+        "Bearer",
+        "AuthenticationError",
+    )
+
+
+def test_a_token_of_a_namespace(sidecar: Sidecar, token_file: Path, replica: Tenants) -> None:
+    """A token with `namespaces=` registers, unregisters and reads there and nowhere else."""
+    http = sidecar(token_file, ("-",))
+    for act in ("load", "unload"):
+        assert status(http, act, "team-a/sql", CI_A) == 200
+        assert status(http, act, "team-b/law", CI_A) == 403
+    assert status(http, "load", "plain", CI_A) == 200  # of the first one that is served
+    assert status(http, "load", "team-c/x", CI_A) == 200  # the replica says that it is not served
+    assert {writer.partition("@")[0] for writer in replica.writers} == {"http:ci-a"}
+    listed = http.get("/v1/lora_adapters", headers=bearer(CI_A)).json()["data"]
+    assert [one["name"] for one in listed] == ["team-a/sql"]
+
+
+def test_a_token_of_a_verb(sidecar: Sidecar, tmp_path: Path) -> None:
+    """A token with `verbs=` does nothing else."""
+    file = tmp_path / "tokens"
+    for verb in ("register", "unregister", "read"):
+        file.write_text(f"one verbs={verb}\n")
+        http = sidecar(file, ("-",))
+        assert status(http, "load", "team-a/sql", "one") == (200 if verb == "register" else 403)
+        assert status(http, "unload", "team-a/sql", "one") == (200 if verb == "unregister" else 403)
+        listed = http.get("/v1/lora_adapters", headers=bearer("one")).json()["data"]
+        assert len(listed) == (2 if verb == "read" else 0)
+
+
+def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that is added to the file, or taken out of it, counts at the next admin call, and for reading
+    within a second; nothing is restarted."""
+    assert auth.FRESH_S <= 1
+    monkeypatch.setattr(auth, "FRESH_S", 0)
+    file = tmp_path / "tokens"
+    file.write_text("old-one\n")
+    http = sidecar(file, ("-",))
+    assert [status(http, "load", "x", token) for token in ("old-one", "new-one")] == [200, 401]
+    file.write_text("new-one\n")
+    assert [status(http, "load", "x", token) for token in ("old-one", "new-one")] == [401, 200]
+    names = [len(http.get("/v1/models", headers=bearer(t)).json()["data"]) for t in ("old-one", "new-one")]
+    assert names == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 401),
+        ("# nobody\n\n", 401),
+        (None, 503),
+        ("one two\n", 503),
+        ("one namespaces=a/b\n", 503),
+        ("one namespaces=\n", 503),
+        ("one verbs=write\n", 503),
+        ("one name=a name=b\n", 503),
+        ("one\none name=again\n", 503),
+        ("\u00e9\n", 503),
+    ],
+)
+def test_a_file_that_is_none(sidecar: Sidecar, tmp_path: Path, text: str | None, code: int) -> None:
+    """An empty token file lets nobody in, and one that is missing or not valid is answered 503."""
+    file = tmp_path / "tokens"
+    if text is not None:
+        file.write_text(text)
+    answer = sidecar(file).post("/v1/load_lora_adapter", json=load("x"), headers=bearer("one"))
+    assert answer.status_code == code
+    assert "one" not in answer.json()["error"]["message"].replace("one token", "")
+
+
+def test_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are compared as hashes, all of them at every call: the time taken says nothing of how much of
+    one was right."""
+    compared = []
+    real = hmac.compare_digest
+
+    def counted(left: bytes, right: bytes) -> bool:
+        compared.append((len(left), len(right)))
+        return real(left, right)
+
+    known = parse(TOKENS)
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    for given in (OPERATORS, CI_A, "", "nobody", OPERATORS[:-1]):
+        compared.clear()
+        find(known, given)
+        assert compared == [(32, 32)] * len(known)
+    tree = ast.parse(Path(tokens.__file__).read_text())
+    assert not [
+        node for node in ast.walk(tree) if isinstance(node, ast.Compare) and "sha256" in ast.dump(node)
+    ]
+
+
+def test_tokens_are_not_told(
+    sidecar: Sidecar, token_file: Path, tmp_path: Path, replica: Tenants, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No token is in a log, an error, an audit line, a record or a status file."""
+    caplog.set_level(logging.DEBUG)
+    http, told = sidecar(token_file, ("-",)), []
+    for token in (OPERATORS, CI_A, BOARD_A, "none-of-them-99"):
+        for act in ("load", "unload"):
+            for name in ("team-a/sql", "team-b/law"):
+                body = load(name) if act == "load" else {"lora_name": name}
+                told.append(http.post(f"/v1/{act}_lora_adapter", json=body, headers=bearer(token)).text)
+        told.append(http.get("/v1/models", headers=bearer(token)).text)
+        told.append(http.get("/v1/lora_adapters", headers={"X-Lora-Fs-Token": token}).text)
+    told += [repr(known) for known in parse(TOKENS)]
+    for text in (f"{OPERATORS} {CI_A}", f"{OPERATORS} name=/", f"{OPERATORS}\n{OPERATORS}"):
+        with pytest.raises(BadTokenFile) as refused:
+            parse(text)
+        told.append(str(refused.value))
+    told += [record.getMessage() for record in caplog.records]
+    told += [(tmp_path / "audit").read_text(), *replica.writers]
+    for secret in (OPERATORS, CI_A, BOARD_A, "none-of-them-99"):
+        assert not [text for text in told if secret in text]
+    assert '"who": "token:ci-a"' in (tmp_path / "audit").read_text()
+    assert not {"secret", "token", "value"} & set(Token.__dataclass_fields__)
+
+
+def test_the_engine_gets_no_token(sidecar: Sidecar, token_file: Path, engine: FakeEngine) -> None:
+    """The sidecar passes no token on to the engine; what else stands in `Authorization` goes as it came."""
+    http, seen = sidecar(token_file), []
+
+    async def anything(request: Request) -> JSONResponse:
+        seen.append((request.headers.get("authorization"), request.headers.get("x-lora-fs-token")))
+        return JSONResponse({})
+
+    engine.app.router.routes.insert(0, Route("/v1/seen", anything))
+    http.get("/v1/seen", headers=bearer(OPERATORS))
+    http.get("/v1/seen", headers={**bearer("the-engines-key"), "X-Lora-Fs-Token": CI_A})
+    assert seen == [(None, None), ("Bearer the-engines-key", None)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/%6coad_lora_adapter",
+        "/v1/x/%2e%2e/load_lora_adapter",
+        "/v1//unload_lora_adapter",
+    ],
+)
+def test_no_way_past(sidecar: Sidecar, token_file: Path, engine: FakeEngine, path: str) -> None:
+    """The engine's own load and unload cannot be reached through the sidecar, however the path is spelled."""
+    http = sidecar(token_file)
+    answer = http.post(httpx.URL(str(http.base_url)).copy_with(raw_path=path.encode()), json=load("x"))
+    assert answer.status_code in (400, 401)
+    assert (engine.paths, engine.bodies) == ([], [])
+    assert json.loads(answer.text)["error"]
