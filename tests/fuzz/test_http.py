@@ -8,6 +8,7 @@ bodies that the document names, and no path of this machine but those that the c
 from __future__ import annotations
 
 import asyncio
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
@@ -152,8 +153,9 @@ def test_the_document_is_kept(url: str, volume: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_document_is_kept_for_long(url: str, volume: Path) -> None:
+def test_the_document_is_kept_for_long(url: str, volume: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Many more of them."""
+    caplog.set_level(logging.WARNING, logger="lora_fs.audit")  # a line a request
     print(f"{ask(url, volume, EXAMPLES_LONG)} requests")
 
 
