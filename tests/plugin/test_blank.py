@@ -28,11 +28,14 @@ class Models:
         self.layers = ModelLayers(2, 8, torch.float32)
         self._active_adapters: dict[int, None] = {}
         self.ran: list[int] = []
+        self.failures: list[Exception] = []  # of the next slots that are filled
 
     def admit(self, lora: LoRAModel, size: int) -> None:
         self.tiers.admit(lora.id, size)
 
     def activate_adapter(self, adapter: int) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.tiers.place(adapter)
         self._active_adapters[adapter] = None
         self.ran.append(adapter)
@@ -68,6 +71,16 @@ def test_the_step_goes_on(manager: TieredWorkerManager) -> None:
     assert set(manager._adapter_manager.ran) == {7, 8}
     assert manager.counters["blank_runs"] == 1
     assert "/gone/adapter_config.json" in manager.failures[7]
+
+
+@pytest.mark.parametrize(("failures", "ran"), [(1, [8]), (2, [])], ids=["weights", "slots"])
+def test_a_slot_that_cannot_be_filled(manager: TieredWorkerManager, failures: int, ran: list[int]) -> None:
+    """Its weights are let go of; where even that leaves no slot, its rows have no adapter."""
+    manager._adapter_manager.failures = [MemoryError() for _ in range(failures)]
+    manager.set_active_adapters({FINE}, SimpleNamespace(index_mapping=(8,), prompt_mapping=(8,)))
+    assert manager._adapter_manager.ran == ran
+    assert manager.counters["blank_runs"] == 1
+    assert "MemoryError" in manager.failures[8]
 
 
 def test_an_adapter_that_only_the_mapping_names(manager: TieredWorkerManager) -> None:
