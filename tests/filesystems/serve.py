@@ -87,7 +87,9 @@ def glusterfs(folder: Path) -> None:
         Path(place).mkdir(parents=True)
     volfile, log = folder / "glusterd.vol", folder / "glusterd.log"
     volfile.write_text(GLUSTERD)
-    subprocess.Popen(["glusterd", "-N", f"--volfile={volfile}", f"--log-file={log}"])
+    # It runs Python scripts of its own, which import what lies beside them: not with our settings.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.Popen(["glusterd", "-N", f"--volfile={volfile}", f"--log-file={log}"], env=own)
     gluster = ("gluster", "--mode=script", "volume")
 
     def answers() -> bool:
