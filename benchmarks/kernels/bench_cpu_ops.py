@@ -49,7 +49,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """The table of docs/kernels.md: decode with its rows interleaved, prefill in runs."""
-    sizes = [(1, 1), (8, 8), (64, 1), (64, 8), (64, 32), (512, 8)]
+    sizes = [(1, 1), (8, 8), (64, 1), (64, 8), (64, 32), (512, 8), (2048, 8)]
     for dtype in ("bfloat16", "float32"):
         for hidden in (1024, 4096):
             for rank in (16, 64):
