@@ -13,10 +13,12 @@ COPY worker_patch worker_patch
 COPY kernels kernels
 COPY examples/local examples/local
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# Sources of adapters besides the hub and web servers, and traces: --build-arg EXTRAS=s3,gcs,otel
+ARG EXTRAS=
 # The lists only constrain here: the wheel's own requirements are installed, at tested versions.
 RUN python -m venv /opt/lora-fs \
     && /opt/lora-fs/bin/pip install --no-cache-dir \
-        -c requirements/engine.txt -c requirements/dev.txt /wheels/*.whl \
+        -c requirements/engine.txt -c requirements/dev.txt "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}" \
     && /opt/lora-fs/bin/pip uninstall --yes pip
 
 FROM python:3.11-slim

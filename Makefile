@@ -7,9 +7,12 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+DOCS_VENV ?= .venv-docs
 TORCH_REQUIREMENT ?= torch==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# Processes that share the tests; engines boot in one of them (tests/conftest.py). 0: all in this one.
+WORKERS ?= 2
 # Of the GPU part of bench-kernels: --quick for the rows that have targets, --seconds to end early.
 GPU_ARGS ?=
 
@@ -17,7 +20,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Space-separated; each one is a script that checks its results before it times them.
-BENCHMARKS ?= $(sort $(wildcard benchmarks/bench_*.py))
+BENCHMARKS ?= $(filter-out benchmarks/bench_scale.py,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # The repository's root on sys.path would let the folder `kernels` stand in for Hugging Face's
 # package of that name.
@@ -26,7 +29,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long torture lint type filesystems bench bench-kernels fmt build schemas env clean
+.PHONY: demo test test-long test-nfs torture lint type filesystems chromium bench bench-kernels bench-scale fmt build schemas docs env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -35,16 +38,20 @@ demo: env
 	@$(BIN)/lora-fs demo $(DEMO_ARGS)
 
 # pytest's closing line is the last one printed.
-test: lint type filesystems
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test: lint type filesystems chromium
+	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-test-long: env filesystems
+test-long: env filesystems chromium
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 $(PYTEST_ARGS)
 
 # The long tests of what the volume promises: every system call killed and failed, lost power, races,
 # and an hour of fuzzing.
 torture: env filesystems
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
+
+# NFS 4.2 alone: a virtual machine serves and mounts it (user-mode-linux, as root on a Debian).
+test-nfs: env filesystems
+	@LORA_FS_REQUIRE_FILESYSTEMS=nfs $(BIN)/pytest -rP tests/filesystems -k nfs $(PYTEST_ARGS)
 
 lint: env
 	@$(BIN)/ruff check .
@@ -58,13 +65,23 @@ type: env
 filesystems: env
 	@$(BIN)/python .ci/filesystems.py >/dev/null
 
+# The browser that tests/dashboard draws the dashboard in; it says why where there is none.
+chromium: env
+	@$(BIN)/python .ci/chromium.py >/dev/null
+
 fmt: env
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# The JSON Schemas, from the types they describe.
+# The JSON Schemas, from the types they describe, and the reference pages made from them and from OpenAPI.
 schemas: env
 	@$(BIN)/python .ci/generate_schemas.py
+	@$(BIN)/python .ci/generate_reference.py
+
+# The site, in site/: a warning is an error. In an environment of its own, which needs no engine and no torch.
+docs: $(DOCS_VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --clean
+	@echo "docs: site/index.html"
 
 bench: env
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
@@ -80,13 +97,18 @@ bench-kernels: env
 	@$(BIN)/python benchmarks/kernels/bench_cpu_serving.py
 	@$(BIN)/python benchmarks/kernels/bench_gpu_ops.py --json $(RESULTS)/gpu_ops.json --plot $(RESULTS)/gpu_ops.svg $(GPU_ARGS)
 
+# 100,000 adapters and 200 replicas; about 2 GB in FOLDER. No GPU and no engine.
+FOLDER ?=
+bench-scale: env
+	@$(BIN)/python benchmarks/bench_scale.py --folder '$(FOLDER)' --plot docs/scaling.svg
+
 # The wheel is built from the sdist, in a folder of its own: a stale build/ cannot leak into it.
 build: env
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # One stamp a step, so that a second `make env` does nothing and a changed list reinstalls from
 # there on. The lists are complete, hence --no-deps: no package can pull another torch.
@@ -117,4 +139,10 @@ $(STAMPS)/dev: $(STAMPS)/engine requirements/dev.txt
 $(STAMPS)/project: $(STAMPS)/dev pyproject.toml
 	@echo "env: lora-fs itself, editable"
 	@PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation -c requirements/engine.txt -c requirements/dev.txt -e '.[dev,demo]'
+	@touch $@
+
+$(DOCS_VENV)/.installed: requirements/docs.txt
+	@echo "docs: $(DOCS_VENV) (requirements/docs.txt)"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/docs.txt
 	@touch $@

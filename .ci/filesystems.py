@@ -22,8 +22,17 @@ FILESYSTEMS: dict[str, dict[str, str]] = {
     "glusterfs": {"glusterd": "glusterfs-server", "gluster": "glusterfs-cli"},
     "sshfs": {"sshfs": "sshfs", "/usr/lib/openssh/sftp-server": "openssh-sftp-server"},
     "s3fs": {"s3fs": "s3fs"},
+    "nfs": {
+        "linux.uml": "user-mode-linux",
+        "rpc.nfsd": "nfs-kernel-server",
+        "exportfs": "nfs-kernel-server",
+        "rpc.mountd": "nfs-kernel-server",
+        "mkfs.ext4": "e2fsprogs",
+    },
 }
-WITHOUT_FUSE = {"tmpfs"}
+WITHOUT_FUSE = {"tmpfs", "nfs"}
+MACHINES = {"nfs"}  # which need a kernel of their own
+BOOT_S = 60.0
 KNOWN_PACKAGE = "coreutils"  # in every Debian: if even this cannot be had, the mirror does not answer
 FOLDER = Path(sys.prefix) / "filesystems"
 NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--mount-proc"]
@@ -67,6 +76,40 @@ def no_namespaces() -> str | None:
 def no_fuse() -> str | None:
     """Why FUSE cannot be used here."""
     return None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "no /dev/fuse that can be opened"
+
+
+def no_machine() -> str | None:
+    """Why no virtual machine boots here: its kernel is a process that traces others."""
+    with tempfile.TemporaryDirectory(prefix="lora-fs-boot-") as folder:
+        init = Path(folder) / "init"
+        init.write_text(
+            "#!/bin/sh\necho it boots\nmount -t proc proc /proc\necho o >/proc/sysrq-trigger\nsleep 9\n"
+        )
+        init.chmod(0o755)
+        path = f"{FOLDER / 'usr' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        words = [
+            "mem=128M",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "rw",
+            f"init={init}",
+            "con=null",
+            "con0=null,fd:1",
+        ]
+        try:
+            ran = subprocess.run(
+                ["linux.uml", *words, f"uml_dir={folder}/", "umid=boot", "quiet"],
+                env={**os.environ, "PATH": path, "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=BOOT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"user-mode-linux did not boot within {BOOT_S:.0f} s"
+    return None if "it boots" in ran.stdout else "user-mode-linux: " + _last(ran.stdout + ran.stderr)
 
 
 def apt(archives: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -130,6 +173,7 @@ def main() -> None:
     for name, wanted in FILESYSTEMS.items():
         lacks = [thing for thing in wanted if not is_here(thing)]
         reason = reasons[name] or (f"no {', '.join(lacks)}: {unfetched}" if lacks else None)
+        reason = reason or (no_machine() if name in MACHINES else None)
         if reason is not None:
             say(f"{name} is NOT RUN here: {reason}")
         else:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from lora_fs.sidecar.model import Pointer, Quota, Record, ReplicaStatus
-from lora_fs.sidecar.registry.root import Head, Marker
-from lora_fs.sidecar.server import bodies
+from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
+from lora_fs.sidecar.registry.head import Head
+from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.server import bodies, dynamo
 
 FOLDER = Path(__file__).parents[1] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,14 +29,19 @@ STORED: dict[str, type[BaseModel]] = {
     "pointer": Pointer,
     "quota": Quota,
     "replica-status": ReplicaStatus,
+    "event-list": EventList,
 }
 API: dict[str, type[BaseModel]] = {
     "load-request": bodies.LoadBody,
     "unload-request": bodies.UnloadBody,
+    "dynamo-load-request": dynamo.LoadLora,
+    "dynamo-lora": dynamo.LoraDone,
+    "dynamo-loras": dynamo.Loras,
     "model-card": bodies.ModelCard,
     "model-list": bodies.ModelList,
     "lora-adapters": bodies.AdapterList,
     "list-lora-adapters": bodies.DynamoList,
+    "events": bodies.Events,
     "metadata": bodies.Metadata,
     "health": bodies.Health,
     "readiness": bodies.ReadinessBody,
@@ -81,6 +87,10 @@ FIELDS: dict[str, dict[str, str]] = {
         "gc_floor": "Kept for later",
         "nonce": "Random, so that two writes at one seq differ",
     },
+    "Change": {
+        "nonce": "The nonce of the HEAD that it came with",
+        "files": "What was written, from the root; none: a reader has to list",
+    },
     "Previous": {"generation": "Its number", "sum": "Its seal"},
     "Record": {
         **GENERATION,
@@ -93,7 +103,7 @@ FIELDS: dict[str, dict[str, str]] = {
         **GENERATION,
         "revision": "What the plain name serves; null: nothing",
         "previous_revision": "What a rollback goes back to",
-        "canary": "Kept for later",
+        "canary": "Another revision that answers a share of the requests; null: none",
     },
     "Quota": {
         "apiVersion": "Another one than this is not read",
@@ -102,10 +112,35 @@ FIELDS: dict[str, dict[str, str]] = {
         "adapters": "Names, of all its models together; null: any number",
         "size_bytes": "Of all its registered revisions together; null: any",
         "registrations_per_minute": "Of records that say present; null: any number",
+        "keep_revisions": "Of a name that does not say itself, gc keeps so many; null: all",
         "writer": "For people",
         "updated_at": "RFC 3339. For people",
     },
     "Canary": {"revision": "The other one", "percent": "Its share of the requests"},
+    "Condition": {
+        "type": "What it is about",
+        "status": "Whether it is so",
+        "reason": "Why, one word",
+        "message": "Why, for people",
+        "lastTransitionTime": "RFC 3339: when `status` was last another",
+    },
+    "Event": {
+        "type": "Warning: something is to be looked at",
+        "reason": "What happened, one word",
+        "message": "What happened, for people",
+        "key": "namespace, model, revision, name; null: of the replica itself",
+        "count": "How often, from first_at to last_at",
+        "first_at": "RFC 3339, by the replica's clock",
+        "last_at": "RFC 3339, by the replica's clock",
+    },
+    "EventList": {
+        "apiVersion": "Another one than this is not read",
+        "kind": "What this file is",
+        "replica": "As the file's name begins",
+        "model": "The folder of its scopes",
+        "updated_at": "RFC 3339. For people",
+        "events": "The last ones; the one that happened last is at the end",
+    },
     "AdapterSpec": {
         "base_model": "As the adapter was registered with",
         "digest": "Over the paths, sizes and hashes of `files`: docs/format.md",
@@ -113,6 +148,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "files": "The served ones, config and weights; others in the folder are not part of it",
         "policy": "When it is loaded and evicted; null: as the sidecar is set",
         "labels": "For people and their tools",
+        "allowed": "Codes of findings that were allowed when it was registered",
     },
     "FileEntry": {
         "path": "Its name in the artifact's folder",
@@ -146,6 +182,17 @@ FIELDS: dict[str, dict[str, str]] = {
         "adapters": "By served name; evicted ones are only counted",
         "recent": "The last 512 series it saw, and their generations",
         "conditions": "What is wrong there, each `Type: message`",
+        "downloads": "What it fetches, by the name that it will have",
+        "figures": "Counters since its start, and gauges such as what is in which tier",
+    },
+    "Download": {
+        "name": "What clients will send as their model",
+        "namespace": "Where it will be registered",
+        "source": "Where it comes from: a URI without userinfo and query",
+        "reason": "What is being done, or that another process fetches it",
+        "received_bytes": "What is here",
+        "size_bytes": "Of all of it; null where the source does not say",
+        "since": "RFC 3339: when it was asked for",
     },
     "AdapterStatus": {
         "key": "namespace, model, revision, name",
@@ -154,7 +201,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "message": "Of the phase, for people",
         "attempts": "How often it failed",
         "retry_in_s": "Seconds until it is tried again; null: nothing waits",
-        "since": "Kept for later",
+        "since": "RFC 3339: when the phase began",
     },
 }
 

@@ -6,15 +6,18 @@ import re
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from terminal import write_svg
 
 WIDTH = 118
 
 
 def main() -> None:
     """Read the transcript, colour what was typed and what held, write the picture."""
-    console = Console(record=True, width=WIDTH, file=sys.stderr)
+    lines = []
     for line in sys.stdin.read().strip().splitlines():
         text = Text(re.sub(r"(lora-fs-demo)-\w+", r"\1", line), overflow="ellipsis", no_wrap=True)
         if re.match(r"[0-9]+\. ", line):
@@ -25,10 +28,8 @@ def main() -> None:
             text.highlight_regex("✓", "bold green")
         elif line.lstrip().startswith("done in"):
             text.stylize("dim")
-        console.print(text)
-    picture = console.export_svg(title="make demo")
-    fonts = r"@font-face \{.*?\}\s*"  # fetched from elsewhere; the viewer's own will do
-    Path(sys.argv[1]).write_text(re.sub(fonts, "", picture, flags=re.DOTALL), encoding="utf-8")
+        lines.append(text)
+    write_svg(Path(sys.argv[1]), "make demo", WIDTH, lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 No weights are gathered: an adapter's are read once for all of its rows, and rows that do not stand
 together are brought together first. What an adapter's rows become does not depend on which other
-adapters share the batch, to the bit where rows are whole cache lines.
+adapters share the batch, to the bit where rows of ``y`` are multiples of 16 bytes.
 """
 
 from __future__ import annotations

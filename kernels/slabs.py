@@ -58,11 +58,13 @@ class Slab:
     Attributes:
         data: ``[elements]``, a multiple of ``ALIGN_BYTES`` long.
         places: of each layer that the adapter has weights for.
+        views: the weights of those of a rank over 0, where they stand in ``data``.
         row: of the tables, ``RowLayout.row``.
     """
 
     data: torch.Tensor
     places: Mapping[str, Place]
+    views: Mapping[str, Packed]
     row: torch.Tensor
 
 
@@ -86,15 +88,17 @@ def pack_slab(
             raise ShapeError(f"{name}: the model has no such layer")
         places[name], end = _place(name, shapes[name], weights, end, dtype.itemsize)
     data = torch.empty(end, dtype=dtype, pin_memory=pinned)
+    views: dict[str, Packed] = {}
     for name, weights in adapter.items():
         packed = packed_at(shapes[name], places[name], data)
         if packed is not None:
             _fill(packed, shapes[name], weights)
+            views[name] = packed
     layers = (
         (name, [place.a, *place.b], [0, *accumulate(place.ranks)], place.scale)
         for name, place in places.items()
     )
-    return Slab(data, places, RowLayout.of(shapes).row(layers))
+    return Slab(data, places, views, RowLayout.of(shapes).row(layers))
 
 
 def packed_at(shape: Shape, place: Place, storage: torch.Tensor, begin: int = 0) -> Packed | None:

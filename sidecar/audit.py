@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lora_fs.sidecar.logs import event
+
 logger = logging.getLogger("lora_fs.audit")
 logger.setLevel(logging.INFO)  # whatever else is logged
 
@@ -69,7 +71,7 @@ def write(file: Path | None, text: str, complain: Callable[[str], None] = logger
     Args:
         complain: is told why the line is not in the file; nothing is raised.
     """
-    logger.info("%s", text)
+    logger.info("%s", text, extra=event("audit"))
     if file is None:
         return
     try:

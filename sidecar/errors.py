@@ -5,11 +5,13 @@
     │   ├── InvalidName           a name breaks the grammar or would leave its folder
     │   ├── InvalidAdapter        the adapter's files cannot be served; carries the findings
     │   ├── NotFound              no such adapter, revision or registry
+    │   ├── TooLarge              more bytes than are taken
     │   ├── OverQuota             the namespace has used up what it is allowed
     │   └── Conflict              it exists already, or changed under the caller
     ├── TemporaryError            call again later; nothing was lost
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
     │   ├── UnknownOutcome        a write may or may not have landed; retry by request id
+    │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
     │   ├── TooManyRegistrations  the namespace registered as often as it may for now
     │   └── WaitTimeout           a bounded wait ran out
@@ -19,7 +21,8 @@
         └── EngineRejected        the engine answered and refused; carries its reason
 
 CorruptRecord is raised by the codec alone and means "not yet visible": readers keep the
-last good state. HTTP status and exit code are decided at their boundary, not here.
+last good state. NewerRecord is one that is whole and of another apiVersion: nobody writes over
+it. HTTP status and exit code are decided at their boundary, not here.
 """
 
 from __future__ import annotations
@@ -71,6 +74,10 @@ class Conflict(InputError):
     """The state on the volume is not the one the caller expected."""
 
 
+class TooLarge(InputError):
+    """It is larger than what is taken."""
+
+
 class OverQuota(InputError):
     """What is asked for does not fit the namespace's quota; it does once something is taken away."""
 
@@ -95,6 +102,16 @@ class UnknownOutcome(TemporaryError):
 
 class EngineUnavailable(TemporaryError):
     """The engine did not answer in time: what it has loaded is unknown."""
+
+
+class SourceUnavailable(TemporaryError):
+    """A hub, bucket or server did not answer, or broke off; asked again it goes on from there.
+
+    ``spoiled``: what arrived is of no use, and it begins anew.
+    """
+
+    retry_after_s = 5.0
+    spoiled = False
 
 
 class TooManyRegistrations(TemporaryError):
@@ -131,3 +148,7 @@ class EngineRejected(OperatorError):
 
 class CorruptRecord(LoraFsError):
     """A sealed file's bytes do not match their checksum, or are not a sealed file at all."""
+
+
+class NewerRecord(CorruptRecord):
+    """It is whole, and of an ``apiVersion`` that this lora-fs does not read."""

@@ -6,13 +6,16 @@ A command-line option beats the environment, the environment beats the default.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
 
 
@@ -33,19 +36,32 @@ class Settings(BaseSettings):
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
         allowed_sources: folders from which the HTTP API may register, and ``--link`` may point to.
+        allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
+        pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
+        lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
+        netrc_file: the passwords of web servers.
+        fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
+        nim_source: a flat store of adapters that another system keeps, to be served, too; nim_refresh_s:
+            how often it is looked at.
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
         audit_file: where admin acts are told besides the log.
+        user_header: the header of a request that says who asks, for canaries; without it the body's
+            ``user`` does.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
-        stage_ahead: copy what is registered while the replica runs before it is asked for.
+        stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
+            runs; ``all``, what there is when it starts, too; ``off``, nothing.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
+        namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
+            for all; others weigh 1. Empty: no namespace has a share.
         max_loaded: how many adapters may be loaded at once; None: unbounded.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
+        log_format: ``text`` or ``json``; traces: where spans go: ``off``, ``otlp`` or ``console``.
         engine_timeout_s: bound on one load or unload call; hold_timeout_s: on a request's wait.
     """
 
@@ -63,6 +79,16 @@ class Settings(BaseSettings):
         (), validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES")
     )
     allow: CommaList = ()
+    nim_source: Path | None = Field(None, validation_alias=_env("nim_source", "NIM_PEFT_SOURCE"))
+    nim_refresh_s: float = Field(
+        30.0, gt=0, validation_alias=_env("nim_refresh_s", "NIM_PEFT_REFRESH_INTERVAL")
+    )
+    allowed_remotes: CommaList = ()
+    pvc_mounts: CommaList = ()
+    lora_downloader_plugin: str | None = None
+    netrc_file: Path | None = Field(None, validation_alias=_env("netrc_file", "NETRC"))
+    fetch_max_bytes: int = Field(8 << 30, ge=1)
+    fetch_timeout_s: float = Field(3600.0, gt=0)
 
     engine_url: str = "http://127.0.0.1:8000"
     engine_api_key: str | None = Field(
@@ -75,15 +101,17 @@ class Settings(BaseSettings):
     token_file: Path | None = None
     public_namespaces: CommaList = ("*",)
     audit_file: Path | None = None
+    user_header: str | None = None
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
-    stage_ahead: bool = True
+    stage_ahead: Literal["new", "all", "off"] = "new"
     host_bytes: int = Field(4 << 30, ge=0)
     kernels: str = "auto"
     max_loaded: int | None = Field(None, ge=1)
     max_rank: int | None = Field(None, ge=1)
     default_policy: PolicyKind = PolicyKind.LAZY
     default_ttl_s: int = Field(3600, ge=1)
+    namespace_weights: CommaList = ()
     poll_s: float = Field(0.0, ge=0.0)  # 0: by the kind of filesystem
     scan_s: float = Field(300.0, gt=0)
     settle_s: float | None = Field(None, ge=0)
@@ -91,18 +119,66 @@ class Settings(BaseSettings):
     engine_timeout_s: float = Field(120.0, gt=0)
     hold_timeout_s: float = Field(120.0, gt=0)
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+    traces: Literal["off", "otlp", "console"] = "off"
 
-    @field_validator("namespaces", "allow", "allowed_sources", "public_namespaces", mode="before")
+    @field_validator(
+        "namespaces",
+        "allow",
+        "allowed_sources",
+        "allowed_remotes",
+        "pvc_mounts",
+        "public_namespaces",
+        "namespace_weights",
+        mode="before",
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @field_validator("pvc_mounts")
+    @classmethod
+    def _mounted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for item in value:
+            if not re.fullmatch(r"[^=/]+=/.*", item):
+                raise ValueError(f"{item!r} is not CLAIM=PATH with a path that begins with /")
+        return value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _own_port(cls, value: Any) -> Any:
+        """Kubernetes sets LORA_FS_PORT, as an address, for a Service named lora-fs."""
+        is_address = isinstance(value, str) and re.match(r"(tcp|udp|sctp)://", value)
+        return cls.model_fields["port"].default if is_address else value
+
     @field_validator("engine_url")
     @classmethod
-    def _no_trailing_slash(cls, value: str) -> str:
+    def _address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
+            raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
         return value.rstrip("/")
+
+    @field_validator("namespace_weights")
+    @classmethod
+    def _weighed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for item in value:
+            if not re.fullmatch(r"[^=]+=[1-9][0-9]{0,5}", item):
+                raise ValueError(f"{item!r} is not NAMESPACE=WEIGHT with a whole number above 0")
+        return value
+
+    def mounts(self) -> dict[str, Path]:
+        """Where each claim of ``pvc://`` is; ``""`` is the registry's own volume."""
+        pairs = (item.partition("=") for item in self.pvc_mounts)
+        own = {"": self.root} if self.root is not None else {}
+        return {**own, **{claim: Path(path) for claim, _, path in pairs}}
+
+    def weights(self) -> dict[str, int]:
+        """Shares of the engine by namespace; empty where none are kept."""
+        pairs = (item.rpartition("=") for item in self.namespace_weights)
+        return {namespace: int(weight) for namespace, _, weight in pairs}
 
     def serves(self) -> tuple[str, ...]:
         """The namespaces a sidecar serves."""
@@ -110,9 +186,17 @@ class Settings(BaseSettings):
 
 
 def load_settings(**options: Any) -> Settings:
-    """Merge options over the environment; an option that is None or () was not given."""
+    """Merge options over the environment; an option that is None or () was not given.
+
+    Raises:
+        ValidationError: a value that cannot be.
+        InputError: the token file is said to be nothing, which would ask nobody for a token.
+    """
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    return Settings(**given)
+    settings = Settings(**given)
+    if settings.token_file is None and os.environ.get("LORA_FS_TOKEN_FILE") == "":
+        raise InputError("LORA_FS_TOKEN_FILE is empty: name a file; unset, nobody is asked for a token")
+    return settings
 
 
 def writer_id() -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import ValidationError
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -25,11 +27,13 @@ from lora_fs.sidecar.errors import (
     TooManyRegistrations,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Scope, check_segment, model_slug
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.settings import Settings
-from lora_fs.sidecar.validate import Expectation, expect
+from lora_fs.sidecar.model import Policy, Scope, check_segment, model_slug
+from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate.report import printable
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.registry.store import Registry
+    from lora_fs.sidecar.validate import Expectation
 
 GAP = "  "
 LEAST_FOLDED = 24
@@ -62,7 +66,20 @@ class Context:
         return self.settings.root
 
     def registry(self, *, create: bool = False) -> Registry:
-        return Registry(self.root(), create=create)
+        from lora_fs.sidecar.registry.root import is_registry  # not needed to say what commands there are
+        from lora_fs.sidecar.registry.store import Registry
+
+        makes = create and not is_registry(self.root())
+        registry = Registry(self.root(), create=create)
+        if makes:
+            complain(f"{self.root()} held no registry: made one there")
+        return registry
+
+    def nothing_in(self, scope: Scope) -> None:
+        """Say on stderr that a scope is empty, and which others there are: a name may be misspelt."""
+        others = [str(one) for one in self.registry().scopes() if one != scope]
+        told = f"; there is {', '.join(others[:5])}{' …' * (len(others) > 5)}" if others else ""
+        complain(f"nothing is registered in {scope}{told}")
 
     @contextmanager
     def opened(self, *, create: bool = False) -> Iterator[Registry]:
@@ -75,12 +92,19 @@ class Context:
 
     def scope(self) -> Scope:
         if not self.settings.model:
-            raise click.UsageError("say which base model: --model ID or LORA_FS_MODEL")
+            also = "" if self.settings.root else "; and where the registry is: --root DIR or LORA_FS_ROOT"
+            raise click.UsageError(f"say which base model: --model ID or LORA_FS_MODEL{also}")
         namespace = check_segment("namespace", self.settings.namespace)
         return Scope(namespace, model_slug(self.settings.model))
 
     def expectation(self, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
+        from lora_fs.sidecar.validate import expect
+
         return expect(self.settings, base_model, allow)
+
+    def default_policy(self) -> Policy:
+        """Where a record without a policy begins, as far as this command's settings say."""
+        return Policy(kind=self.settings.default_policy, ttl_s=self.settings.default_ttl_s)
 
     def say(self, text: str) -> None:
         """Print a line for people; what a terminal would act on is escaped."""
@@ -112,6 +136,37 @@ class Context:
     def emit(self, value: Mapping[str, Any] | list[Any]) -> None:
         """Print JSON for scripts."""
         click.echo(json.dumps(value, indent=2))
+
+
+def read_settings(**options: Any) -> Settings:
+    """Options over the environment.
+
+    Raises:
+        click.UsageError: a value that cannot be, by its variable's name.
+    """
+    try:
+        return load_settings(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        variable = field if field.isupper() else f"LORA_FS_{field.upper()}"
+        why = first["msg"].removeprefix("Value error, ")
+        raise click.UsageError(f"{variable}={first['input']}: {why}") from error
+
+
+def shown_bytes(size_bytes: int) -> str:
+    """``0.9 kB``, ``12.3 MB``, ``4.0 GB``."""
+    unit, scale = ("GB", 1e9) if size_bytes >= 1e9 else ("MB", 1e6) if size_bytes >= 100_000 else ("kB", 1e3)
+    return f"{size_bytes / scale:.1f} {unit}"
+
+
+def shown_time(written: str) -> str:
+    """A time of a record in UTC, as ``2026-11-21T18:08:37Z``; what is no time is shown as it is."""
+    try:
+        at = datetime.datetime.fromisoformat(written)
+    except ValueError:
+        return written
+    return f"{at.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def complain(message: str) -> None:

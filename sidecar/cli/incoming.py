@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.register import check_linked
-from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
+from lora_fs.sidecar.reconcile.fetching import Fetching
+from lora_fs.sidecar.reconcile.fetching import register as fetch_and_register
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import writer_id
 from lora_fs.sidecar.sources import gie, nim
+from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.local import resolve
+from lora_fs.sidecar.sources.uri import redacted
 
 Row = dict[str, Any]
 
@@ -49,9 +55,14 @@ def from_gie(
         for one in config.exist:
 
             def register(one: gie.Listed = one) -> Row:
-                source = one.source or ""
-                folder = _local(folders.get(source, source), source)
-                scope = _scope(context, one.base_model)
+                scope, source = _scope(context, one.base_model), one.source or ""
+                given = folders.get(source)
+                if given is None and (uri := gie.uri_of(source)) is not None:
+                    try:
+                        return _fetch(context, registry, scope, one, uri, allow, dry_run)
+                    except (NotFound, SourceUnavailable) as error:
+                        raise type(error)(f"{error}; or download it and say --folder {source}=DIR") from error
+                folder = _local(given or source, source)
                 return _register(
                     context, registry, scope, one.name, folder, one.base_model, link, allow, dry_run
                 )
@@ -131,6 +142,32 @@ def _register(
     expectation = context.expectation(base_model, allow)
     done = registration.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
     what = f"{scope}: {name}@{done.record.revision}"
+    return _row(what, "registered" if done.changed else "unchanged", "" if done.changed else "the same bytes")
+
+
+def _fetch(
+    context: Context,
+    registry: Registry,
+    scope: Scope,
+    one: gie.Listed,
+    uri: str,
+    allow: tuple[str, ...],
+    dry_run: bool,
+) -> Row:
+    """From the hub, or wherever it lies. A dry run asks what is there, and fetches nothing."""
+    check_segment("name", one.name)
+    fetching = Fetching.by(context.settings)
+    if dry_run:
+        with opened(uri, fetching.options) as source:
+            offer = source.look()
+        return _row(f"{scope}: {one.name}", "would fetch", f"{offer.uri} at {offer.pin}")
+    wanted = Registration(one.name, Path(), "", base_model=one.base_model, origin="import")
+    expectation = context.expectation(one.base_model, allow)
+    with downloading(redacted(uri)) as tell:
+        done = fetch_and_register(
+            registry, scope, wanted, uri, expectation, replace(fetching, tell=tell), writer=writer_id()
+        )
+    what = f"{scope}: {one.name}@{done.record.revision}"
     return _row(what, "registered" if done.changed else "unchanged", "" if done.changed else "the same bytes")
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain
-from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.cli.context import Context, complain, shown_bytes, shown_time
+from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.registry.selection import Selection
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 
 
-def _read(context: Context) -> Desired:
+@contextmanager
+def _read(context: Context) -> Iterator[Desired]:
+    """What is registered. Where something cannot be read it is shown without, and that is a failure."""
     scope = context.scope()
     view = RegistryView(context.registry(), (scope,))
     view.refresh()
     for problem in view.desired.problems.values():
         complain(f"unreadable, left out or shown as it was before: {problem}")
-    return view.desired
+    yield view.desired
+    if view.desired.problems:
+        raise OperatorError("not everything could be read: something that is registered may be missing here")
 
 
 def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]]:
@@ -33,6 +40,8 @@ def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]
 
 
 @click.command("list")
+@click.argument("pattern", required=False)
+@click.option("-l", "--selector", metavar="K=V,…", help="By labels: k=v, k!=v, k or !k, commas between")
 @click.option(
     "-o",
     "--output",
@@ -42,15 +51,25 @@ def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]
     help="For people, with more columns, for scripts, or names only",
 )
 @click.pass_obj
-def list_adapters(context: Context, output: str) -> None:
+def list_adapters(context: Context, pattern: str | None, selector: str | None, output: str) -> None:
     """List what is registered; * marks the revision that the plain name serves.
+
+    PATTERN is of the name, as in a shell: quote it.
 
     \b
     Examples:
       lora-fs list -o wide
+      lora-fs list 'support-*' -l team=sql
       lora-fs list -o name
     """
-    rows = _rows(_read(context))
+    selection = Selection.parse(pattern, selector)
+    with _read(context) as desired:
+        _list(context, desired, selection, output)
+
+
+def _list(context: Context, desired: Desired, selection: Selection, output: str) -> None:
+    everything = _rows(desired)
+    rows = [(record, active) for record, active in everything if selection.covers(record.name, record)]
     if output == "json":
         context.emit([{**record.model_dump(mode="json"), "active": active} for record, active in rows])
         return
@@ -60,12 +79,32 @@ def list_adapters(context: Context, output: str) -> None:
         return
     wide = ["DIGEST", "ORIGIN", "POLICY", "UPDATED"] if output == "wide" else []
     cells = []
+    shares = {
+        (name, pointer.canary.revision): f"{pointer.canary.percent} %"
+        for (_, name), pointer in desired.pointers.items()
+        if pointer.canary is not None
+    }
     for record, active in rows:
         policy = record.spec.policy.kind.value if record.spec.policy else "default"
-        more = [record.spec.digest[7:19], record.origin, policy, record.updated_at[:19]] if wide else []
-        mark = "*" if active else ""
-        cells.append((record.name, record.revision, mark, str(record.spec.lora.rank), _size(record), *more))
+        more = (
+            [record.spec.digest[7:19], record.origin, policy, shown_time(record.updated_at)] if wide else []
+        )
+        mark = "*" if active else shares.get((record.name, record.revision), "")
+        cells.append(
+            (
+                record.name,
+                record.revision,
+                mark,
+                str(record.spec.lora.rank),
+                shown_bytes(record.spec.size_bytes),
+                *more,
+            )
+        )
     context.table(("NAME", "REVISION", "ACTIVE", "RANK", "SIZE", *wide), cells)
+    if not everything and not desired.problems:
+        context.nothing_in(context.scope())
+    elif not rows:
+        complain(f"none of the {len(everything)} revisions in {context.scope()} is asked for by that")
 
 
 @click.command()
@@ -80,10 +119,16 @@ def show(context: Context, name: str, output: str) -> None:
       lora-fs show support
       lora-fs show support -o json
     """
-    scope, desired = context.scope(), _read(context)
-    rows = _rows(desired, name)
-    if not rows:
+    with _read(context) as desired:
+        _show(context, desired, name, output)
+
+
+def _show(context: Context, desired: Desired, name: str, output: str) -> None:
+    scope, rows = context.scope(), _rows(desired, name)
+    if not rows and not desired.problems:
         raise NotFound(f"{name} is not registered in {scope}: `lora-fs list` shows what is")
+    if not rows:
+        return  # it is not known that it is not there
     pointer = desired.pointers.get((scope, name))
     if output == "json":
         context.emit(
@@ -95,13 +140,15 @@ def show(context: Context, name: str, output: str) -> None:
         return
     serves = pointer.revision if pointer is not None and pointer.revision else "nothing"
     before = pointer.previous_revision if pointer is not None else None
-    context.say(f"{name} in {scope} serves {serves}" + (f", before that {before}" if before else ""))
+    trial = pointer.canary if pointer is not None else None
+    canary = f"; {trial.revision} answers {trial.percent} % of the requests" if trial is not None else ""
+    context.say(f"{name} in {scope} serves {serves}" + (f", before that {before}" if before else "") + canary)
     for record, _ in rows:
         spec = record.spec
         policy = spec.policy
         lines = {
             "base model": spec.base_model,
-            "files": f"{spec.path} ({_size(record)})",
+            "files": f"{spec.path} ({shown_bytes(record.spec.size_bytes)})",
             "source": spec.source.uri,
             "digest": spec.digest,
             "lora": f"rank {spec.lora.rank}, alpha {spec.lora.alpha:g}, {spec.lora.dtype}, "
@@ -110,7 +157,7 @@ def show(context: Context, name: str, output: str) -> None:
             if policy
             else "as each sidecar is set",
             "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()) or "none",
-            "written": f"{record.updated_at[:19]} by {record.writer}, generation {record.generation}",
+            "written": f"{shown_time(record.updated_at)} by {record.writer}, generation {record.generation}",
         }
         context.say("")
         context.say(record.revision)
@@ -122,12 +169,6 @@ def _order(record: Record) -> tuple[str, list[tuple[int, str]]]:
     """By name, and v2 before v10."""
     parts = re.split(r"([0-9]+)", record.revision)
     return record.name, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
-
-
-def _size(record: Record) -> str:
-    size = record.spec.size_bytes
-    unit, scale = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6) if size >= 100_000 else ("kB", 1e3)
-    return f"{size / scale:.1f} {unit}"
 
 
 COMMANDS = (list_adapters, show)

@@ -4,40 +4,104 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import click
-from pydantic import ValidationError
 from rich.console import Console
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli import (
-    backup,
-    doctor,
-    install,
-    listing,
-    maintain,
-    names,
-    parameters,
-    quota,
-    register,
-    serve,
-    status,
-    trail,
-    validation,
-)
-from lora_fs.sidecar.cli.context import Context, complain, exit_code
+from lora_fs.sidecar.cli import parameters, trail
+from lora_fs.sidecar.cli.context import Context, complain, exit_code, read_settings
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.settings import load_settings
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-SENTENCE = 200
 ENVIRONMENT = (
     "Which registry: --root, --namespace and --model before the command, "
     "or LORA_FS_ROOT, LORA_FS_NAMESPACE and LORA_FS_MODEL."
 )
+
+# In the order of their use: the module that has a command, and the first sentence of its help. A module
+# is imported when its command is named: most of them need libraries that the others do not.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "register": (
+        "register",
+        "Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://",
+    ),
+    "validate": ("validation", "Check the adapter in PATH as register would; exit 5 if it cannot be served"),
+    "unregister": ("names", "Take NAME away, everywhere"),
+    "promote": ("names", "Let NAME serve REVISION"),
+    "rollback": ("names", "Let NAME serve the revision it served before"),
+    "canary": (
+        "canary",
+        "Let REVISION answer a share of the requests for NAME; or raise, finish or abort that",
+    ),
+    "pin": ("amend", "Keep NAME in every engine, whatever needs its place"),
+    "unpin": ("amend", "Give NAME the policy back that it had before it was pinned"),
+    "set": (
+        "amend",
+        "Change what is said of NAME: when it is loaded, its labels, how many revisions are kept",
+    ),
+    "list": ("listing", "List what is registered; * marks the revision that the plain name serves"),
+    "show": ("listing", "Show NAME: what it serves, and each of its revisions"),
+    "status": ("status", "Show every adapter on every replica; a line marked ! is a replica's trouble"),
+    "top": ("top", "Watch replicas, what is loaded, rates, and the adapters that are in trouble or busy"),
+    "events": ("events", "Show what happened lately on every replica, to NAME or to all"),
+    "wait": (
+        "until",
+        "Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not",
+    ),
+    "quota": ("quota", "Show what the namespace may register and what it has; with options, set it"),
+    "sidecar": ("serve", "Serve one replica: reconcile its vLLM to the registry, answer and proxy the API"),
+    "demo": ("serve", "Run two real vLLM replicas on one folder and walk through what lora-fs does"),
+    "doctor": (
+        "doctor",
+        "Check the volume: its filesystem, its promises, every record of the scope, every replica",
+    ),
+    "gc": ("maintain", "Remove the files of adapters unregistered long ago, and what dead writers left"),
+    "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
+    "import": (
+        "backup",
+        "Bring SOURCE into the registry: an archive that export wrote, or another system's adapters",
+    ),
+    "fsck": (
+        "backup",
+        "Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers",
+    ),
+    "install-plugin": (
+        "install",
+        "Copy the vLLM plugin, with what it needs and vLLM lacks, to DIR for another container's vLLM",
+    ),
+}
+
+
+class Lazy(MutableMapping[str, click.Command]):
+    """Commands by name, each imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._imported and name in COMMANDS:
+            for command in import_module(f"lora_fs.sidecar.cli.{COMMANDS[name][0]}").COMMANDS:
+                trail.follow(command)
+                command.epilog = ENVIRONMENT if command.name != "demo" else None
+                self[command.name] = command
+        return self._imported[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._imported[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._imported[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class Commands(click.Group):
@@ -58,9 +122,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.get_short_help_str(SENTENCE)) for name, command in self.commands.items()]
-            )
+            formatter.write_dl([(name, f"{told}.") for name, (_, told) in COMMANDS.items()])
 
 
 @contextmanager
@@ -73,7 +135,11 @@ def _while_read() -> Iterator[None]:
         raise click.exceptions.Exit(0) from None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=Lazy(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--root",
     type=parameters.Place(),
@@ -111,20 +177,7 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
     """
     if namespace:
         options |= {"namespace": namespace[0], "namespaces": namespace}
-    try:
-        context.obj = Context(load_settings(**options), Console())
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        variable = field if field.isupper() else f"LORA_FS_{field.upper()}"
-        raise click.UsageError(f"{variable}={first['input']}: {first['msg']}") from error
-
-
-for module in (register, validation, names, listing, status, quota, serve, doctor, maintain, backup, install):
-    for command in module.COMMANDS:
-        trail.follow(command)
-        command.epilog = ENVIRONMENT if command.name != "demo" else None
-        cli.add_command(command)
+    context.obj = Context(read_settings(**options), Console())
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.context import Context, complain, shown_bytes
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
-from lora_fs.sidecar.registry import gc
-from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry import atomic, gc
+from lora_fs.sidecar.registry.lock import LEASE_S, lease, take_over
+from lora_fs.sidecar.settings import writer_id
+
+DEAD_AFTER_S = 1.5 * LEASE_S
 
 
 @click.command("gc")
@@ -34,25 +41,55 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
     """
     scope, registry = context.scope(), context.registry()
     unknown: LoraFsError | None = None
-    with lease(registry.layout.lease("gc"), wait_s=0) as had:
-        if not had and not dry_run:
-            raise OperatorError("another gc is at work on this volume, or it cannot be written")
+    if not dry_run:
+        registry.check_writable()
+    with nullcontext() if dry_run else _alone(registry.layout.lease("gc")):
         try:
             in_use = gc.in_use(registry)
         except LoraFsError as error:
             in_use, unknown = None, error
-        found = gc.find(registry, scope, in_use, older_than * 3600)
+        found = gc.find(registry, scope, in_use, older_than * 3600, writer=writer_id())
         if not dry_run:
             gc.collect(found)
+    freed = sum(item.size_bytes for item in found if item.withdraw is None)
+    later = sum(item.size_bytes for item in found if item.withdraw is not None)
     if output == "json":
-        items = [{"path": str(item.path), "why": item.why} for item in found]
+        items = [
+            {
+                "path": str(item.path),
+                "why": item.why,
+                "size_bytes": item.size_bytes,
+                "withdrawn": item.withdraw is not None,
+            }
+            for item in found
+        ]
         context.emit({"dry_run": dry_run, "removed": items, "kept": str(unknown) if unknown else None})
     else:
         for item in found:
-            context.say(f"{'would remove' if dry_run else 'removed'} {item.path}: {item.why}")
-        context.say(f"{len(found)} {'thing' if len(found) == 1 else 'things'}")
+            did = "unregister" if item.withdraw is not None else "remove"
+            done = f"would {did}" if dry_run else f"{did.removesuffix('e')}ed"
+            context.say(f"{done} {item.path} ({shown_bytes(item.size_bytes)}): {item.why}")
+        things = f"{len(found)} {'thing' if len(found) == 1 else 'things'}"
+        more = f", {shown_bytes(later)} more a day after they are unregistered" if later else ""
+        context.say(f"{things}, {shown_bytes(freed)}{more}")
     if unknown is not None:
         raise OperatorError(f"every adapter's files are kept: {unknown}")
+
+
+@contextmanager
+def _alone(lockfile: Path) -> Iterator[None]:
+    """Keep a second gc out, as far as the volume allows; two at once remove nothing wrongly.
+
+    A gc that was killed on another host is known to be dead after LEASE_S alone. On a full volume no
+    lease can be written, and that is when gc is needed.
+    """
+    if atomic.read_bytes(lockfile):
+        complain(f"another gc is at work on this volume, or was killed: asking for {DEAD_AFTER_S:.0f} s")
+        take_over(lockfile, within_s=DEAD_AFTER_S)
+    with lease(lockfile, wait_s=0) as had:
+        if not had and atomic.read_bytes(lockfile):
+            raise OperatorError("another gc is at work on this volume: try again when it has ended")
+        yield
 
 
 COMMANDS = (collect_garbage,)

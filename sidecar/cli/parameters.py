@@ -9,16 +9,17 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment, model_slug
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import load_settings
-from lora_fs.sidecar.validate import CODES
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.registry.store import Registry
 
 MAX_LOOKED_AT = 200  # records read for one completion; beyond it withdrawn names are proposed, too
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -63,6 +64,28 @@ def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
     return {key: text for key, _equals, text in pairs}
 
 
+def labels_or_none(_: object, __: object, value: tuple[str, ...]) -> dict[str, str | None]:
+    """Parse ``key=value``, and ``key-`` for a label that is to go, any number of times."""
+    found: dict[str, str | None] = {}
+    for item in value:
+        key, equals, text = item.partition("=")
+        if not equals and item.endswith("-"):
+            key = item[:-1]
+        elif not equals:
+            key = ""
+        if not key:
+            raise click.BadParameter("write it as key=value, or key- to take it away")
+        found[key] = text if equals else None
+    return found
+
+
+def count_or_none(_: object, __: object, value: str | None) -> str | None:
+    """Check a number from 1 on, or ``none``."""
+    if value not in (None, "none") and not re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
+        raise click.BadParameter("write a whole number from 1 on, or none")
+    return value
+
+
 def segment(what: str) -> Callable[[object, object, str | None], str | None]:
     """Refuse what cannot be a folder's name, before anything is looked for."""
     return lambda _, __, value: value if value is None else check_segment(what, value)
@@ -74,6 +97,8 @@ def _registry(context: click.Context) -> tuple[Registry, Scope]:
     settings = load_settings(**given, namespace=namespaces[0] if namespaces else None)
     if settings.root is None or settings.model is None:
         raise click.UsageError("no registry")
+    from lora_fs.sidecar.registry.store import Registry
+
     scope = Scope(check_segment("namespace", settings.namespace), model_slug(settings.model))
     return Registry(settings.root), scope
 
@@ -104,6 +129,8 @@ def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     try:
+        from lora_fs.sidecar.registry import operations
+
         registry, scope = _registry(context)
         named = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
         found = operations.present_revisions(registry, scope, named)
@@ -117,6 +144,8 @@ def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
 
 
 def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from lora_fs.sidecar.validate.codes import CODES
+
     found = (code for code, entry in CODES.items() if entry.overridable)
     return [CompletionItem(code) for code in found if code.startswith(incomplete)]
 
@@ -137,7 +166,11 @@ wait = click.option(
     help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
 )
 name = click.argument("name", callback=segment("name"), shell_complete=_names)
+name_or_all = click.argument("name", required=False, callback=segment("name"), shell_complete=_names)
 revision = click.argument("revision", callback=segment("revision"), shell_complete=_revisions)
+other_revision = click.argument(
+    "revision", required=False, callback=segment("revision"), shell_complete=_revisions
+)
 source = click.argument("source", shell_complete=_folders)
 path = click.argument("path", shell_complete=_folders)
 revision_option = click.option(

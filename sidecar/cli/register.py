@@ -1,22 +1,31 @@
-"""register: a folder becomes a revision that every replica serves."""
+"""register: a folder, here or elsewhere, becomes a revision that every replica serves."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
+from lora_fs.sidecar.reconcile.fetching import Fetching, brought
+from lora_fs.sidecar.reconcile.fetching import register as fetching_register
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registered, Registration
+from lora_fs.sidecar.registry.revisions import policy_of_served
+from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.allowed import Allowed
+from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import resolve
+from lora_fs.sidecar.sources.uri import redacted
+from lora_fs.sidecar.validate import Expectation
 
 
 @click.command()
@@ -29,7 +38,7 @@ from lora_fs.sidecar.sources.local import resolve
 @click.option(
     "--policy",
     type=click.Choice([kind.value for kind in PolicyKind]),
-    help="When it is in the engine [default: as each sidecar is set]",
+    help="When it is in the engine [default: as what NAME serves, else as each sidecar is set]",
 )
 @click.option(
     "--ttl",
@@ -41,16 +50,20 @@ from lora_fs.sidecar.sources.local import resolve
 @click.option(
     "--priority",
     type=int,
-    default=0,
-    show_default=True,
     metavar="N",
-    help="Eager and pinned: greater is loaded first",
+    help="Eager and pinned: greater is loaded first [default: 0]",
 )
 @click.option("--label", multiple=True, callback=parameters.labels, metavar="K=V", help="Repeatable")
 @click.option(
     "--link",
     is_flag=True,
     help="Refer to the folder where it is, under the root or LORA_FS_ALLOWED_SOURCES; do not copy it",
+)
+@click.option(
+    "--lora-downloader-plugin",
+    "plugin",
+    metavar="CLASS",
+    help="my.module.Class that downloads SOURCE [LORA_FS_LORA_DOWNLOADER_PLUGIN]",
 )
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
@@ -66,40 +79,54 @@ def register(
     base_model: str | None,
     policy: str | None,
     ttl: int | None,
-    priority: int,
+    priority: int | None,
     label: dict[str, str],
     link: bool,
+    plugin: str | None,
     activate: bool,
     allow: tuple[str, ...],
     dry_run: bool,
     wait: float | None,
     output: str,
 ) -> None:
-    """Register the adapter in the folder SOURCE under NAME.
+    """Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://.
 
     \b
     Examples:
       lora-fs register support ./support-lora --wait 20
+      lora-fs register support hf://acme/support-lora@v2
       lora-fs register support ./support-lora-2 --no-activate
       lora-fs register billing ./billing-lora --policy eager --priority 10 --label team=finance
     """
-    folder, scope, settings = resolve(source), context.scope(), context.settings
-    if link:
-        check_linked(folder, context.root(), settings)
+    scope, settings = context.scope(), context.settings
+    plugin = plugin or settings.lora_downloader_plugin
     expectation = context.expectation(base_model, allow)
-    chosen = _policy(settings, policy, ttl, priority)
-    wanted = Registration(name, folder, folder.as_uri(), revision, base_model, chosen, label, link, activate)
-    with context.opened(create=not dry_run) as registry, reading(folder, times=3) as advance:
-        before = operations.active(registry, scope, name)
-        done = registration.register(
-            registry,
-            scope,
-            wanted,
-            expectation,
-            writer=writer_id(),
-            dry_run=dry_run,
-            progress=advance,
+    wanted = Registration(name, Path(), "", revision, base_model, None, label, link, activate)
+    if is_remote(source, plugin) and link:
+        raise InputError(
+            f"--link refers to a folder where it is, and {redacted(source)} is fetched: leave it out"
         )
+    if not is_remote(source, plugin):
+        folder = resolve(source, settings.mounts())
+        wanted = replace(wanted, source=folder, uri=folder.as_uri())
+        if link:
+            check_linked(folder, context.root(), settings)
+    with context.opened(create=not dry_run) as registry:
+        before = operations.active(registry, scope, name)
+        wanted = replace(wanted, policy=_policy(context, registry, name, policy, ttl, priority))
+        if is_remote(source, plugin):
+            done = _fetch(context, registry, wanted, source, plugin, expectation, dry_run)
+        else:
+            with reading(folder, times=3) as advance:
+                done = registration.register(
+                    registry,
+                    scope,
+                    wanted,
+                    expectation,
+                    writer=writer_id(),
+                    dry_run=dry_run,
+                    progress=advance,
+                )
         context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
         pointer = before if dry_run else operations.active(registry, scope, name)
     _tell(context, done, (before, pointer), wanted, dry_run, output)
@@ -108,11 +135,43 @@ def register(
         wait_for(context, scope, [done.record, *moved], wait, loads=done.record.key)
 
 
-def _policy(settings: Settings, policy: str | None, ttl: int | None, priority: int) -> Policy | None:
-    if not (policy or ttl or priority):
+def _fetch(
+    context: Context,
+    registry: Registry,
+    wanted: Registration,
+    source: str,
+    plugin: str | None,
+    expectation: Expectation,
+    dry_run: bool,
+) -> Registered:
+    """Fetch and register; where nothing may change, fetch to this machine's own temporary folder."""
+    scope, by = context.scope(), replace(Fetching.by(context.settings), plugin=plugin)
+    with downloading(redacted(source)) as tell:
+        fetching = replace(by, tell=tell)
+        if not dry_run:
+            return fetching_register(
+                registry, scope, wanted, source, expectation, fetching, writer=writer_id()
+            )
+        with brought(source, fetching) as (folder, offer):
+            wanted = replace(wanted, source=folder, uri=offer.uri, pin=offer.pin)
+            return registration.register(
+                registry, scope, wanted, expectation, writer=writer_id(), dry_run=True
+            )
+
+
+def _policy(
+    context: Context, registry: Registry, name: str, policy: str | None, ttl: int | None, priority: int | None
+) -> Policy | None:
+    """What is said of it; without a policy's name the rest changes the policy of what NAME serves."""
+    said = {"kind": policy, "ttl_s": ttl, "priority": priority}
+    said = {field: value for field, value in said.items() if value is not None}
+    if not said:
         return None
-    kind = PolicyKind(policy or settings.default_policy)
-    return Policy(kind=kind, ttl_s=ttl or settings.default_ttl_s, priority=priority)
+    begins = context.default_policy()
+    if policy is None:
+        existing = operations.present_revisions(registry, context.scope(), name)
+        begins = policy_of_served(registry, context.scope(), name, existing) or begins
+    return Policy.model_validate({**begins.model_dump(), **said})
 
 
 def check_linked(folder: Path, root: Path, settings: Settings) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,25 @@ import click
 import uvicorn
 import uvloop
 
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar import logs, tracing
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context, read_settings
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
+from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.trail import Trail
-from lora_fs.sidecar.settings import Settings, load_settings
+from lora_fs.sidecar.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--root", type=click.Path(path_type=Path), help="As before the command")
+@click.option("--root", type=parameters.Place(), help="As before the command")
 @click.option("--model", help="As before the command")
 @click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable [LORA_FS_NAMESPACES]")
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
@@ -37,12 +44,12 @@ logger = logging.getLogger(__name__)
 @click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
 @click.option(
     "--stage-dir",
-    type=click.Path(path_type=Path),
+    type=parameters.Place(),
     help="Local, and mounted at the same path for the engine [LORA_FS_STAGE_DIR; /stage]",
 )
 @click.option("--stage-max-bytes", type=int, help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
 @click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Admin calls need a token of this file")
+@click.option("--token-file", type=parameters.Place(), help="Admin calls need a token of this file")
 @click.option("--settle", "settle_s", type=float, help="Seconds a dropped folder must hold still")
 @click.option("--max-loaded", type=int, help="Adapters in the engine at once")
 @click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
@@ -52,8 +59,21 @@ logger = logging.getLogger(__name__)
     help="Of adapters without one [LORA_FS_DEFAULT_POLICY; lazy]",
 )
 @click.option("--default-ttl", "default_ttl_s", type=int, help="Idle seconds of a lazy adapter")
-@click.option("--allowed-source", "allowed_sources", multiple=True, help="Folders the API may register from")
+@click.option(
+    "--allowed-source",
+    "allowed_sources",
+    multiple=True,
+    type=parameters.Place(),
+    callback=lambda _, __, folders: tuple(map(str, folders)),
+    help="Folders the API may register from",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[info]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="[text]")
+@click.option(
+    "--traces",
+    type=click.Choice(["off", "otlp", "console"]),
+    help="OpenTelemetry spans [off]",
+)
 @click.pass_obj
 def sidecar(context: Context, /, **options: Any) -> None:
     """Serve one replica: reconcile its vLLM to the registry, answer and proxy the API.
@@ -66,18 +86,19 @@ def sidecar(context: Context, /, **options: Any) -> None:
     given |= {name: value for name, value in options.items() if value not in (None, ())}
     if options.get("namespaces"):
         given["namespace"] = options["namespaces"][0]
-    settings = load_settings(**given)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    uvloop.run(_serve(Context(settings, context.out), settings))
+    settings = read_settings(**given)
+    secrets = [settings.engine_api_key] if settings.engine_api_key else []
+    logs.configure(settings.log_level, settings.log_format, secrets=secrets, ids=tracing.ids)
+    end_tracing = tracing.start(settings.traces, settings.replica_id)
+    uvloop.run(_serve(Context(settings, context.out), settings, end_tracing))
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        logger.warning("the volume still does not answer: leaving without waiting for it")
+        told = event("volume.hangs")
+        logger.warning("the volume still does not answer: leaving without waiting for it", extra=told)
         logging.shutdown()
         os._exit(0)
 
 
-async def _serve(context: Context, settings: Settings) -> None:
+async def _serve(context: Context, settings: Settings, ended: Callable[[], None]) -> None:
     context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
     async with aiohttp.ClientSession() as session:
@@ -94,23 +115,52 @@ async def _serve(context: Context, settings: Settings) -> None:
             admin=Admin(settings.token_file, settings.public_namespaces),
             trail=Trail(settings.audit_file),
             hold_timeout_s=settings.hold_timeout_s,
+            user_header=settings.user_header,
             background=assembly.running,
+            fleet=Fleet(Layout(context.root())),
         )
         config = uvicorn.Config(
             app,
             host=settings.host,
             port=settings.port,
             access_log=False,
-            log_level=settings.log_level,
+            log_config=None,
             timeout_graceful_shutdown=30,
         )
-        logger.info("listening on port %d", settings.port)
-        await uvicorn.Server(config).serve()
+        try:
+            await Server(config, app.state.end, ended).serve()
+        except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
+            raise OperatorError(f"cannot listen on {settings.host}:{settings.port}") from error
+
+
+class Server(uvicorn.Server):
+    """Ends at once: it waits for requests under way, of which the dashboard's wait for news.
+
+    ``ended`` is called, in a thread, after the last request: a signal that ended the server ends the
+    process when ``serve`` returns, and nothing behind it is reached.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, end: Callable[[], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(config)
+        self._end, self._ended = end, ended
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        port = self.config.port
+        logger.info("listening on port %d", port, extra=event("listening", port=port))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end()
+        await super().shutdown(sockets)
+        # Of its own limiter: a volume that hangs may hold every thread of the common one.
+        await anyio.to_thread.run_sync(self._ended, limiter=anyio.CapacityLimiter(1))
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave it running and print the URLs")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to work")
+@click.option("--dir", "folder", type=click.Path(path_type=Path, file_okay=False), help="Where to work")
 @click.option("--sidecar", "beside", is_flag=True, help="Stock engines with sidecars, not the plugin")
 @click.pass_obj
 def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> None:
@@ -126,7 +176,7 @@ def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> Non
         *(["--dir", str(folder)] if folder else []),
     ]
     command = [sys.executable, "-m", "lora_fs.demo", *arguments]
-    raise SystemExit(subprocess.run(command, check=False).returncode)
+    os.execv(sys.executable, command)  # noqa: S606 - a signal to this command is one to the demo
 
 
 COMMANDS = (sidecar, demo)

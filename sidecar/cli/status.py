@@ -14,6 +14,7 @@ from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.reconcile.downloads import progress
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 
@@ -35,7 +36,19 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         seen = ago(self.seen_s) + ("" if self.live else " (stale)") if self.replica else "-"
-        return (self.adapter, self.revision, self.replica or "-", self.phase or "-", self.reason, seen)
+        return (
+            self.adapter,
+            self.revision,
+            self.replica or "-",
+            self.phase or "-",
+            one_line(self.reason),
+            seen,
+        )
+
+
+def one_line(message: str) -> str:
+    """A message that has a line for each finding, for a table."""
+    return " ".join(message.split())
 
 
 def ago(seconds: float | None) -> str:
@@ -70,6 +83,15 @@ def _rows(scope: Scope, desired: Desired, replicas: list[ReplicaStatus]) -> Iter
                 yield _row(replica, name, one.key[2], one)
 
 
+def _downloads(scope: Scope, replicas: list[ReplicaStatus]) -> Iterator[Row]:
+    for replica in replicas:
+        for one in replica.downloads.values():
+            if one.namespace == scope.namespace:
+                reason = f"{one.reason or 'fetching'} {one.source}: {progress(one)}"
+                live = age_s(replica) < LIVE_S
+                yield Row(one.name, "-", replica.replica, one.phase.value, reason, seen_s(replica), live)
+
+
 def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | None) -> Row:
     phase = one.phase if one is not None else Phase.EVICTED
     reason = (one.message or one.reason) if one is not None else "loads at the first request"
@@ -82,7 +104,7 @@ def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | 
 def _troubles(replicas: list[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
     for replica in replicas:
         for condition in replica.conditions:
-            yield ("", "", replica.replica, "!", condition, ago(seen_s(replica)))
+            yield ("", "", replica.replica, "!", one_line(condition), ago(seen_s(replica)))
     for replica_id, problem in reports.unreadable.items():
         yield ("", "", replica_id, "!", f"its report cannot be read: {problem}", "-")
 
@@ -107,7 +129,7 @@ def status(context: Context, watch: bool, output: str) -> None:
     lost: TemporaryError | None = None
     while True:
         replicas = reports.of(scope)
-        rows = list(_rows(scope, view.desired, replicas))
+        rows = [*_rows(scope, view.desired, replicas), *_downloads(scope, replicas)]
         if output == "json":
             written = [replica.model_dump(mode="json") for replica in replicas]
             adapters = [asdict(row) for row in rows]
@@ -117,6 +139,8 @@ def status(context: Context, watch: bool, output: str) -> None:
                 context.out.clear()
             told = [row.cells() for row in rows] + list(_troubles(replicas, reports))
             context.table(COLUMNS, told, folds="REASON")
+            if not rows:
+                context.nothing_in(scope)
         for problem in view.desired.problems.values():
             complain(f"unreadable, left out or shown as it was before: {problem}")
         if lost is not None:

@@ -15,6 +15,7 @@ from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.settings import writer_id
+from lora_fs.sidecar.sources.uri import redacted
 
 # What each command changes the registry with; without such an option quota and fsck only read.
 ACTS: dict[str, tuple[str, ...]] = {
@@ -22,7 +23,11 @@ ACTS: dict[str, tuple[str, ...]] = {
     "unregister": (),
     "promote": (),
     "rollback": (),
-    "quota": ("adapters", "size_bytes", "per_minute", "remove"),
+    "canary": ("revision", "percent", "finish", "abort"),
+    "pin": (),
+    "unpin": (),
+    "set": (),
+    "quota": ("adapters", "size_bytes", "per_minute", "keep_revisions", "remove"),
     "gc": (),
     "import": (),
     "fsck": ("repair",),
@@ -85,4 +90,4 @@ def _plain(value: object) -> object:
         value = ",".join(map(str, value))
     elif isinstance(value, dict):
         value = ",".join(f"{name}={item}" for name, item in value.items())
-    return str(value)
+    return redacted(str(value))

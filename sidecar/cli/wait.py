@@ -108,7 +108,9 @@ def wait_for(
             lagging = [f"replicas whose reports cannot be read ({error})"]
         else:
             live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
-            lagging = [f"{replica} (its report cannot be read)" for replica in _unknown(layout, reports)]
+            lagging = [
+                f"{replica} (its report cannot be read)" for replica in unreadable_and_young(layout, reports)
+            ]
             if not live and not lagging:
                 complain(f"written; no live replica of {scope} has reported, none to wait for")
                 return
@@ -126,7 +128,7 @@ def wait_for(
         pause_s = min(1.5 * pause_s, LOOK_MOST_S)
 
 
-def _unknown(layout: Layout, reports: Reports) -> Iterator[str]:
+def unreadable_and_young(layout: Layout, reports: Reports) -> Iterator[str]:
     """Replicas that wrote lately, and nobody can read what."""
     for replica in reports.unreadable:
         try:
@@ -144,7 +146,7 @@ def _lags(
     gone: Collection[AdapterKey],
 ) -> Iterator[str]:
     """Why a replica does not follow yet; nothing if it does."""
-    if not all(_has_seen(status, body) for body in written):
+    if not all(has_seen(status, body) for body in written):
         yield ""
         return
     told = [one for one in status.adapters.values() if AdapterKey(*one.key) in gone]
@@ -165,7 +167,8 @@ def _why(one: AdapterStatus) -> str:
     return one.message or one.reason or "it does not say why"
 
 
-def _has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
+def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
+    """Whether a replica knows of what was written, or of something later."""
     scope = Scope(body.namespace, body.model)
     series = str(body.key) if isinstance(body, Record) else f"{scope}/.active/{body.name}"
     if series in status.recent:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Policy, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class Engine(Protocol):
 
     async def activity(self) -> Activity:
         """Raises EngineUnavailable: what is in use is unknown. An engine without metrics is idle."""
+
+    def prefer(self, policies: Mapping[str, Policy]) -> None:
+        """Say by what policy each name that was loaded is kept, for an engine that makes room by itself."""
 
     async def load(self, name: str, path: str, record: Record) -> None:
         """Load the bytes of ``record``, which lie at ``path``.

@@ -7,6 +7,8 @@ are missing. Source: vllm/entrypoints/serve/lora, 0.32.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -14,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Policy, Record
 
 _NO_RUNTIME_UPDATING = (
     "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
@@ -61,6 +63,9 @@ class VllmHttp:
         status, text = await self._call("GET", "/metrics", None, self._list)
         return read_activity(text) if status == 200 else Activity()
 
+    def prefer(self, policies: Mapping[str, Policy]) -> None:
+        """A stock vLLM takes no such advice."""
+
     async def load(self, name: str, path: str, record: Record) -> None:
         body = {"lora_name": name, "lora_path": path}
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
@@ -91,6 +96,8 @@ class VllmHttp:
                 return answer.status, await answer.text(errors="replace")
         except TimeoutError as error:
             raise EngineUnavailable(f"{self._url}{path} did not answer in {timeout.total} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise not_there(self._url, error) from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self._url}{path}: {error}") from error
 
@@ -124,3 +131,11 @@ def read_activity(metrics: str) -> Activity:
         busy=frozenset(name for names in lists for name in names.split(",") if name),
         max_loras=int(slots) if slots.isdecimal() and int(slots) > 0 else None,
     )
+
+
+def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineUnavailable:
+    """What is told of an engine that takes no connection, in the system's words or in TLS's."""
+    number = error.os_error.errno or 0
+    is_tls = isinstance(error, aiohttp.ClientSSLError)  # its numbers are OpenSSL's
+    why = os.strerror(number) if number > 0 and not is_tls else error.os_error.strerror
+    return EngineUnavailable(f"no engine answers at {url}: {why}")

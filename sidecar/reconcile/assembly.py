@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -19,8 +20,11 @@ import anyio.to_thread
 
 from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import InputError, InvalidAdapter
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.ahead import Ahead
+from lora_fs.sidecar.reconcile.fetching import Fetching
+from lora_fs.sidecar.reconcile.flat import FlatStore
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
 from lora_fs.sidecar.reconcile.report import Reporter
@@ -29,20 +33,33 @@ from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
 from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.root import is_registry
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.settings import Settings
-from lora_fs.sidecar.sources.allowed import Allowed
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
+from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
+
+HANDOVER_S = 0.0005  # a loop that comes back from the network waits so long for a thread that runs Python
+READERS = 16  # of records, at a start on a network filesystem: each waits for it 1 to 3 ms
 
 
 class Assembly:
     """The replica, and what runs beside it."""
 
-    def __init__(self, replica: Replica, volume: Volume, reporter: Reporter) -> None:
-        self.replica, self._volume, self._reporter = replica, volume, reporter
+    def __init__(
+        self,
+        replica: Replica,
+        volume: Volume,
+        reporter: Reporter,
+        stager: Stager,
+        flat: FlatStore | None = None,
+    ) -> None:
+        self.replica, self._volume, self._reporter, self._flat = replica, volume, reporter, flat
+        self._stager = stager
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -52,16 +69,25 @@ class Assembly:
             _spare_the_collector()
             self.replica.wake()
 
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(usual_s, HANDOVER_S))
         self._volume.start(changed)
+        if self._flat is not None:
+            self._flat.start()
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
         try:
             yield
         finally:
             loop.cancel()
+            self.replica.end()
             self._volume.stop()
+            if self._flat is not None:
+                self._flat.stop()
             await asyncio.gather(loop, return_exceptions=True)
             await self._reporter.withdraw(self.replica.replica_id)
+            self._stager.close()
+            sys.setswitchinterval(usual_s)
 
 
 async def assemble(settings: Settings, expectation: Expectation, engine: Engine) -> Assembly:
@@ -77,17 +103,41 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
     model = model_slug(settings.model)
     check_segment("replica id", settings.replica_id)
     scopes = tuple(Scope(check_segment("namespace", n), model) for n in settings.serves())
+    makes = not await anyio.to_thread.run_sync(is_registry, root)
     registry = await anyio.to_thread.run_sync(lambda: Registry(root, create=True))
+    if makes:
+        logger.info("%s held no registry: made one there", root, extra=event("registry.made", root=str(root)))
     kind = await anyio.to_thread.run_sync(kind_of, root)
-    timing = timing_for(kind)
+    timing, readers = timing_for(kind), 1 if kind in LOCAL else READERS
     settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
+    allowed = Allowed(root, settings.allowed_sources)
     volume = Volume(
         registry.layout,
-        RegistryView(registry, scopes, scan_s=settings.scan_s, lag_s=timing.lag_s),
-        Adopter(registry, expectation, settle_s=settle_s, writer=settings.replica_id),
+        RegistryView(registry, scopes, scan_s=settings.scan_s, lag_s=timing.lag_s, readers=readers),
+        Adopter(
+            registry,
+            expectation,
+            settle_s=settle_s,
+            writer=settings.replica_id,
+            may_read=lambda folder: allowed.find(folder, follow=False) is not None,
+        ),
         poll_s=settings.poll_s or timing.poll_s,
         notify=kind in LOCAL,
     )
+    flat = None
+    if settings.nim_source is not None:
+        flat = FlatStore(
+            registry,
+            scopes[0],
+            settings.nim_source,
+            expectation,
+            settle_s=settle_s,
+            refresh_s=settings.nim_refresh_s,
+            writer=settings.replica_id,
+            desired=lambda: volume.desired,
+            changed=volume.look_now,
+        )
+        volume.beside = flat.conditions
     registrations = Registrations(
         registry,
         scopes,
@@ -95,17 +145,32 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
         expectation,
         allowed_sources=tuple(Path(source) for source in settings.allowed_sources),
         timeout_s=settings.engine_timeout_s,
+        mounts=settings.mounts(),
+        fetching=Fetching.by(
+            settings,
+            Options(AllowedRemotes(settings.allowed_remotes).check, netrc_file=settings.netrc_file),
+        ),
+        wait_s=settings.hold_timeout_s,
     )
+    stage_dir = settings.stage_dir.resolve()
+    if stage_dir.is_relative_to(root.resolve()):
+        raise InputError(
+            f"the stage folder {stage_dir} lies in the registry's {root}: it has to be local to this "
+            "replica; set --stage-dir (LORA_FS_STAGE_DIR)"
+        )
     stager = Stager(
-        settings.stage_dir.resolve(),
-        locator(registry.layout, Allowed(root, settings.allowed_sources)),
+        stage_dir,
+        locator(registry.layout, allowed),
         expectation,
         max_bytes=settings.stage_max_bytes,
         timeout_s=settings.engine_timeout_s,
     )
-    await anyio.to_thread.run_sync(stager.prepare)
+    owner = f"registry {registry.marker.registry_uuid}, {model} of {', '.join(sorted(settings.serves()))}"
+    await anyio.to_thread.run_sync(stager.prepare, owner)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
-    limits = Limits(default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s)
+    limits = Limits(
+        default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s, settings.weights()
+    )
     reporter = Reporter(registry, volume, settings.advertise_url)
     replica = Replica(
         settings.replica_id,
@@ -117,18 +182,24 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
         stager,
         limits,
         reporter.report,
-        Ahead(stager) if settings.stage_ahead else None,
+        None if settings.stage_ahead == "off" else Ahead(stager, everything=settings.stage_ahead == "all"),
     )
-    logger.info("serving %s of %s (%s)", model, root, kind)
-    return Assembly(replica, volume, reporter)
+    registrations.downloads.wake = replica.wake
+    told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)
+    logger.info("serving %s of %s (%s)", model, root, kind, extra=told)
+    return Assembly(replica, volume, reporter, stager, flat)
 
 
 def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:
-    """Where a record's files lie, if this replica may read there, whoever wrote the record."""
+    """Where a record's files lie, if this replica may read there, whoever wrote the record.
+
+    No link leads to what it gives, so that who reads it need not follow one that was put there since.
+    """
 
     def locate(record: Record) -> Path:
-        path = layout.resolve(record.spec.path)
-        if not allowed.covers(path):
+        linked = Path(record.spec.path).is_absolute()  # it may be a link, which an operator made
+        path = allowed.find(layout.resolve(record.spec.path), follow=linked)
+        if path is None:
             finding = Finding(
                 code="permission",
                 severity=Severity.ERROR,
@@ -154,4 +225,4 @@ def _spare_the_collector() -> None:
 
 def _say_if_it_died(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.critical("the reconcile loop died", exc_info=task.exception())
+        logger.critical("the reconcile loop died", exc_info=task.exception(), extra=event("loop.died"))

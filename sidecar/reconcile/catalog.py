@@ -1,13 +1,23 @@
-"""The names a replica serves, made from the desired state. Pure: no I/O, no clock."""
+"""The names a replica serves, made from the desired state. Pure: no I/O, no clock.
+
+Kept by scope, as the desired state is: a catalog is made from the one before it, and takes over
+the parts of the scopes in which nothing changed, and in another all but the names that did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
-from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.registry.desired import ByScope, Desired, touched
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +29,109 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog:
-    """Everything a replica serves, at one moment; ``served`` holds the plain names, sorted.
+class Trial:
+    """A canary: what answers ``percent`` of the requests for a plain name, by ``name@revision``."""
 
-    ``unasked`` are those to be loaded before anyone asks. ``conflicts`` are names not served
-    because the engine itself has them: its base model, an adapter it was started with.
+    served: Served
+    percent: int
+
+
+class Terms(NamedTuple):
+    """What a catalog is made with besides the desired state."""
+
+    namespaces: tuple[str, ...] = ()
+    engine_names: frozenset[str] = frozenset()
+    default_policy: Policy = Policy()
+
+    def always(self, record: Record) -> bool:
+        """Whether it is to be loaded before anyone asks."""
+        return (record.spec.policy or self.default_policy).kind in ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one scope gives, made from its records and pointers; the rest is as a catalog has it."""
+
+    records: Mapping[AdapterKey, Record] = field(default_factory=dict)
+    pointers: Mapping[tuple[Scope, str], Pointer] = field(default_factory=dict)
+    digests: Counter[str] = field(default_factory=Counter)  # of how many revisions each is
+    served: Mapping[str, Served] = field(default_factory=dict)
+    unasked: Mapping[str, Served] = field(default_factory=dict)
+    conflicts: Mapping[str, Record] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+
+
+_NOTHING = Part()
+
+
+class Digests(Container[str]):
+    """Of every adapter there is in some scopes."""
+
+    def __init__(self, parts: Collection[Part]) -> None:
+        self._parts = parts
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, str) and any(part.digests[digest] for part in self._parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything a replica serves, at one moment; ``served`` holds the plain names.
+
+    Attributes:
+        trials: plain name → its canary.
+        unasked: those to be loaded before anyone asks, by name, canaries among them.
+        conflicts: names not served because the engine itself has them: its base model, an
+            adapter it was started with.
     """
 
     version: int = 0
     served: Mapping[str, Served] = field(default_factory=dict)
-    unasked: tuple[Served, ...] = ()
+    unasked: Mapping[str, Served] = field(default_factory=dict)
     conflicts: Mapping[str, Record] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    parts: Mapping[Scope, Part] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
+
+    def in_order(self) -> Iterator[Served]:
+        """What is served, sorted by name."""
+        parts = self.served.parts.values() if isinstance(self.served, ByScope) else [self.served]
+        return chain.from_iterable(map(part.__getitem__, sorted(part)) for part in parts)
+
+    @property
+    def digests(self) -> Container[str]:
+        """Of every adapter there is, served or not."""
+        return Digests(self.parts.values())
+
+    def choose(self, served: Served, user: str | None, chance: Callable[[], float]) -> Served:
+        """What answers a request for ``served``: itself, or its canary.
+
+        Args:
+            user: who asks; the same one gets the same answer on every replica, and keeps a canary
+                whose share grows. None or "": nobody knows.
+            chance: from 0 up to 1, drawn where nobody knows who asks.
+        """
+        trial = self.trials.get(served.name)
+        if trial is None:
+            return served
+        at = place(served.record, user) if user else chance() * 100
+        return trial.served if at < trial.percent else served
+
+    def policy_of(self, served: Served, default: Policy) -> Policy:
+        """A canary is loaded before it is asked for where the revision that it may replace is."""
+        own = served.record.spec.policy or default
+        plain, _, _ = served.name.partition("@")
+        trial, active = self.trials.get(plain), self.served.get(plain)
+        if trial is None or active is None or trial.served.record is not served.record:
+            return own
+        of_active = active.record.spec.policy or default
+        return of_active if of_active.kind in ALWAYS else own
+
+
+def place(record: Record, user: str) -> int:
+    """Where in 0 … 99 a user stands for all revisions of a name: a canary answers those below its percent."""
+    who = f"{record.namespace}/{record.name}/{user}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(who).digest()[:8]) * 100 >> 64
 
 
 def public_name(scope: Scope, name: str, namespaces: Collection[str]) -> str:
@@ -54,16 +156,99 @@ def build(
     engine_names: Collection[str],
     version: int,
     default_policy: Policy,
+    before: Catalog | None = None,
 ) -> Catalog:
-    """Name every active record; a name the engine itself has keeps meaning what it means there."""
-    named = {public_name(scope, name, namespaces): record for scope, name, record in desired.active()}
-    served = {name: Served(name, named[name]) for name in sorted(named) if name not in engine_names}
+    """Name every active record; a name the engine itself has keeps meaning what it means there.
+
+    Args:
+        before: an earlier catalog, of which is taken over what did not change.
+    """
+    terms = Terms(tuple(namespaces), frozenset(engine_names), default_policy)
+    known = before.parts if before is not None and before.terms == terms else {}
+    records, pointers = desired.records.parts, desired.pointers.parts
+    parts = {
+        scope: _part(
+            known.get(scope, _NOTHING),
+            scope,
+            records.get(scope, _NOTHING.records),
+            pointers.get(scope, _NOTHING.pointers),
+            terms,
+        )
+        for scope in sorted(records.keys() | pointers.keys(), key=lambda scope: f"{scope.namespace}/")
+    }
+    several = len(namespaces) > 1
+    homes = {scope.namespace if several else "": scope for scope in parts}
+
+    def home(name: str) -> Scope:
+        return homes[name.partition("/")[0] if several else ""]
+
+    def whole(tables: Iterable[Mapping[str, Value]]) -> ByScope[str, Value]:
+        return ByScope(home, dict(zip(parts, tables, strict=True)))
+
+    every = parts.values()
     return Catalog(
         version,
-        served,
-        tuple(s for s in served.values() if (s.record.spec.policy or default_policy).kind in ALWAYS),
-        {name: record for name, record in named.items() if name in engine_names},
+        whole(part.served for part in every),
+        whole(part.unasked for part in every),
+        whole(part.conflicts for part in every),
+        whole(part.trials for part in every),
+        parts,
+        terms,
     )
+
+
+def _part(
+    last: Part,
+    scope: Scope,
+    records: Mapping[AdapterKey, Record],
+    pointers: Mapping[tuple[Scope, str], Pointer],
+    terms: Terms,
+) -> Part:
+    """``last`` itself if nothing changed since, else ``last`` but for the names that did."""
+    if last.records is records and last.pointers is pointers:
+        return last
+    digests, names = Counter(last.digests), dict.fromkeys(n for _, n in touched(last.pointers, pointers))
+    for key in touched(last.records, records):
+        names[key.name] = None
+        for count, record in ((-1, last.records.get(key)), (1, records.get(key))):
+            if record is not None and record.present:
+                digests[record.spec.digest] += count
+    served, unasked = dict(last.served), dict(last.unasked)
+    conflicts, trials = dict(last.conflicts), dict(last.trials)
+    for bare in names:
+        name = public_name(scope, bare, terms.namespaces)
+        former = trials.pop(name, None)
+        if former is not None:
+            unasked.pop(former.served.name, None)
+        unasked.pop(name, None)
+        conflicts.pop(name, None)
+        pointer = pointers.get((scope, bare))
+        active = _present(records, scope, bare, pointer.revision if pointer is not None else None)
+        if pointer is None or active is None:
+            served.pop(name, None)
+            continue
+        if name in terms.engine_names:
+            conflicts[name] = active
+            continue
+        served[name] = Served(name, active)
+        if terms.always(active):
+            unasked[name] = served[name]
+        canary = pointer.canary
+        tried = _present(records, scope, bare, canary.revision if canary is not None else None)
+        if canary is None or tried is None or tried is active:
+            continue
+        trial = Served(f"{name}@{tried.revision}", tried)
+        trials[name] = Trial(trial, canary.percent)
+        if terms.always(active) or terms.always(tried):
+            unasked[trial.name] = trial
+    return Part(records, pointers, digests, served, unasked, conflicts, trials)
+
+
+def _present(
+    records: Mapping[AdapterKey, Record], scope: Scope, name: str, revision: str | None
+) -> Record | None:
+    record = records.get(AdapterKey(*scope, revision, name)) if revision is not None else None
+    return record if record is not None and record.present else None
 
 
 def find(

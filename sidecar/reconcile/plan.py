@@ -6,12 +6,16 @@ is unloaded for being absent from the volume; a name leaves the catalog by a tom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 
 ALWAYS = frozenset({PolicyKind.EAGER, PolicyKind.PINNED})
+
+_Entry = TypeVar("_Entry", bound="Resident | Absent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Resident:
     """A name the engine holds. ``wanted`` is the record it should serve, None if withdrawn.
 
     ``current``: what is loaded are that record's bytes. ``idle_s``: since its last request.
+    ``tenant``: whose share of the places it takes.
     """
 
     name: str
@@ -27,6 +32,7 @@ class Resident:
     in_flight: int
     idle_s: float
     policy: Policy
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Absent:
     name: str
     policy: Policy
     may_try: bool
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,19 @@ class Plan:
     load: tuple[str, ...]
 
 
-def decide(resident: list[Resident], absent: list[Absent], capacity: int | None) -> Plan:
+def decide(
+    resident: list[Resident],
+    absent: list[Absent],
+    capacity: int | None,
+    weights: Mapping[str, int] | None = None,
+) -> Plan:
     """Decide one pass.
 
     Args:
         capacity: how many may be loaded at once; None is unbounded. Pinned adapters take at
             most all but one of it and make room for themselves; eager ones take what is free.
+        weights: of tenants, 1 where none is said. The tenant that has most for its weight gives way
+            first and is loaded for last. None or empty: adapters are compared whoever has them.
     """
     unload: dict[str, str] = {}
     draining: list[str] = []
@@ -63,25 +77,78 @@ def decide(resident: list[Resident], absent: list[Absent], capacity: int | None)
         elif reason is not None:
             unload[entry.name] = reason
     kept = {entry.name: entry for entry in resident if entry.name not in unload}
+    shares = _Shares(weights or {}, kept.values())
     swaps = [e for e in resident if e.name in unload and e.wanted is not None and e.policy.kind in ALWAYS]
-    wanting = sorted(
-        [*((e.policy, e.name) for e in swaps), *((e.policy, e.name) for e in absent if e.may_try)],
-        key=lambda one: (one[0].kind is not PolicyKind.PINNED, -one[0].priority, one[1]),
-    )
-    pinned = [name for policy, name in wanting if policy.kind is PolicyKind.PINNED]
-    eager = [name for policy, name in wanting if policy.kind is not PolicyKind.PINNED]
+    wanting: list[Resident | Absent] = [*swaps, *(one for one in absent if one.may_try)]
+    wanting.sort(key=lambda one: (-one.policy.priority, one.name))
+    pinned = [one for one in wanting if one.policy.kind is PolicyKind.PINNED]
+    eager = [one for one in wanting if one.policy.kind is not PolicyKind.PINNED]
     if capacity is None:
-        return Plan(unload, tuple(draining), (*pinned, *eager))
-    holding = sum(entry.policy.kind is PolicyKind.PINNED for entry in kept.values())
-    pinned = pinned[: max(0, capacity - 1 - holding)]
+        return Plan(unload, tuple(draining), tuple(one.name for one in (*pinned, *eager)))
+    firm = _firm(kept.values(), capacity)
+    pinned = pinned[: max(0, capacity - 1 - len(firm))]
     free = capacity - len(kept)
-    evictable = (e for e in kept.values() if not e.in_flight and e.policy.kind is not PolicyKind.PINNED)
-    for entry in sorted(evictable, key=lambda e: -e.idle_s):
-        if free >= len(pinned):
-            break
-        unload[entry.name] = "Evicted: the least recently used makes room"
+    evictable = [e for e in kept.values() if not e.in_flight and e.name not in firm]
+    evictable.sort(key=lambda e: -e.idle_s)
+    for gone in shares.give_way(evictable, len(pinned) - free):
+        whose = f" of {gone.tenant}" if weights else ""
+        unload[gone.name] = f"Evicted: the least recently used{whose} makes room"
         free += 1
-    return Plan(unload, tuple(draining), (*pinned, *eager)[: max(free, 0)])
+    pinned = pinned[: max(free, 0)]
+    load = [*pinned, *shares.take(pinned, eager, free - len(pinned))]
+    return Plan(unload, tuple(draining), tuple(one.name for one in load))
+
+
+def _firm(kept: Iterable[Resident], capacity: int) -> frozenset[str]:
+    """Pinned ones that stay: a place is left for others, though requests loaded more that are pinned."""
+    pinned = [entry for entry in kept if entry.policy.kind is PolicyKind.PINNED]
+    pinned.sort(key=lambda entry: (-entry.policy.priority, entry.name))
+    return frozenset(entry.name for entry in pinned[: max(0, capacity - 1)])
+
+
+class _Shares:
+    """How much each tenant has for its weight; without weights all are one tenant."""
+
+    def __init__(self, weights: Mapping[str, int], held: Iterable[Resident]) -> None:
+        self._weights = weights
+        self._has = Counter(map(self._tenant, held))
+
+    def give_way(self, entries: Iterable[Resident], count: int) -> Iterator[Resident]:
+        """Up to ``count`` of these, in their order, each from the tenant that has most."""
+        queues = self._queues(entries)
+        for _ in range(count):
+            if not queues:
+                return
+            tenant = max(queues, key=lambda one: self._has[one] / self._weights.get(one, 1))
+            self._has[tenant] -= 1
+            yield self._next(queues, tenant)
+
+    def take(self, before: Iterable[_Entry], entries: Iterable[_Entry], count: int) -> Iterator[_Entry]:
+        """Up to ``count`` of these, in their order, each of the tenant that has least, ``before`` counted."""
+        self._has.update(map(self._tenant, before))
+        queues = self._queues(entries)
+        for _ in range(count):
+            if not queues:
+                return
+            tenant = min(queues, key=lambda one: (self._has[one] + 1) / self._weights.get(one, 1))
+            self._has[tenant] += 1
+            yield self._next(queues, tenant)
+
+    def _tenant(self, entry: Resident | Absent) -> str:
+        return entry.tenant if self._weights else ""
+
+    def _queues(self, entries: Iterable[_Entry]) -> dict[str, deque[_Entry]]:
+        queues: dict[str, deque[_Entry]] = {}
+        for entry in entries:
+            queues.setdefault(self._tenant(entry), deque()).append(entry)
+        return queues
+
+    @staticmethod
+    def _next(queues: dict[str, deque[_Entry]], tenant: str) -> _Entry:
+        entry = queues[tenant].popleft()
+        if not queues[tenant]:
+            del queues[tenant]
+        return entry
 
 
 def _reason_to_unload(entry: Resident) -> str | None:

@@ -5,9 +5,9 @@ A volume that hangs costs a caller an error and one thread of a few, and no one 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,16 +15,26 @@ import anyio
 import anyio.to_thread
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
-from lora_fs.sidecar.model import Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
+from lora_fs.sidecar.reconcile.downloads import Downloads, begun
+from lora_fs.sidecar.reconcile.fetching import Fetching, Tell
+from lora_fs.sidecar.reconcile.fetching import register as fetch_and_register
+from lora_fs.sidecar.reconcile.uploads import Upload, Uploads
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.sources.allowed import Allowed
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
+from lora_fs.sidecar.sources.downloader import downloaded
+from lora_fs.sidecar.sources.known import is_remote
+from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
 
 Result = TypeVar("Result")
+_FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,14 @@ class LoadRequest:
 
 
 class Registrations:
-    """Writes for one replica. ``allowed_sources``: folders besides the root to register from."""
+    """Writes for one replica.
+
+    Args:
+        allowed_sources: folders besides the root to register from.
+        mounts: where the claims of ``pvc://`` are.
+        fetching: what may be fetched, and within which bounds.
+        wait_s: how long a caller waits for a download.
+    """
 
     def __init__(
         self,
@@ -48,11 +65,17 @@ class Registrations:
         *,
         allowed_sources: tuple[Path, ...],
         timeout_s: float,
+        mounts: Mapping[str, Path] | None = None,
+        fetching: Fetching = _FETCHES_NOTHING,
+        wait_s: float = 0.0,
     ) -> None:
         self._registry, self._scopes, self._volume = registry, scopes, volume
         self._expectation, self._timeout_s = expectation, timeout_s
         self._allowed = Allowed(registry.layout.root, allowed_sources)
         self._threads = anyio.CapacityLimiter(8)
+        self._mounts, self._fetching = mounts or {}, fetching
+        self._uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
+        self.downloads: Downloads[registration.Registered] = Downloads(wait_s)
 
     async def register(
         self, request: LoadRequest, writer: str
@@ -66,14 +89,23 @@ class Registrations:
         scope, name = self._scope(request.lora_name)
         before = self._volume.desired.pointers.get((scope, name))
 
-        def call() -> registration.Registered:
-            source = self._source(request.lora_path)
-            wanted = Registration(
-                name, source, source.as_uri(), origin="api", must_be_new=not request.load_inplace
-            )
-            return registration.register(self._registry, scope, wanted, self._expectation, writer=writer)
+        if is_remote(request.lora_path, self._fetching.plugin):
+            done = await self._fetch(request, scope, name, writer)
+        else:
 
-        done = await self._run(call, f"register {name}")
+            def call() -> registration.Registered:
+                source = self._source(request.lora_path)
+                wanted = Registration(
+                    name,
+                    source,
+                    source.as_uri(),
+                    origin="api",
+                    must_be_new=not request.load_inplace,
+                    resolved=True,
+                )
+                return registration.register(self._registry, scope, wanted, self._expectation, writer=writer)
+
+            done = await self._run(call, f"register {name}")
 
         def take_back() -> object:
             if before is not None and before.revision is not None:
@@ -84,6 +116,41 @@ class Registrations:
             return operations.unregister(self._registry, scope, name, revision=revision, writer=writer)
 
         return done.record, lambda: self._run(take_back, f"take {name} back")
+
+    async def _fetch(
+        self, request: LoadRequest, scope: Scope, name: str, writer: str
+    ) -> registration.Registered:
+        self._check_remote(request.lora_path)
+        wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
+
+        def call(tell: Tell, stop: Callable[[], bool]) -> registration.Registered:
+            fetching = replace(self._fetching, tell=tell, stop=stop)
+            done = fetch_and_register(
+                self._registry, scope, wanted, request.lora_path, self._expectation, fetching, writer=writer
+            )
+            self._volume.look_now()
+            return done
+
+        what = (str(scope), name, request.lora_path, str(request.load_inplace))
+        told = begun(request.lora_name, scope.namespace, redacted(request.lora_path))
+        return await self.downloads.run(what, told, call)
+
+    async def upload(self, upload: Upload, writer: str) -> registration.Registered:
+        """Take an adapter's files as they come, and register them.
+
+        Raises:
+            See ``uploads.Uploads.receive`` and ``registration.register``.
+        """
+        scope, name = self._scope(upload.name)
+        AdapterKey.checked(*scope, upload.revision or "v1", name)
+        return await self._run(
+            await self._uploads.receive(scope, name, upload, writer), f"register the upload of {name}"
+        )
+
+    def _check_remote(self, lora_path: str) -> None:
+        """Refuse a place that may not be asked before anything is begun for it."""
+        uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
+        self._fetching.options.check(uri)
 
     async def unregister(self, served: Served, writer: str) -> None:
         """Withdraw a name with every revision, or the one revision that ``name@revision`` names."""
@@ -113,9 +180,9 @@ class Registrations:
     def _source(self, lora_path: str) -> Path:
         """The folder a request names, inside an allowed one. A hub id is no folder here."""
         with suppress(ValueError, RuntimeError):  # no text for a path, and a loop of symlinks
-            resolved = Path(lora_path).resolve()
-            if self._allowed.covers(resolved):
-                return resolved
+            path = path_of(lora_path, self._mounts) if is_uri(lora_path) else Path(lora_path)
+            if (found := self._allowed.find(path)) is not None:
+                return found
         raise InputError(
             f"lora_path {lora_path[:200]!r} is not under an allowed folder: "
             "put it on the volume, or name its folder in LORA_FS_ALLOWED_SOURCES"

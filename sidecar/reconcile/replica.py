@@ -9,23 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio.to_thread
 
+from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Policy, PolicyKind, Record
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import (
+    AdapterKey,
+    AdapterStatus,
+    Condition,
+    Download,
+    JsonObject,
+    Policy,
+    Record,
+)
 from lora_fs.sidecar.reconcile import plan, status
 from lora_fs.sidecar.reconcile.ahead import Ahead
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn, public_name
+from lora_fs.sidecar.reconcile.conditions import Since
+from lora_fs.sidecar.reconcile.events import EventLog, News
+from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.residents import Residents
 from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.subjects import Subjects
+from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.reconcile.volume import Volume
+from lora_fs.sidecar.registry.desired import Desired, touched
+from lora_fs.sidecar.registry.registration import Registered
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +69,7 @@ class Limits:
     max_loaded: int | None
     resync_s: float
     hold_timeout_s: float
+    weights: Mapping[str, int] = field(default_factory=dict)  # of namespaces
 
 
 class Replica:
@@ -74,7 +94,8 @@ class Replica:
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
         self._wake = asyncio.Event()
-        self._residents = Residents(engine, stager, self.wake, clock)
+        self.events = EventLog()
+        self._residents = Residents(engine, stager, self.wake, self.events, clock)
         self._catalog = Catalog()
         self._built_from: tuple[int, frozenset[str]] | None = None
         self._engine_view: Loaded | None = None
@@ -82,9 +103,15 @@ class Replica:
         self._engine_names: frozenset[str] = frozenset()
         self._engine_problem: str | None = "the engine has not answered yet"
         self._max_loras: int | None = None
-        self._digests_of: object = None
-        self._known_digests: frozenset[str] = frozenset()
-        self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
+        self._passes = Durations(clock)
+        self._requests: dict[str, Counter[AdapterKey]] = {}  # plain name → by what answered them
+        self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
+        self._since = Since()
+        self._news = News(self.events)
+        self._subjects = Subjects(
+            namespaces, self._residents, stager, limits.default_policy, limits.max_loaded
+        )
+        self._pin_problem: str | None = None
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
@@ -92,15 +119,31 @@ class Replica:
         desired = self._volume.desired
         key = (desired.version, self._engine_names)
         if self._built_from != key:
-            version = self._catalog.version + 1
+            before, default = self._catalog, self._limits.default_policy
             self._catalog = build(
-                desired, self.namespaces, self._engine_names, version, self._limits.default_policy
+                desired, self.namespaces, self._engine_names, before.version + 1, default, before
             )
             self._built_from = key
         return self._catalog
 
     def lookup(self, name: str) -> Served | None:
         return find(self.catalog(), self._volume.desired, self.model, self.namespaces, name)
+
+    def choose(self, served: Served, user: str | None) -> Served:
+        chosen = self.catalog().choose(served, user, random.random)
+        self._kept_for = self._kept_for or self._volume.desired
+        self._requests.setdefault(chosen.name.partition("@")[0], Counter())[chosen.record.key] += 1
+        return chosen
+
+    def requests(self) -> Mapping[tuple[str, str], int]:
+        held, trials, found = set(self._residents.paths.values()), self.catalog().trials, {}
+        for name in {*trials, *(name.partition("@")[0] for name in self._residents.paths)}:
+            for key, count in self._requests.get(name, {}).items():
+                record = self._volume.desired.records.get(key)
+                loaded = record is not None and record.present and self._stager.path(record) in held
+                if loaded or name in trials:
+                    found[name, key.revision] = count
+        return found
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         return self._engine_cards
@@ -116,6 +159,13 @@ class Replica:
         told = status.notable(self.catalog(), self._residents, self._clock())
         return told, status.counts(self.catalog(), told)
 
+    def dated(self, told: Mapping[str, AdapterStatus]) -> Mapping[str, AdapterStatus]:
+        """The notable statuses, each with the time since which its phase is what it is."""
+        return self._since.stamp(told)
+
+    def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
+        return self._since.conditions(name, one)
+
     def residency(self) -> Mapping[str, JsonObject]:
         found = {}
         for engine_name, held in self._residents.residency().items():
@@ -124,6 +174,13 @@ class Replica:
             serves_plain = active is not None and self._residents.name_of(active) == engine_name
             found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
         return found
+
+    def downloads(self) -> Mapping[str, Download]:
+        return self._registrations.downloads.under_way()
+
+    def end(self) -> None:
+        """Let what goes on in threads end soon."""
+        self._registrations.downloads.stop()
 
     def staged(self, served: Served) -> bool:
         return self._stager.has(served.record)
@@ -135,10 +192,29 @@ class Replica:
         conditions = list(self._volume.conditions())
         if self._engine_problem is not None:
             conditions.append(f"EngineUnavailable: {self._engine_problem}")
+        if self._pin_problem is not None:
+            conditions.append(self._pin_problem)
         return Readiness(self._engine_problem is None and self._volume.read_once, tuple(conditions))
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)
+
+    def durations(self) -> Mapping[str, Durations]:
+        return {"pass_seconds": self._passes, **self._residents.durations}
+
+    def figures(self) -> Mapping[str, float]:
+        found = {name.removesuffix("_total"): float(value) for name, value in self.counters().items()}
+        found |= {f"tier_{tier}": float(count) for tier, count in self.tiers().items()}
+        found["in_flight"] = sum(self._residents.in_flight(name) for name in self._residents.paths)
+        median_s = self._residents.durations["load_seconds"].median_s()
+        if median_s is not None:
+            found["load_s"] = round(median_s, 4)
+        capacity = self.capacity()
+        return found if capacity is None else {**found, "capacity": capacity}
+
+    def tiers(self) -> Mapping[str, int]:
+        counted = Counter(str(held["tier"] or "engine") for held in self._residents.residency().values())
+        return {"disk": self._stager.copies, **counted}
 
     # -- what the routes do --------------------------------------------------------------------
 
@@ -167,6 +243,9 @@ class Replica:
             await undo()
             raise
 
+    async def upload(self, upload: Upload, *, writer: str) -> Registered:
+        return await self._registrations.upload(upload, writer)
+
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
         served = self.lookup(lora_name)
         if served is None:
@@ -191,15 +270,17 @@ class Replica:
         while True:
             self._wake.clear()
             try:
-                await self.reconcile()
-                if self._engine_problem is None:
-                    in_use, registered = self._residents.copies_in_use(), self._digests()
+                with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
+                    await self.reconcile()
+                if self._engine_problem is None and self._volume.read_once:
+                    in_use, registered = self._residents.copies_in_use(), self.catalog().digests
                     await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
             except Exception as error:
-                logger.exception("a pass failed and the loop goes on")
+                logger.exception("a pass failed and the loop goes on", extra=event("pass.failed"))
                 self._engine_problem = f"internal error: {error!r}"
             if self._ahead is not None and self._volume.read_once:
                 self._ahead.look(self.catalog())
+            self._news.troubles(self.readiness().conditions)
             self._on_pass(self)
             pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
             with anyio.move_on_after(pause_s):
@@ -216,15 +297,40 @@ class Replica:
         self._engine_problem = None
         if not self._volume.read_once:
             return
-        decided = plan.decide(self._resident(), self._absent(), self._limits.max_loaded)
-        self._residents.draining = frozenset(decided.draining)
+        desired, catalog, limits = self._volume.desired, self.catalog(), self._limits
+        self._news.written(desired, self._volume.recent)
+        self._pin_problem = self._subjects.pin_problem(catalog, self.capacity())
+        resident = self._subjects.resident(
+            catalog, self.lookup, lambda name: is_withdrawn(desired, self.model, self.namespaces, name)
+        )
+        self._engine.prefer({entry.name: entry.policy for entry in resident})
+        absent = self._subjects.absent(catalog, self.lookup)
+        decided = plan.decide(resident, absent, limits.max_loaded, limits.weights)
+        drained, self._residents.draining = self._residents.draining, frozenset(decided.draining)
         for name, reason in decided.unload.items():
-            await self._residents.unload(name, reason)
+            await self._residents.unload(name, reason, drained=name in drained)
         for name in decided.load[: max(0, UNASKED_LOADS - self._residents.loading)]:
             served = self.lookup(name)
             if served is not None:
                 self._residents.load(served)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep nothing of what is not served any more, of what changed since the last pass."""
+        after = self._volume.desired  # as it is now: unloading took its time
+        before, self._kept_for = self._kept_for or after, after
+        moved = touched(before.pointers, after.pointers)
+        changed = {public_name(scope, name, self.namespaces) for scope, name in moved}
+        for key in touched(before.records, after.records):
+            name, record = public_name(key.scope, key.name, self.namespaces), after.records.get(key)
+            changed |= {name, f"{name}@{key.revision}"}
+            counted = self._requests.get(name)
+            if counted is not None and (record is None or not record.present):
+                del counted[key]
+                if not counted:
+                    del self._requests[name]
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
+        self._since.keep_only(lambda name: self.lookup(name) is not None, changed)
 
     async def _read_engine(self) -> None:
         changing = self._residents.changing()
@@ -240,55 +346,3 @@ class Replica:
             self._engine_cards = tuple(dict(card) for card in (*loaded.base_cards, *foreign))
             self._engine_names = frozenset(str(card["id"]) for card in self._engine_cards)
             self._engine_view = loaded
-
-    def _digests(self) -> frozenset[str]:
-        """Of every adapter there is in these scopes, as last read; made anew only when they change."""
-        desired = self._volume.desired
-        if self._digests_of is not desired:
-            present = (record for record in desired.records.values() if record.present)
-            self._known_digests = frozenset(record.spec.digest for record in present)
-            self._digests_of = desired
-        return self._known_digests
-
-    def _resident(self) -> list[plan.Resident]:
-        entries = []
-        for name, path in self._residents.paths.items():
-            served = self.lookup(name)
-            if served is None and not is_withdrawn(self._volume.desired, self.model, self.namespaces, name):
-                continue  # nothing is known of it, as while its record cannot be read: it stays
-            entries.append(
-                plan.Resident(
-                    name,
-                    served.record if served is not None else None,
-                    served is not None and self._stager.path(served.record) == path,
-                    self._residents.in_flight(name),
-                    self._residents.idle_s(name),
-                    self._policy_here(name, served),
-                )
-            )
-        return entries
-
-    def _policy_here(self, name: str, served: Served | None) -> Policy:
-        """A copy that the plain name does not serve is lazy, whatever the adapter's policy."""
-        if served is None:
-            return self._limits.default_policy
-        policy = self._policy(served.record)
-        active = self.catalog().served.get(name.partition("@")[0])
-        if active is None or active.record is not served.record:
-            return policy.model_copy(update={"kind": PolicyKind.LAZY})
-        return policy
-
-    def _absent(self) -> list[plan.Absent]:
-        catalog, limit = self.catalog(), self._limits.max_loaded
-        if self._to_preload is None:
-            fits = limit is not None and len(catalog.served) <= limit
-            self._to_preload = frozenset(catalog.served) if fits else frozenset()
-        self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
-        policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
-        policies |= {served.name: self._policy(served.record) for served in catalog.unasked}
-        wanted = [catalog.served[name] for name in policies if name in catalog.served]
-        missing = [served for served in wanted if self._residents.name_of(served) is None]
-        return [plan.Absent(s.name, policies[s.name], not self._residents.waits(s)) for s in missing]
-
-    def _policy(self, record: Record) -> Policy:
-        return record.spec.policy or self._limits.default_policy

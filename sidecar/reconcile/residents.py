@@ -11,18 +11,32 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from weakref import WeakValueDictionary
 
+from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.errors import LoraFsError, TemporaryError, WaitTimeout
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Phase, Record
 from lora_fs.sidecar.reconcile import backoff
 from lora_fs.sidecar.reconcile.backoff import Failure
 from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.events import EventLog
+from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.staging import Stager
 
 logger = logging.getLogger(__name__)
+
+# From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
+COUNTERS = (
+    "loads_total",
+    "load_failures_total",
+    "unloads_total",
+    "request_hits_total",
+    "request_misses_total",
+)
 
 
 class Residents:
@@ -33,6 +47,7 @@ class Residents:
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names that are to be unloaded when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
+        durations: by metric name, of what succeeded.
     """
 
     def __init__(
@@ -40,13 +55,16 @@ class Residents:
         engine: Engine,
         stager: Stager,
         on_change: Callable[[], None],
+        events: EventLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._stager, self._on_change, self._clock = engine, stager, on_change, clock
+        self._events = events
         self.paths: dict[str, str] = {}
         self.failures: dict[str, Failure] = {}
         self.phases: dict[str, Phase] = {}
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.draining: frozenset[str] = frozenset()
         self.records: dict[str, Record] = {}
         self._holds: Counter[str] = Counter()
@@ -54,7 +72,7 @@ class Residents:
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._staged: dict[str, str] = {}  # public name under load → its copy
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self._tiers: Mapping[str, str] = {}
 
     # -- looking -------------------------------------------------------------------------------
@@ -93,6 +111,8 @@ class Residents:
         for name, path in loaded.adapters.items():
             if self._stager.owns(path) and _plain(name) not in changing:
                 known[name] = path
+        for name in self.paths.keys() - known.keys():
+            self._tell("Evicted", "the engine let it go", name)
         self.paths, self._tiers = known, loaded.tiers
 
     def note_activity(self, activity: Activity) -> None:
@@ -119,7 +139,12 @@ class Residents:
             InvalidAdapter, EngineRejected: it failed, and its delay is not over.
             TemporaryError: it could not be loaded in time.
         """
-        name = self.name_of(served) or await self._ensure(served, timeout_s)
+        name = self.name_of(served)
+        if name is not None:
+            self.counters["request_hits_total"] += 1
+        else:
+            self.counters["request_misses_total"] += 1
+            name = await self._ensure(served, timeout_s)
         self._holds[name] += 1
         try:
             yield name
@@ -159,27 +184,37 @@ class Residents:
     def _load_done(self, key: tuple[str, str], task: asyncio.Task[str]) -> None:
         del self._loads[key]
         if not task.cancelled() and task.exception() is not None:
-            logger.warning("%s is not loaded: %s", key[0], task.exception())
+            error = task.exception()
+            told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
+            logger.warning("%s is not loaded: %s", key[0], error, extra=told)
         self._on_change()
 
     async def _load(self, served: Served) -> str:
         async with self._lock(served.name):
+            key, failure = served.record.key, self.failures.get(served.name)
+            again = failure is not None and failure.concerns(served.record)
+            self._events.tell("Retrying" if again else "Loading", key=key)
             try:
                 self.phases[served.name] = Phase.VALIDATING
                 self._staged[served.name] = self._stager.path(served.record)
-                path = await self._stager.stage(served.record)
+                with self._measured("stage", served.record):
+                    path = await self._stager.stage(served.record)
                 self.phases[served.name] = Phase.LOADING
                 name = await self._place(served, path)
             except LoraFsError as error:
                 self.counters["load_failures_total"] += 1
                 previous = self.failures.get(served.name)
                 self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
+                self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
                 raise
             finally:
                 del self.phases[served.name], self._staged[served.name]
             self.failures.pop(served.name, None)
             self.counters["loads_total"] += 1
+            self._events.tell("Loaded", f"as {name}", key)
             self._used_at[name] = self._clock()
+            told = event("load.done", adapter=served.name, revision=served.record.revision, engine_name=name)
+            logger.info("%s is loaded", served.name, extra=told)
             return name
 
     async def _place(self, served: Served, path: str) -> str:
@@ -191,28 +226,37 @@ class Residents:
             name, old = side_name(served), None
         if old is not None:
             await self._unload(name)
-        await self._engine.load(name, path, served.record)
+            self._tell("Evicted", "another revision takes its place", name)
+        with self._measured("load", served.record):
+            await self._engine.load(name, path, served.record)
         self.paths[name], self.records[name] = path, served.record
         return name
 
     # -- unloading -----------------------------------------------------------------------------
 
-    async def unload(self, name: str, reason: str) -> None:
-        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged."""
+    async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
+        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged.
+
+        Args:
+            drained: it was to go before, and its requests have ended now.
+        """
         lock = self._lock(name)
         if lock.locked() or self.in_flight(name) or name not in self.paths:
             return
         async with lock:
-            logger.info("unloading %s: %s", name, reason)
+            logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
             try:
                 await self._unload(name)
+                self._tell("Drained" if drained else "Evicted", reason, name)
             except LoraFsError as error:
-                logger.warning("%s stays loaded: %s", name, error)
+                told = event("unload.failed", adapter=name, error=type(error).__name__)
+                logger.warning("%s stays loaded: %s", name, error, extra=told)
 
     async def _unload(self, name: str) -> None:
         path = self.paths.pop(name)  # at once: a request that comes now loads it again
         try:
-            await self._engine.unload(name)
+            with self._measured("unload", self.records.get(name)):
+                await self._engine.unload(name)
         except LoraFsError:
             self.paths.setdefault(name, path)
             raise
@@ -229,12 +273,9 @@ class Residents:
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
         self.records = {name: record for name, record in self.records.items() if name in self.paths}
         self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
-        for name in [n for n, lock in self._locks.items() if not lock.locked()]:
-            if name not in self.paths and not is_served(name):
-                del self._locks[name]
 
     def residency(self) -> Mapping[str, dict[str, object]]:
-        """By the engine's name: ``{"in_flight": int, "idle_s": float, "path": str, "tier": str | None}``."""
+        """By the engine's name: what ``bodies.Residency`` tells of it, but the name."""
         return {
             name: {
                 "in_flight": self.in_flight(name),
@@ -244,6 +285,17 @@ class Residents:
             }
             for name, path in self.paths.items()
         }
+
+    @contextmanager
+    def _measured(self, what: str, record: Record | None) -> Iterator[None]:
+        adapter = str(record.key) if record is not None else "unknown"
+        with tracing.span(what, lora_fs__adapter=adapter), self.durations[f"{what}_seconds"].measured():
+            yield
+
+    def _tell(self, reason: str, message: str, name: str) -> None:
+        record = self.records.get(name)
+        known = (message, record.key) if record is not None else (f"{name}: {message}", None)
+        self._events.tell(reason, *known)
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(_plain(name), asyncio.Lock())

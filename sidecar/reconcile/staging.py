@@ -3,40 +3,51 @@
 What happens on the volume afterwards cannot hurt a running engine, and the path changes with
 the bytes, so that no KV block of other weights is reused. A copy that the engine does not have
 and nobody holds stays while its adapter is registered, so that the next load reads no volume; it
-makes room for another, the one longest out of use first.
+makes room for another, the one longest out of use first. What else lies in the folder is not touched.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.registry import artifacts
-from lora_fs.sidecar.validate import Expectation, validate
+from lora_fs.sidecar.validate import CODES, Expectation, validate
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 60.0
 IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
 _COPYING = ".copying-"
+_OWNER = ".owner"
+_COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _DIGEST = "sha256:"
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
+class StageFull(VolumeUnavailable):
+    """No room, and nothing that may make some."""
+
+
 class Stager:
-    """Owns ``folder``. ``locate`` gives a record's artifact folder on the volume."""
+    """Owns ``folder``. ``locate`` gives a record's folder on the volume, to which no link leads."""
 
     def __init__(
         self,
@@ -56,8 +67,10 @@ class Stager:
         self._unused_since: dict[str, float] = {}
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes
         self._copies: frozenset[str] = frozenset()
         self._verified: dict[Path, Signature] = {}
+        self._claimed: int | None = None
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
@@ -71,6 +84,11 @@ class Stager:
         """Whether its copy lies there, as far as this process last saw: from memory."""
         return self.path(record) in self._copies
 
+    @property
+    def copies(self) -> int:
+        """How many copies there are, as last seen."""
+        return len(self._copies)
+
     async def stage(self, record: Record, *, make_room: bool = True) -> str:
         """Copy, or take the copy that is there, and verify.
 
@@ -81,6 +99,7 @@ class Stager:
 
         Raises:
             InvalidAdapter: the bytes are not the registered ones, or cannot be served.
+            StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time.
         """
         try:
@@ -102,7 +121,8 @@ class Stager:
                 with self._room:
                     self._copies |= {str(target)}
                 return str(target)
-            logger.warning("%s is not what it was: it is copied anew", target)
+            told = event("copy.damaged", adapter=str(record.key), path=str(target))
+            logger.warning("%s is not what it was: it is copied anew", target, extra=told)
             shutil.rmtree(target, ignore_errors=True)
         source = self._locate(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
@@ -114,8 +134,7 @@ class Stager:
                 )
             names = [entry.path for entry in record.spec.files]
             try:
-                own = not os.path.isabs(record.spec.path)  # else linked, where an operator let it lie
-                copied = artifacts.copy_files(source, copying, names, sync=False, follow=not own)
+                copied = artifacts.copy_files(source, copying, names, sync=False, follow=False)
             except VolumeUnavailable as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     finding = _finding("missing", f"a registered file is gone: {error}")
@@ -126,7 +145,8 @@ class Stager:
             if artifacts.digest_of(copied) != record.spec.digest:
                 text = "the bytes on the volume are not the registered ones (truncated or overwritten)"
                 raise InvalidAdapter(str(record.key), [_finding("digest-mismatch", text)])
-            report = validate(copying, self._expectation)
+            allowed = self._expectation.allow | {code for code in record.spec.allowed if _is_allowable(code)}
+            report = validate(copying, replace(self._expectation, allow=allowed))
             if not report.ok:
                 raise InvalidAdapter(str(record.key), report.errors)
             self._place(copying, target)
@@ -148,35 +168,92 @@ class Stager:
                     raise
             self._copies |= {str(target)}
             self._verified[target] = _signature(target)
+            self._sizes.pop(target.parent.name, None)
             del self._reserved[copying.name]
 
     def _reserve(self, copying: str, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, so that copies under way at once keep the bound together."""
         now = time.monotonic()
         with self._room:
-            used = sum(_size_bytes(entry) for entry in self._folder.iterdir() if not _is_draft(entry))
-            used += sum(self._reserved.values())
+            self._measure()
+            used = self._used_bytes()
             idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
             for name in idle if make_room else ():
                 if used + record.spec.size_bytes <= self._max_bytes:
                     break
-                used -= _size_bytes(self._folder / name)
                 self._remove(name)
+                used = self._used_bytes()
             if used + record.spec.size_bytes > self._max_bytes:
-                raise VolumeUnavailable(
+                raise StageFull(
                     f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
                     f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded"
                 )
             self._reserved[copying] = record.spec.size_bytes
 
-    def prepare(self) -> None:
-        """Make the folder and drop copies an earlier process left half-done."""
+    def _used_bytes(self) -> int:
+        return sum(size for _, size in self._sizes.values()) + sum(self._reserved.values())
+
+    def _measure(self, *, again: bool = False) -> None:
+        """Look which copies there are, other processes' too, and how much each takes.
+
+        Args:
+            again: ask those that are known whether they have changed: another name of the same bytes.
+        """
+        known, self._sizes = self._sizes, {}
+        for name in filter(_COPY.fullmatch, os.listdir(self._folder)):
+            with suppress(FileNotFoundError):  # another process removed it
+                size = known.get(name)
+                if size is None or again:
+                    changed = os.lstat(self._folder / name).st_mtime_ns
+                    if size is None or size[0] != changed:
+                        size = changed, _size_bytes(self._folder / name)
+                self._sizes[name] = size
+
+    def prepare(self, owner: str = "") -> None:
+        """Make the folder, see that it is ours, and drop copies an earlier process left half-done.
+
+        Args:
+            owner: whose adapters are staged here. Processes of one owner may share the folder; those of
+                another would remove its copies, as registered nowhere.
+        Raises:
+            InputError: a living process has it for another owner.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
-        for left in self._folder.glob(f"{_COPYING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        if self._claim(owner):
+            for left in self._folder.glob(f"{_COPYING}*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let another owner have the folder."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
+
+    def _claim(self, owner: str) -> bool:
+        """Whether no other process has the folder."""
+        self._claimed = os.open(self._folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(self._claimed, fcntl.LOCK_SH)
+            theirs = os.pread(self._claimed, 4096, 0).decode(errors="replace")
+            if theirs == owner:
+                return False
+            self.close()
+            raise InputError(
+                f"the stage folder {self._folder} is in use for {theirs}, and this is {owner}: each would "
+                "remove the other's copies; give each a folder of its own (--stage-dir)"
+            ) from None
+        except OSError as error:  # a filesystem without locks: nobody can be asked
+            logger.debug("%s takes no lock: %s", self._folder, error, extra=event("stage.no_lock"))
+            return True
+        os.ftruncate(self._claimed, 0)
+        os.pwrite(self._claimed, owner.encode(), 0)
+        fcntl.flock(self._claimed, fcntl.LOCK_SH)
+        return True
 
     def sweep(
-        self, in_use: Collection[str], registered: Collection[str] = (), now: float | None = None
+        self, in_use: Collection[str], registered: Container[str] = (), now: float | None = None
     ) -> None:
         """Remove copies that have been out of use for GRACE_S and are nobody's any more. Blocking.
 
@@ -186,9 +263,10 @@ class Stager:
         now = time.monotonic() if now is None else now
         used = {Path(path).parent.name for path in in_use}
         with self._room:
-            copies = [path for path in self._folder.glob("*/*") if not _is_draft(path.parent)]
+            copies = [path for path in self._folder.glob("*/*") if _is_copy(path.parent)]
             self._copies = frozenset(map(str, copies))
-            present = {entry.name for entry in self._folder.iterdir() if not _is_draft(entry)}
+            self._measure(again=True)
+            present = set(self._sizes)
             for name in sorted(present - used):
                 out_of_use_s = now - self._unused_since.setdefault(name, now)
                 if out_of_use_s >= GRACE_S and f"{_DIGEST}{name}" not in registered:
@@ -198,9 +276,10 @@ class Stager:
                     del self._unused_since[name]
 
     def _remove(self, name: str) -> None:
-        logger.info("removing the staged copy %s", name[:12])
+        logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
         shutil.rmtree(self._folder / name, ignore_errors=True)
         self._unused_since.pop(name, None)
+        self._sizes.pop(name, None)
         self._copies = frozenset(path for path in self._copies if Path(path).parent.name != name)
         self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
 
@@ -222,8 +301,16 @@ class Stager:
         return whole
 
 
-def _is_draft(entry: Path) -> bool:
-    return entry.name.startswith(_COPYING)
+def _is_allowable(code: str) -> bool:
+    """A record may name codes of another lora-fs, and ones that nobody may allow.
+
+    A pickle runs code here: this replica's operator allows it, and no writer of records.
+    """
+    return code != "pickle" and code in CODES and CODES[code].overridable
+
+
+def _is_copy(entry: Path) -> bool:
+    return _COPY.fullmatch(entry.name) is not None
 
 
 def _signature(copy: Path) -> Signature:

@@ -11,17 +11,22 @@ from lora_fs.sidecar.reconcile.residents import Residents
 
 def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
     """One status a name, evicted ones included: work in proportion to the catalog."""
-    eager = {served.name for served in catalog.unasked}
-    found = {s.name: _status(s, residents, now, s.name in eager) for s in catalog.served.values()}
+    found = {one.name: _status(one, residents, now, catalog) for one in catalog.served.values()}
     return {**_draining(residents, catalog), **found, **dict(_conflicts(catalog))}
 
 
+def resting(record: Record) -> AdapterStatus:
+    """Of a name that is simply evicted."""
+    return _make(record, Phase.EVICTED, "LoadsAtFirstRequest")
+
+
 def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
-    """Only names that are not simply evicted: work in proportion to what is loaded or wanted."""
-    eager = {served.name for served in catalog.unasked}
+    """Only names that are not simply evicted, canaries among them: work in proportion to these."""
     loaded = {name.partition("@")[0] for name in residents.paths}
-    names = (loaded | eager | residents.failures.keys() | residents.phases.keys()) & catalog.served.keys()
-    found = {n: _status(catalog.served[n], residents, now, n in eager) for n in sorted(names)}
+    names = loaded.union(catalog.unasked, residents.failures, residents.phases)
+    told_of = [catalog.served[name] for name in sorted(names) if name in catalog.served]
+    told_of += [trial.served for trial in catalog.trials.values()]
+    found = {one.name: _status(one, residents, now, catalog) for one in told_of}
     told = {name: status for name, status in found.items() if status.phase is not Phase.EVICTED}
     return {**_draining(residents, catalog), **told, **dict(_conflicts(catalog))}
 
@@ -31,7 +36,7 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
     found: dict[str, int] = {}
     for status in told.values():
         found[status.phase] = found.get(status.phase, 0) + 1
-    evicted = len(catalog.served.keys() - told.keys())
+    evicted = len(catalog.served) - sum(name in catalog.served for name in told)
     return {**found, Phase.EVICTED: evicted} if evicted else found
 
 
@@ -53,7 +58,7 @@ def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
         yield name, _make(record, Phase.FAILED, "NameConflict", why)
 
 
-def _status(served: Served, residents: Residents, now: float, eager: bool) -> AdapterStatus:
+def _status(served: Served, residents: Residents, now: float, catalog: Catalog) -> AdapterStatus:
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
         return _make(record, Phase.READY, "Loaded")
@@ -69,9 +74,9 @@ def _status(served: Served, residents: Residents, now: float, eager: bool) -> Ad
             failure.attempts,
             max(0.0, round(failure.retry_at - now, 1)),
         )
-    if eager:
+    if name in catalog.unasked:
         return _make(record, Phase.PENDING, "NotLoadedYet")
-    return _make(record, Phase.EVICTED, "LoadsAtFirstRequest")
+    return resting(record)
 
 
 def _make(

@@ -1,7 +1,7 @@
 """The volume as the replica sees it: a thread that looks, and the last good state.
 
-The thread reads HEAD every ``poll_s``, at once when the filesystem notifies, and lists the
-tree when HEAD changed or a scan is due; it adopts dropped folders. A volume that fails or
+The thread reads HEAD every ``poll_s``, at once when the filesystem notifies, and what HEAD tells of,
+or the tree when it does not tell or a scan is due; it adopts dropped folders. A volume that fails or
 hangs leaves the last good state in force and is a condition, never an empty state.
 """
 
@@ -11,7 +11,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,9 +29,11 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.adopt import Adopter
+from lora_fs.sidecar.registry.desired import Desired, changes
 from lora_fs.sidecar.registry.layout import HEAD, Layout
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.view import RegistryView
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, howe
 STALLED_AFTER_S = 10.0
 RECENT = 512
 TOLD = 20  # conditions of one kind
+MOST_WATCHED = 64  # folders; each takes a thread. What happens in others is found by the polls
 # HEAD is moved in from a folder that is not watched, which reads as created, and a dropped folder
 # is a directory's event. Without a filter the kernel also reports every read of HEAD, our own
 # polls among them.
@@ -67,11 +71,14 @@ class Volume:
         self._looked_at = time.monotonic()
         self._folders_due_at = 0.0
         self._notify = _Notify(self._notified) if notify else None
-        self._folders_changed = False
+        self._to_list: deque[Path] = deque()  # folders in which folders went, or came unseen
+        self._dropped: deque[Path] = deque()  # folders that came
         self._watches: dict[Path, ObservedWatch] = {}
+        self._subscribed_for: object = None
         self.read_once = False
         self.recent: Mapping[str, int] = {}
         self.status_problem: str | None = None
+        self.beside: Callable[[], Iterable[str]] = lambda: ()  # conditions of what else is watched
 
     @property
     def desired(self) -> Desired:
@@ -85,12 +92,15 @@ class Volume:
             found.append(f"VolumeUnavailable: {self._problem}")
         stalled = time.monotonic() - self._looked_at
         if stalled > max(STALLED_AFTER_S, 3 * self._poll_s):
-            found.append("VolumeStalled: it does not answer; the last good state is in force")
+            first = "the first look at it has not ended; nothing is listed until then"
+            later = "it does not answer; the last good state is in force"
+            found.append(f"VolumeStalled: {later if self.read_once else first}")
         if desired.frozen:
             found.append(f"Frozen: {desired.frozen}")
         found += [f"Unreadable: {problem}" for problem in islice(desired.problems.values(), TOLD)]
         refused = islice(self._adopter.refusals().items(), TOLD)
         found += [f"NotAdopted: {key}: {why}" for key, why in refused]
+        found += self.beside()
         if self.status_problem is not None:
             found.append(f"StatusNotWritten: {self.status_problem}")
         return tuple(found)
@@ -113,7 +123,9 @@ class Volume:
 
     def look_now(self) -> None:
         """Read what was just written. Blocking; call in a thread."""
-        if self._look(adopt=False, force=True):
+        with self._looking:
+            fresh = self._refresh(force=True)
+        if fresh:
             self._on_change()
 
     # -- the thread ----------------------------------------------------------------------------
@@ -125,28 +137,29 @@ class Volume:
         while not self._stop.is_set():
             self._changed.clear()
             self._pass()
-            if observer is not None and self._subscribe(observer):
-                self._notified(folders=True)  # names that came before the subscription
+            if observer is not None:
+                self._subscribe(observer)
             settling = self._adopter.waiting()
             self._changed.wait(min(self._poll_s, SETTLING_POLL_S) if settling else self._poll_s)
         if observer is not None:
             observer.stop()
 
-    def _notified(self, *, folders: bool) -> None:
-        self._folders_changed |= folders
+    def _notified(self, came: Path | None = None, gone: Path | None = None) -> None:
+        if came is not None:
+            self._dropped.append(came)
+        if gone is not None:
+            self._to_list.append(gone.parent)
         self._changed.set()
 
     def _pass(self) -> None:
-        changed, self._folders_changed = self._folders_changed, False
-        due = changed or self._adopter.waiting() or time.monotonic() >= self._folders_due_at
         try:
-            fresh = self._look(adopt=due, force=due)
+            fresh = self._look()
         except LoraFsError as error:
             if self._problem is None:
-                logger.warning("%s; the last good state stays in force", error)
+                logger.warning("%s; the last good state stays in force", error, extra=event("volume.lost"))
             self._problem = str(error)
         except Exception as error:
-            logger.exception("the volume's watcher failed and goes on")
+            logger.exception("the volume's watcher failed and goes on", extra=event("watcher.failed"))
             self._problem = f"internal error: {error}"
         else:
             first, self.read_once = not self.read_once, True
@@ -155,47 +168,70 @@ class Volume:
                 self._on_change()
         self._looked_at = time.monotonic()
 
-    def _look(self, *, adopt: bool, force: bool) -> bool:
+    def _look(self) -> bool:
+        """What HEAD tells, what the filesystem notified of, and all folders if it is time for them."""
         with self._looking:
             started = time.monotonic()
-            before = self._view.desired
-            fresh = self._view.refresh(force=force)
-            if adopt and self._adopter.step(self._view.desired):
-                fresh |= self._view.refresh(force=True)
-            if adopt:
-                took = time.monotonic() - started
+            everywhere = started >= self._folders_due_at
+            to_list, dropped = _drain(self._to_list), set()
+            for folder in _drain(self._dropped):
+                key = self._layout.key_of(folder)
+                if key is None:
+                    to_list.add(folder.parent)
+                elif key.scope in self._view.desired.listings:
+                    dropped.add(key)
+            to_list |= self._adopter.in_doubt()
+            fresh = self._refresh(force=everywhere, folders=to_list)
+            look = everywhere or to_list or dropped or self._adopter.waiting()
+            if look and self._adopter.step(self._view.desired, everywhere=everywhere, dropped=dropped):
+                fresh |= self._refresh() or self._refresh(force=True)
+            if everywhere:
+                took = time.monotonic() - started if self.read_once else 0.0  # at first all is read, too
                 self._folders_due_at = started + max(FOLDER_SCAN_S, took * SCAN_SHARE)
-            if fresh:
-                self._note_recent(before, self._view.desired)
             return fresh
 
-    def _note_recent(self, before: Desired, after: Desired) -> None:
-        changes: dict[str, int] = {}
-        for key, record in after.records.items():
-            if before.records.get(key) is not record:
-                changes[str(key)] = record.generation
-        for (scope, name), pointer in after.pointers.items():
-            if before.pointers.get((scope, name)) is not pointer:
-                changes[f"{scope}/.active/{name}"] = pointer.generation
-        kept = {name: seen for name, seen in self.recent.items() if name not in changes}
-        self.recent = dict(list({**kept, **changes}.items())[-RECENT:])
+    def _refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
+        before = self._view.desired
+        fresh = self._view.refresh(force=force, folders=folders)
+        if fresh:
+            self._note_recent(before, self._view.desired)
+        return fresh
 
-    def _subscribe(self, observer: BaseObserver) -> bool:
-        """Watch the root and the few folders in which names appear; True if one is new."""
+    def _note_recent(self, before: Desired, after: Desired) -> None:
+        found = {str(key): record.generation for key, record in changes(before.records, after.records)}
+        for (scope, name), pointer in changes(before.pointers, after.pointers):
+            found[f"{scope}/.active/{name}"] = pointer.generation
+        kept = {name: seen for name, seen in self.recent.items() if name not in found}
+        self.recent = dict(list({**kept, **found}.items())[-RECENT:])
+
+    def _subscribe(self, observer: BaseObserver) -> None:
+        """Watch the root and the few folders in which names appear."""
         layout, desired = self._layout, self._view.desired
-        folders = {layout.root}
+        if desired.listings is self._subscribed_for:
+            return
+        self._subscribed_for = desired.listings
+        wanted = [layout.root]
         for scope, listing in desired.listings.items():
-            folders |= {layout.root / scope.namespace, layout.scope(scope)}
-            folders |= {layout.revision(scope, revision) for revision in listing.revisions}
-        for folder in self._watches.keys() - folders:
+            wanted += [layout.root / scope.namespace, layout.scope(scope)]
+            wanted += [layout.revision(scope, revision) for revision in listing.revisions]
+        folders = dict.fromkeys(wanted[:MOST_WATCHED])
+        for folder in self._watches.keys() - folders.keys():
             with suppress(OSError, KeyError):
                 observer.unschedule(self._watches.pop(folder))
-        before = len(self._watches)
-        for folder in folders - self._watches.keys():
+        for folder in folders:
+            if folder in self._watches or self._notify is None:
+                continue
             with suppress(OSError):  # not there yet, or no watches left: the polls go on
-                if self._notify is not None:
-                    self._watches[folder] = observer.schedule(self._notify, str(folder), event_filter=EVENTS)
-        return len(self._watches) > before
+                self._watches[folder] = observer.schedule(self._notify, str(folder), event_filter=EVENTS)
+                self._to_list.append(folder)  # names that came before the subscription
+                self._changed.set()
+
+
+def _drain(waiting: deque[Path]) -> set[Path]:
+    found = set()
+    while waiting:
+        found.add(waiting.popleft())
+    return found
 
 
 class _Notify(FileSystemEventHandler):
@@ -205,6 +241,12 @@ class _Notify(FileSystemEventHandler):
         self._tell = tell
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        name = Path(str(event.dest_path or event.src_path)).name
-        if event.is_directory or name == HEAD:
-            self._tell(folders=event.is_directory)
+        source, target = (Path(str(path)) if path else None for path in (event.src_path, event.dest_path))
+        if not event.is_directory:
+            if HEAD in {path.name for path in (source, target) if path is not None}:
+                self._tell()
+            return
+        came = source if isinstance(event, DirCreatedEvent) else target
+        gone = source if not isinstance(event, DirCreatedEvent) else None
+        if any(path is not None and not path.name.startswith(".") for path in (came, gone)):
+            self._tell(came=came, gone=gone)

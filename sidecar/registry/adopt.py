@@ -2,8 +2,8 @@
 
 A folder is adopted when its (path, size, mtime) set held still for the settle time on this
 process's monotonic clock and it validates. Any replica may adopt; the lease saves the work of
-reading it twice and the compare-and-set makes a double harmless. A folder taken away, seen so
-twice, unregisters only what a folder had registered.
+reading it twice and the compare-and-set makes a double harmless. What was taken away is
+``withdrawals``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +20,18 @@ from lora_fs.sidecar.errors import (
     InputError,
     InvalidAdapter,
     LoraFsError,
-    NotFound,
     OperatorError,
     OverQuota,
     TooManyRegistrations,
 )
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations, registration
-from lora_fs.sidecar.registry.layout import Listing
+from lora_fs.sidecar.registry.desired import Desired
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.registry.withdrawals import Withdrawals, told
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
 logger = logging.getLogger(__name__)
@@ -43,10 +42,11 @@ ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide ot
 RETRY_S = 5.0  # after the volume, or another replica at work, kept a folder from being adopted
 QUOTA_RETRY_S = 30.0  # after the namespace's quota did
 PATIENCE_S = 0.25  # with another writer of a namespace that has a quota
+OUTSIDE = (
+    "SymbolicLink: a folder on its way leads out of the registry and of every folder that this replica may "
+    "read from; name that in LORA_FS_ALLOWED_SOURCES"
+)
 FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
-
-_EMPTY: frozenset[str] = frozenset()
-_NO_NAMES = Listing()
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ class Adopter:
         settle_s: float,
         writer: str,
         policy: Policy | None = None,
+        may_read: Callable[[Path], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -77,10 +78,10 @@ class Adopter:
         self._settle_s = settle_s
         self._writer = writer
         self._policy = policy
+        self._may_read = may_read
         self._clock = clock
         self._candidates: dict[AdapterKey, _Candidate] = {}
-        self._gone_once: set[AdapterKey] = set()
-        self._not_withdrawn: set[AdapterKey] = set()
+        self._withdrawals = Withdrawals(registry, writer)
         self._known: Mapping[Scope, ScopeListing] = {}
         self._full_look_at, self._adopting_s = 0.0, 0.0
         self._frozen = False
@@ -95,25 +96,42 @@ class Adopter:
             return False
         now = self._clock()
         settling = any(not c.refused and c.not_before <= now for c in self._candidates.values())
-        return settling or bool(self._gone_once - self._not_withdrawn)
+        return settling or bool(self._withdrawals.in_doubt())
 
-    def step(self, desired: Desired) -> bool:
-        """Look at the folders once; True if the registry was changed."""
+    def in_doubt(self) -> set[Path]:
+        """The folders to be listed again before the next step: of what was missed once."""
+        layout = self._registry.layout
+        return {layout.revision(key.scope, key.revision) for key in self._withdrawals.in_doubt()}
+
+    def step(
+        self, desired: Desired, *, everywhere: bool = True, dropped: Collection[AdapterKey] = ()
+    ) -> bool:
+        """Look at the folders once; True if the registry was changed.
+
+        Args:
+            everywhere: at those, too, whose listing is the one of the last step.
+            dropped: folders that came, listed or not.
+        """
         self._frozen = desired.frozen is not None
         if self._frozen:
-            self._gone_once.clear()
+            self._withdrawals.forget()
             return False
         now = self._clock()
-        full = not self._candidates or now - self._full_look_at >= FULL_LOOK_S
+        full = everywhere and (not self._candidates or now - self._full_look_at >= FULL_LOOK_S)
         if full:
             self._full_look_at = now
+        listed = {
+            scope: listing
+            for scope, listing in desired.listings.items()
+            if everywhere or listing is not self._known.get(scope)
+        }
         folders = {
             (scope, revision): frozenset(entries.folders)
-            for scope, listing in desired.listings.items()
+            for scope, listing in listed.items()
             for revision, entries in listing.revisions.items()
         }
         for key in list(self._candidates):
-            if key.name not in folders.get((key.scope, key.revision), ()):
+            if key.scope in listed and key.name not in folders.get((key.scope, key.revision), ()):
                 del self._candidates[key]
         self._adopting_s = 0.0
         settling, changed = list(self._candidates), False
@@ -125,10 +143,10 @@ class Adopter:
                 key = AdapterKey(*scope, revision, name)
                 if key not in self._candidates:
                     changed |= self._consider(key, desired)
-        for key in settling:
+        for key in dict.fromkeys([*settling, *dropped]):
             changed |= self._consider(key, desired)
         self._known = desired.listings
-        return self._withdraw(desired, folders) or changed
+        return self._withdrawals.step(desired, listed, folders) or changed
 
     def _known_folders(self, scope: Scope, revision: str) -> frozenset[str]:
         listing = self._known.get(scope)
@@ -145,7 +163,7 @@ class Adopter:
             sight = artifacts.look(folder)
             linked = sight is None and record is None and folder.is_symlink()
         except (LoraFsError, OSError) as error:
-            logger.warning("adoption of %s waits: %s", key, error)
+            logger.warning("adoption of %s waits: %s", key, error, extra=told("adoption.waits", key))
             return False
         now = self._clock()
         if sight is None:
@@ -182,6 +200,9 @@ class Adopter:
             if not had:
                 return False
             try:
+                if not self._may_read(folder):
+                    candidate.refused, candidate.retried = OUTSIDE, True
+                    return False
                 self._registry.accounts.check(key, _size_bytes(folder))
                 if looks_preallocated(folder):
                     candidate.refused = "NotWhole: its tensors end in zeros, as an unfinished copy does"
@@ -207,21 +228,30 @@ class Adopter:
                 )
             except (OverQuota, TooManyRegistrations, OperatorError) as error:
                 if candidate.refused is None:
-                    logger.warning("folder %s is not adopted yet: %s", folder, error)
+                    logger.warning(
+                        "folder %s is not adopted yet: %s",
+                        folder,
+                        error,
+                        extra=told("adoption.refused", key),
+                    )
                 candidate.refused, candidate.retried = f"{type(error).__name__}: {error}", True
                 candidate.not_before = self._clock() + QUOTA_RETRY_S
                 return False
             except InputError as error:
                 if candidate.refused is None:
-                    logger.warning("folder %s is not adopted: %s", folder, error)
+                    logger.warning(
+                        "folder %s is not adopted: %s", folder, error, extra=told("adoption.refused", key)
+                    )
                 candidate.refused = f"{type(error).__name__}: {error}"
                 candidate.retried = _may_pass(error)
                 return False
             except LoraFsError as error:
-                logger.warning("adoption of %s is retried: %s", key, error)
+                logger.warning(
+                    "adoption of %s is retried: %s", key, error, extra=told("adoption.retried", key)
+                )
                 return False
         del self._candidates[key]
-        logger.info("adopted %s", key)
+        logger.info("adopted %s", key, extra=told("adopted", key))
         return True
 
     def _activate_left_over(self, key: AdapterKey, desired: Desired, record: Record) -> bool:
@@ -247,44 +277,12 @@ class Adopter:
             if left_over:
                 operations.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
         except LoraFsError as error:
-            logger.warning("%s is registered and not active: %s", key, error)
+            logger.warning(
+                "%s is registered and not active: %s", key, error, extra=told("activation.failed", key)
+            )
             return False
         self._candidates.pop(key, None)
         return left_over
-
-    def _withdraw(self, desired: Desired, folders: Mapping[tuple[Scope, str], frozenset[str]]) -> bool:
-        gone = {
-            key
-            for key, record in desired.records.items()
-            if record.present
-            and record.origin == "folder"
-            and key.name not in folders.get((key.scope, key.revision), _EMPTY)
-            and key.name in desired.listings[key.scope].revisions.get(key.revision, _NO_NAMES).records
-        }
-        twice = gone & self._gone_once
-        self._gone_once = gone - twice
-        self._not_withdrawn &= gone
-        for key in twice:
-            try:
-                if artifacts.look(self._registry.layout.artifact(key)) is not None:
-                    self._not_withdrawn.add(key)
-                    logger.warning("%s: its folder is not listed and is there", key)
-                    continue
-                operations.unregister(
-                    self._registry,
-                    key.scope,
-                    key.name,
-                    revision=key.revision,
-                    writer=self._writer,
-                    taken_away=True,
-                )
-                logger.info("unregistered %s: its folder was taken away", key)
-            except NotFound:
-                logger.info("%s is unregistered already", key)
-            except LoraFsError as error:
-                self._not_withdrawn.add(key)
-                logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error)
-        return bool(twice)
 
 
 def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:

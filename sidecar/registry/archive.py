@@ -8,16 +8,19 @@ extracted here, and no member's name ever becomes a path that was not parsed seg
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +34,14 @@ BEGIN = "lora-fs-export.json"
 END = "lora-fs-export-end.json"
 CHUNK_BYTES = 1 << 20
 
+HEADER_BYTES = 64 << 10  # of one header of a tar; a path has some hundred bytes
+
 _NOT_PACKED = (zlib.error, lzma.LZMAError)
+_PACKED: Final[dict[bytes, Callable[[IO[bytes]], BufferedIOBase]]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
 
 
 class Begin(BaseModel):
@@ -129,6 +139,30 @@ def _bare(entry: FileEntry) -> FileEntry:
     return FileEntry(path=entry.path, size_bytes=entry.size_bytes, sha256=entry.sha256)
 
 
+class _Unpacked:
+    """An archive's bytes, read in pieces of a bounded size.
+
+    A header says how long it is, and tarfile reads it whole: a few packed kilobytes can say gigabytes.
+    """
+
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self._stream, self.most_bytes = stream, HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        if size > self.most_bytes:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._stream.read(size)
+
+    def seek(self, position: int) -> int:
+        return self._stream.seek(position)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     """Read an export's members in their order; each is good until the next one is asked for.
@@ -137,20 +171,36 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
         InputError: it is no tar, is cut, or holds what is no regular file.
     """
 
-    def members(archive: tarfile.TarFile) -> Iterator[tuple[str, IO[bytes]]]:
-        for member in archive:
+    def members(archive: tarfile.TarFile, unpacked: _Unpacked) -> Iterator[tuple[str, IO[bytes]]]:
+        while True:
+            unpacked.most_bytes = HEADER_BYTES
+            member = archive.next()
+            if member is None:
+                return
             plain = member.isreg() and not member.issparse()  # a sparse one may claim terabytes
             reader = archive.extractfile(member) if plain else None
             if reader is None:
                 raise InputError(f"{path}: {member.name!a} is not a regular file")
+            unpacked.most_bytes = 2 * MAX_SEALED_BYTES
             yield member.name, reader
 
     try:
-        with tarfile.open(path, "r:*") as archive:
-            yield members(archive)
+        with path.open("rb") as file:
+            start = file.read(8)
+            file.seek(0)
+            unpack = next((unpack for sign, unpack in _PACKED.items() if start.startswith(sign)), None)
+            unpacked = _Unpacked(unpack(file) if unpack is not None else file)
+            with tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:") as archive:
+                yield members(archive, unpacked)
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, *_NOT_PACKED) as error:
         why = _first_line(error)
         raise InputError(f"{path} is no export, or was cut: {why}; take another copy") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise InputError(
+            f"{path} is no export, or was cut: {_first_line(error)}; take another copy"
+        ) from error
 
 
 def read(path: Path) -> Contents:

@@ -7,13 +7,16 @@ nothing else. Copies go to a temporary folder and are renamed into place whole.
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
 import os
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +25,13 @@ from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry import atomic
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
 MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int], None]
 
@@ -44,15 +50,26 @@ def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
     return handle
 
 
+def _open_each(folder: Path) -> int:
+    """Open a folder by each name on its way: a link that was put there since it was resolved is found."""
+    handle = os.open(folder.anchor or ".", _FOLDER)
+    for name in folder.relative_to(folder.anchor).parts:
+        try:
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inner
+    return handle
+
+
 @contextmanager
 def _opened(folder: Path, *, follow: bool) -> Iterator[int]:
     """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        handle = os.open(folder, flags if follow else flags | os.O_NOFOLLOW)
+        handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
     except OSError as error:
-        if not follow and folder.is_symlink():
-            raise InputError(f"{folder} is a symlink, which is not followed") from error
+        if not follow and any(path.is_symlink() for path in (folder, *folder.parents)):
+            raise InputError(f"{folder} is a symlink or behind one, which is not followed") from error
         raise atomic.unavailable(error, f"cannot open {folder}") from error
     try:
         yield handle
@@ -74,11 +91,13 @@ def _copy_hashing(
     size = 0
     try:
         name = source if dir_fd is None else source.name
-        with os.fdopen(open_regular(name, dir_fd), "rb") as reader:
+        with (
+            os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
+            ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
+        ):
             writer = target.open("xb") if target is not None else None
             try:
-                while chunk := reader.read(min(CHUNK_BYTES, most_bytes - size)):
-                    digest.update(chunk)
+                for chunk in _hashed(reader, digest, beside, most_bytes):
                     size += len(chunk)
                     if writer is not None:
                         writer.write(chunk)
@@ -95,9 +114,52 @@ def _copy_hashing(
     return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
 
 
-def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
-    """Hash the named files of a folder."""
-    return tuple(_copy_hashing(folder / name, None, progress) for name in files)
+def _hashed(
+    reader: io.FileIO, digest: hashlib._Hash, beside: Executor, most_bytes: int
+) -> Iterator[memoryview]:
+    """What a file holds, in parts: a full one is hashed while the caller has it and the next is read.
+
+    A part is written over two parts later.
+    """
+    hashing: Future[None] | None = None
+    size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
+    for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
+        count = reader.readinto(buffer[:most_bytes])
+        if hashing is not None:
+            hashing.result()
+        if not count:
+            return
+        part = buffer[:count]
+        most_bytes -= count
+        if count == CHUNK_BYTES:
+            hashing = beside.submit(digest.update, part)
+        else:
+            hashing = None
+            digest.update(part)
+        yield part
+
+
+def hash_files(
+    folder: Path,
+    files: Sequence[str],
+    progress: Progress | None = None,
+    known: Mapping[str, str] | None = None,
+) -> tuple[FileEntry, ...]:
+    """Hash the named files of a folder. ``known``: the SHA-256 of those that need not be read."""
+    known = known or {}
+    return tuple(
+        FileEntry(path=name, size_bytes=_size_of(folder / name), sha256=known[name])
+        if name in known
+        else _copy_hashing(folder / name, None, progress)
+        for name in files
+    )
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot look at {path}") from error
 
 
 def digest_of(files: Sequence[FileEntry]) -> str:
@@ -119,7 +181,7 @@ def copy_files(
 
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
-        follow: whether ``source`` may be a symlink.
+        follow: whether ``source``, or a folder on its way, may be a symlink.
     Raises:
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
         VolumeUnavailable: reading or writing failed.

@@ -51,6 +51,8 @@ def unavailable(error: OSError, what: str) -> VolumeUnavailable:
         errno.EDQUOT: "the quota is used up: free space or raise it",
         errno.EROFS: "the volume is mounted read-only here",
         errno.EACCES: "permission denied: check the owner and fsGroup",
+        errno.EEXIST: "a file or a broken link is in the way of a folder",
+        errno.ENOTDIR: "a file or a broken link is in the way of a folder",
     }.get(error.errno or 0, "the volume did not answer; it is retried")
     return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
@@ -139,12 +141,19 @@ def is_folder(path: Path) -> bool:
 
 def _make_folder(folder: Path) -> None:
     try:
-        os.mkdir(folder)
+        _mkdir(folder)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         _make_folder(folder.parent)
-        _make_folder(folder)
+        _mkdir(folder)  # once: /proc and automounters' folders are there, and take none
+
+
+def _mkdir(folder: Path) -> None:
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        raise
     except OSError:
         if not folder.is_dir():
             raise

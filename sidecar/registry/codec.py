@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError
+from lora_fs.sidecar.errors import CorruptRecord, InputError, NewerRecord
 from lora_fs.sidecar.model import API_VERSION, JsonObject
 from lora_fs.sidecar.validate.report import shown
 
@@ -82,9 +82,7 @@ def decode(kind: type[Stored], data: bytes) -> Stored:
     value = unseal(data)
     version = value.get("apiVersion", API_VERSION)
     if version != API_VERSION:
-        raise CorruptRecord(
-            f"apiVersion {shown(repr(version))} is not {API_VERSION!r}: needs another lora-fs"
-        )
+        raise NewerRecord(f"apiVersion {shown(repr(version))} is not {API_VERSION!r}: needs another lora-fs")
     try:
         return kind.model_validate(value)
     except ValidationError as error:

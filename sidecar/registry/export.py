@@ -8,6 +8,7 @@ stays well formed whatever the volume does, and only its last member says that i
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import io
 import os
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError
+from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, OperatorError
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, Scope
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.archive import BEGIN, END, Begin, End, Tally
@@ -27,6 +28,8 @@ from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import Layout, generation_name
 from lora_fs.sidecar.registry.reading import Body, Series
 from lora_fs.sidecar.registry.store import Registry
+
+FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 @dataclass(slots=True)
@@ -218,7 +221,8 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, **more: A
     """Write an export to a file, which has its name only once it is whole and synced.
 
     Raises:
-        InputError: the file cannot be written. TemporaryError: the volume did not answer.
+        InputError: the file cannot be written there. OperatorError: its disk is full, or fails.
+        TemporaryError: the volume did not answer.
     """
     draft = target.with_name(f"{target.name}.part")
     try:
@@ -230,7 +234,8 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, **more: A
         atomic.sync_folder(target.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise InputError(f"cannot write {target}: {error.strerror or error}") from error
+        kind = OperatorError if error.errno in FAULTS else InputError
+        raise kind(f"cannot write {target}: {error.strerror or error}") from error
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

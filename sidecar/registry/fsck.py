@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, NewerRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.codec import decode
+from lora_fs.sidecar.registry.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import int_id
-from lora_fs.sidecar.registry.root import Head
 from lora_fs.sidecar.registry.store import Registry
 
 STALE_S = 60.0  # a holder refreshes its lease every few seconds
@@ -120,6 +120,10 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
 
 def _unreadable(state: State) -> Iterator[Finding]:
     for key, path in state.unread.items():
+        if _is_newer(key, path):
+            text = "is of a newer lora-fs, which alone can read and change it: upgrade this one"
+            yield Finding(Kind.UNREADABLE, path, text, key=key)
+            continue
         said = certain(state, key)
         if said is not None:
             yield Finding(
@@ -133,6 +137,14 @@ def _unreadable(state: State) -> Iterator[Finding]:
         )
         text = f"cannot be read, and whether it withdrew something is not known: {advice}"
         yield Finding(Kind.UNREADABLE, path, text, key=key)
+
+
+def _is_newer(key: AdapterKey, path: Path) -> bool:
+    try:
+        decode(Record if key.revision else Pointer, atomic.read_bytes(path) or b"")
+    except CorruptRecord as error:
+        return isinstance(error, NewerRecord)
+    return False
 
 
 def certain(state: State, key: AdapterKey) -> str | None:
@@ -265,7 +277,7 @@ def _hints(registry: Registry) -> Iterator[Finding]:
             )
             yield Finding(Kind.LEASE, path, text, "it is taken over, unless its holder lives, and given back")
     try:
-        data = atomic.read_bytes(layout.head, limit_bytes=4096)
+        data = atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
         why = "is missing" if data is None else None
         if data is not None:
             decode(Head, data)

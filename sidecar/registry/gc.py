@@ -1,4 +1,5 @@
-"""What nobody needs any more: old withdrawn artifacts, temporary names, half-done copies, old hints.
+"""What nobody needs any more: old withdrawn artifacts, temporary names, half-done copies, old hints,
+and revisions of which a name or namespace keeps no more than so many (``retention``).
 
 Refuses: an artifact that a replica reports, that any present record names, whose newest record
 cannot be read, or that its owner dropped; and every artifact while a replica's report cannot be
@@ -11,15 +12,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
-from lora_fs.sidecar.registry import artifacts, atomic
+from lora_fs.sidecar.registry import artifacts, atomic, retention
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.layout import INCOMING, TEMPORARY, generation_name
 from lora_fs.sidecar.registry.store import Registry
@@ -29,11 +32,19 @@ HINT_S = 24 * 3600.0  # leases are refreshed every few seconds, reports every te
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """One thing that may go, and why. ``still``: whether that holds; asked again before it goes."""
+    """One thing that may go, and why.
+
+    Attributes:
+        size_bytes: what its going frees; of a revision that is withdrawn, what gc frees later.
+        still: whether that holds; asked again before it goes.
+        withdraw: unregisters the revision whose folder ``path`` is; nothing is removed yet.
+    """
 
     path: Path
     why: str
     still: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
+    size_bytes: int = field(default=0, compare=False)
+    withdraw: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
 
 def in_use(registry: Registry) -> frozenset[AdapterKey]:
@@ -62,43 +73,56 @@ def in_use(registry: Registry) -> frozenset[AdapterKey]:
 
 
 def find(
-    registry: Registry, scope: Scope, in_use: Collection[AdapterKey] | None, older_than_s: float
+    registry: Registry,
+    scope: Scope,
+    in_use: Collection[AdapterKey] | None,
+    older_than_s: float,
+    *,
+    writer: str = "gc",
 ) -> list[Garbage]:
     """List what may go, in the order in which it may.
 
     Args:
         in_use: keys that some replica reports; None if that is not known, which keeps every artifact.
+        writer: who withdraws revisions.
+    Raises:
+        OperatorError: how many revisions a namespace keeps cannot be told.
     """
     found = [*left_by_writers(registry, scope, older_than_s), *_old_hints(registry, older_than_s)]
     if in_use is not None:
         found += _withdrawn(registry, scope, in_use, older_than_s)
+        found += _too_many(registry, scope, in_use, older_than_s, writer)
     return found
 
 
 def left_by_writers(registry: Registry, scope: Scope, older_than_s: float) -> Iterator[Garbage]:
     """Temporary names, and copies that were never finished."""
     layout = registry.layout
-    folders = [layout.root, layout.leases, layout.replicas, layout.active(scope)]
+    folders = [layout.root, layout.leases, layout.replicas, layout.events, layout.active(scope)]
     folders += [layout.revision(scope, revision) for revision in registry.scan(scope).revisions]
     for folder in folders:
         for name in atomic.list_names(folder) or ():
             if name.startswith(TEMPORARY) and _older(folder / name, older_than_s):
-                yield Garbage(folder / name, "a temporary name left by a writer that died")
+                why = "a temporary name left by a writer that died"
+                yield Garbage(folder / name, why, size_bytes=_size_bytes(folder / name))
     incoming = layout.incoming(scope)
     for name in atomic.list_names(incoming) or ():
         if _older(incoming / name, older_than_s):
-            yield Garbage(incoming / name, "a copy that was never finished")
+            size_bytes = _size_bytes(incoming / name)
+            yield Garbage(incoming / name, "a copy that was never finished", size_bytes=size_bytes)
 
 
 def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
     layout = registry.layout
     for folder, suffix, why in (
         (layout.leases, ".lock", "a lease that nobody refreshes"),
+        (layout.leases, ".json", "where a download went"),
         (layout.replicas, ".json", "the report of a replica that is no more"),
+        (layout.events, ".json", "the events of a replica that is no more"),
     ):
         for name in atomic.list_names(folder) or ():
             if name.endswith(suffix) and _older(folder / name, max(older_than_s, HINT_S)):
-                yield Garbage(folder / name, why)
+                yield Garbage(folder / name, why, size_bytes=_size_bytes(folder / name))
 
 
 def _withdrawn(
@@ -117,7 +141,23 @@ def _withdrawn(
             if any(path == own or own in path.parents or path in own.parents for path in named):
                 continue
             still = partial(_is_removable, registry, key, older_than_s)
-            yield Garbage(artifact, f"unregistered at {record.updated_at}", still)
+            size_bytes = _size_bytes(artifact)
+            yield Garbage(artifact, f"unregistered at {record.updated_at}", still, size_bytes)
+
+
+def _too_many(
+    registry: Registry, scope: Scope, in_use: Collection[AdapterKey], older_than_s: float, writer: str
+) -> Iterator[Garbage]:
+    for record, keep in retention.expired(registry, scope, in_use):
+        token = record.token if registry.marker.tier == "lww" else ""
+        written = registry.records(record.key).folder / generation_name(record.name, record.generation, token)
+        if _older(written, older_than_s):
+            yield Garbage(
+                registry.layout.artifact(record.key),
+                f"unregistered: {record.name} keeps {keep} revisions, and {record.revision} is an older one",
+                size_bytes=0 if record.keep_files else record.spec.size_bytes,
+                withdraw=partial(retention.withdraw, registry, record, writer=writer),
+            )
 
 
 def _is_removable(registry: Registry, key: AdapterKey, older_than_s: float) -> bool:
@@ -152,7 +192,9 @@ def collect(garbage: Collection[Garbage]) -> None:
     """Remove it. An artifact is moved aside first and put back if it was registered meanwhile."""
     for item in garbage:
         try:
-            if item.still is not None:
+            if item.withdraw is not None:
+                item.withdraw()
+            elif item.still is not None:
                 _remove_artifact(item.path, item.still)
             elif item.path.is_dir() and not item.path.is_symlink():
                 shutil.rmtree(item.path)
@@ -188,3 +230,19 @@ def _older(path: Path, seconds: float) -> bool:
         return time.time() - path.lstat().st_mtime >= seconds
     except OSError:
         return False  # gone, or cannot be told: leave it
+
+
+def _size_bytes(path: Path) -> int:
+    """Of a file, or of all in a folder; what goes away meanwhile counts nothing."""
+    try:
+        found = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot list {path}") from error
+    total = 0
+    for one in found:
+        with suppress(OSError):
+            status = one.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total

@@ -8,8 +8,10 @@ listing is enough to know what to read.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +21,12 @@ MARKER = "lora-fs.json"
 HEAD = "HEAD"
 LEASES = ".leases"
 REPLICAS = ".replicas"
+EVENTS = ".events"
 ACTIVE = ".active"
 INCOMING = ".incoming"
 QUOTA = ".quota.json"
 TEMPORARY = ".tmp-"
+FETCH = "fetch-"  # in .incoming a download under way, in .leases its lease and where it went
 
 # One spelling a generation: eight digits, or more without a leading zero.
 _GENERATION = re.compile(
@@ -53,7 +57,35 @@ def parse_generation(file_name: str) -> tuple[str, Generation] | None:
     if match is None:
         return None
     name, generation, token = match.groups("")
-    return (name, Generation(int(generation), token)) if int(generation) else None
+    found = Generation(int(generation), token) if token else _generation(int(generation))
+    return (sys.intern(name), found) if found.generation else None
+
+
+@lru_cache(maxsize=1024)
+def _generation(number: int) -> Generation:
+    """One object for all the names of a low generation."""
+    return Generation(number, "")
+
+
+class Place(NamedTuple):
+    """Whose generation a file is; ``revision`` is None for a pointer."""
+
+    scope: Scope
+    revision: str | None
+    name: str
+    generation: Generation
+
+
+def parse_place(path: str) -> Place | None:
+    """Take a generation file's path, relative to the root, apart; None if it is none."""
+    segments = path.split("/")
+    parsed = parse_generation(segments[-1])
+    if len(segments) != 4 or parsed is None or not all(map(is_segment, segments[:2])):
+        return None
+    namespace, model, folder, _ = segments
+    if folder != ACTIVE and not is_segment(folder):
+        return None
+    return Place(Scope(namespace, model), None if folder == ACTIVE else folder, *parsed)
 
 
 def is_segment(name: str) -> bool:
@@ -61,18 +93,23 @@ def is_segment(name: str) -> bool:
     return SEGMENT.fullmatch(name) is not None
 
 
+def pack(names: Sequence[str]) -> str:
+    """A folder's names as ``Listing.packed`` has them: no name holds a slash."""
+    return "/".join(names)
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What the names in one folder say.
 
     Attributes:
-        names: all of them, in the order they were listed in.
+        packed: all names in the order they were listed in, in one text: a third of a list's memory.
         records: the newest generation of each name (in ``.active``: of each pointer).
         folders: names that an artifact's folder may have.
         siblings: names whose newest generation has several files, and how many.
     """
 
-    names: Sequence[str] = ()
+    packed: str = ""
     records: Mapping[str, Generation] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
     siblings: Mapping[str, int] = field(default_factory=dict)
@@ -81,16 +118,17 @@ class Listing:
     def of(cls, names: Sequence[str], last: Listing | None = None) -> Listing:
         """Take a folder's names apart; where names were only added to ``last``, those alone."""
         fresh: Collection[str] = names
-        if last is None or any(not gone.startswith(".") for gone in set(last.names).difference(names)):
+        before = set(last.packed.split("/")) if last is not None else set()
+        if last is None or any(not gone.startswith(".") for gone in before.difference(names, [""])):
             last = cls()
         else:
-            fresh = set(names).difference(last.names)
+            fresh = set(names) - before
         records, siblings = dict(last.records), dict(last.siblings)
         folders = list(last.folders)
         for file_name in fresh:
             if "@" not in file_name:
                 if SEGMENT.fullmatch(file_name):
-                    folders.append(file_name)
+                    folders.append(sys.intern(file_name))
                 continue
             parsed = parse_generation(file_name)
             if parsed is None:
@@ -103,7 +141,7 @@ class Listing:
                 siblings.pop(name, None)
             if known is None or known < found:
                 records[name] = found
-        return cls(names, records, tuple(folders), siblings)
+        return cls(pack(names), records, tuple(folders), siblings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +172,13 @@ class Layout:
     def replica(self, replica_id: str) -> Path:
         return self.replicas / f"{replica_id}.json"
 
+    @property
+    def events(self) -> Path:
+        return self.root / EVENTS
+
+    def event_list(self, replica_id: str) -> Path:
+        return self.events / f"{replica_id}.json"
+
     def quota(self, namespace: str) -> Path:
         return self.root / namespace / QUOTA
 
@@ -152,6 +197,11 @@ class Layout:
     def artifact(self, key: AdapterKey) -> Path:
         """The folder a revision's own files lie in (a linked one lies elsewhere)."""
         return self.revision(key.scope, key.revision) / key.name
+
+    def key_of(self, artifact: Path) -> AdapterKey | None:
+        """Whose folder a path is; None if it is nobody's."""
+        parts = artifact.relative_to(self.root).parts if artifact.is_relative_to(self.root) else ()
+        return AdapterKey(*parts) if len(parts) == 4 and all(map(is_segment, parts)) else None
 
     def resolve(self, path: str) -> Path:
         """A record's ``spec.path``: relative to the root, or absolute when linked."""

@@ -5,8 +5,9 @@ passed over rather than waited for: a holder that died, or a read-only volume, s
 
 Promise (filelock's ``SoftFileLease``): at most one holder while every holder keeps refreshing;
 a dead holder's claim can be taken after LEASE_S of the contender's own monotonic clock, in one
-attempt or over several: a contender that asks again goes on from what it saw before. An empty
-lockfile, as a holder killed while it made one leaves it, is removed after ABANDONED_S.
+attempt or over several: a contender that asks again goes on from what it saw before. What filelock
+does not break is removed after as long: an empty lockfile, as a holder killed while it made one
+leaves it, after ABANDONED_S, and any where two names cannot be exchanged, as on NFS and FUSE.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from __future__ import annotations
 import logging
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.layout import TEMPORARY
 
 LEASE_S = 10.0
 ABANDONED_S = 10.0
@@ -28,8 +35,10 @@ _REMEMBERED = 1024
 
 logger = logging.getLogger(__name__)
 
+Sight = tuple[bytes | None, int]  # a lockfile's content, which names its holder, and its mtime in ns
+
 _contended: dict[str, SoftFileLease] = {}  # each has seen its holder for a while; one user at a time
-_empty: dict[str, tuple[tuple[int, int], float]] = {}  # filelock never breaks one: which, and since when
+_unchanged: dict[str, tuple[Sight, float]] = {}  # what a lockfile was like, and since when
 _guard = threading.Lock()
 os.register_at_fork(after_in_child=_contended.clear)  # filelock refuses what another process made
 
@@ -49,7 +58,7 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     try:
         lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
     except (Timeout, OSError, LeaseSettingsMismatch) as error:
-        logger.debug("lease %s not had: %s", path.name, error)
+        logger.debug("lease %s not had: %s", path.name, error, extra=event("lease.not_had"))
         with _guard:
             if len(_contended) < _REMEMBERED:
                 _contended.setdefault(str(path), lock)
@@ -62,7 +71,8 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
         try:
             lock.release()
         except OSError as error:
-            logger.warning("lease %s not released, it expires by itself: %s", path.name, error)
+            told = event("lease.not_released", lease=path.name)
+            logger.warning("lease %s not released, it expires by itself: %s", path.name, error, extra=told)
 
 
 def take_over(path: Path, *, within_s: float) -> bool:
@@ -80,17 +90,29 @@ def take_over(path: Path, *, within_s: float) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
+    """Take the lockfile of a dead holder away; a living one has refreshed its mtime meanwhile."""
     try:
-        status = path.lstat()
-        if status.st_size:
-            _empty.pop(str(path), None)
-            return
-        which, now = (status.st_ino, status.st_ctime_ns), time.monotonic()
-        seen, since = _empty.get(str(path), (which, now))
-        if seen == which and now - since >= ABANDONED_S:
-            _empty.pop(str(path), None)
-            path.unlink()
-        elif len(_empty) < _REMEMBERED or str(path) in _empty:
-            _empty[str(path)] = (which, since if seen == which else now)
-    except OSError as error:
-        logger.debug("lease %s not looked at: %s", path.name, error)
+        sight, now = _look(path), time.monotonic()
+        seen, since = _unchanged.get(str(path), (sight, now))
+        if seen == sight and now - since >= (LEASE_S if sight[0] else ABANDONED_S):
+            _unchanged.pop(str(path), None)
+            _take_away(path, sight)
+        elif len(_unchanged) < _REMEMBERED or str(path) in _unchanged:
+            _unchanged[str(path)] = (sight, since if seen == sight else now)
+    except (OSError, VolumeUnavailable) as error:
+        _unchanged.pop(str(path), None)
+        logger.debug("lease %s not looked at: %s", path.name, error, extra=event("lease.not_looked_at"))
+
+
+def _look(path: Path) -> Sight:
+    return atomic.read_bytes(path), path.lstat().st_mtime_ns
+
+
+def _take_away(path: Path, judged: Sight) -> None:
+    """Remove it unless it is another one by now, whose holder has it back."""
+    aside = path.with_name(f"{TEMPORARY}{secrets.token_hex(16)}")
+    path.rename(aside)
+    if _look(aside) != judged:
+        with suppress(OSError):  # no hard links, or a third one: its holder finds out at its next refresh
+            os.link(aside, path)
+    aside.unlink()

@@ -18,13 +18,13 @@ from lora_fs.sidecar.errors import Conflict, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.adopt import Adopter
+from lora_fs.sidecar.registry.desired import ByScope, Desired, of_pointer
 from lora_fs.sidecar.registry.fsck import Finding, Kind, State, certain, new_ids
 from lora_fs.sidecar.registry.layout import Listing
 from lora_fs.sidecar.registry.lock import LEASE_S, take_over
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.unpack import is_whole, mend_files
-from lora_fs.sidecar.registry.view import Desired
 from lora_fs.sidecar.validate import Expectation
 
 TAKEN_WITHIN_S = LEASE_S + 2.0
@@ -64,6 +64,7 @@ class Mender:
     def _mend(self, finding: Finding) -> str | None:
         key = finding.key
         if finding.kind is Kind.HALF:
+            self._registry.check_writable()
             gc.collect([gc.Garbage(finding.path, finding.text)])
         elif finding.kind is Kind.HEAD:
             self._registry.check_writable()
@@ -146,9 +147,9 @@ class Mender:
     def _adopt(self, key: AdapterKey) -> str | None:
         """Let an adopter see this folder alone."""
         listing = ScopeListing({key.revision: Listing(folders=(key.name,))})
-        pointers = {
-            at: pointer for at, pointer in self._state.pointers.items() if at == (key.scope, key.name)
-        }
+        at = (key.scope, key.name)
+        known = {at: self._state.pointers[at]} if at in self._state.pointers else {}
+        pointers = ByScope(of_pointer, {key.scope: known})
         desired = replace(Desired(), listings={key.scope: listing}, pointers=pointers)
         adopter = Adopter(self._registry, self._expectation, settle_s=0.0, writer=self._writer)
         if adopter.step(desired):

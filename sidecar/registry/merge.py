@@ -131,6 +131,11 @@ def _difference(archived: Record, newest: Record) -> str:
     return "another policy, other labels or other ownership of its files"
 
 
+def _pointed(pointer: Pointer) -> tuple[object, ...]:
+    """What people said of a name; the revision before it follows from that."""
+    return pointer.revision, pointer.canary, pointer.keep_revisions
+
+
 def judge_pointer(
     archived: Pointer, newest: Pointer | None, *, descends: bool, registered: Mapping[str, bool], rule: Rule
 ) -> Step:
@@ -141,13 +146,15 @@ def judge_pointer(
     """
     what = Scope(archived.namespace, archived.model), archived.name
     there, ours = archived.revision, newest.revision if newest is not None else None
-    if there == ours:
+    if (there is None) if newest is None else _pointed(archived) == _pointed(newest):
         return Step(what, Verdict.SAME, f"serves {ours or 'nothing'}")
     if there is not None and not registered.get(there, False):
         return Step(what, Verdict.NO_FILES, f"serves {there} there, which is not registered here")
     if newest is None:
         return Step(what, Verdict.ADD, f"is to serve {there}")
     differs = f"serves {ours or 'nothing'} here and {there or 'nothing'} there"
+    if there == ours:
+        differs = f"serves {ours or 'nothing'}, with another canary, or other revisions are kept"
     if descends and rule is not Rule.TAKE:
         return Step(what, Verdict.NEWER, differs)
     verdict = {Rule.REFUSE: Verdict.CONFLICT, Rule.KEEP: Verdict.KEPT, Rule.TAKE: Verdict.REPLACE}[rule]

@@ -5,8 +5,7 @@ a lease proves nothing, but of two writers that both got past it at least the la
 and takes its own back. So a quota is never exceeded for longer than that takes. Withdrawing,
 promoting, and what makes nothing grow are never refused.
 
-The rate counts by the writers' clocks, the one decision that does: clocks that differ by seconds
-misjudge it by as many.
+The rate counts by the writers' clocks: clocks that differ by seconds misjudge it by as many.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ class Accounts:
             OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
         """
         quota = self.quota(key.namespace)
-        if quota is None:
+        if quota is None or not _bounds(quota):
             yield lambda: None
             return
         with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
@@ -168,7 +167,7 @@ class Accounts:
             See ``admitted``.
         """
         quota = self.quota(key.namespace)
-        if quota is not None:
+        if quota is not None and _bounds(quota):
             self._check(quota, key, size_bytes)
 
     def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
@@ -249,6 +248,11 @@ class Accounts:
             return None
         age_s = (self._now() - seen.at).total_seconds()
         return max(0.0, age_s) if -WINDOW_S < age_s < WINDOW_S else None
+
+
+def _bounds(quota: Quota) -> bool:
+    """Whether it refuses anything: it may say no more than how many revisions are kept."""
+    return any(one is not None for one in (quota.adapters, quota.size_bytes, quota.registrations_per_minute))
 
 
 def _seen(record: Record) -> _Seen:

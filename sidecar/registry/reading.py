@@ -7,7 +7,7 @@ listed raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.layout import (
     Listing,
     generation_name,
     is_segment,
+    pack,
     parse_generation,
 )
 
@@ -107,6 +108,7 @@ class Reader:
         scope: Scope,
         last: ScopeListing | None = None,
         unlisted: dict[Path, VolumeUnavailable] | None = None,
+        only: Collection[Path] | None = None,
     ) -> ScopeListing:
         """List a scope's names. A folder that is not there is an empty scope.
 
@@ -114,21 +116,42 @@ class Reader:
             last: an earlier listing: what is the same is taken over from it, the very object.
             unlisted: takes the folders that cannot be listed, which then keep their last
                 listing; without it the first one raises.
+            only: revisions' folders to list; the others keep theirs if ``last`` knows all of these.
+        Returns:
+            ``last`` itself if nothing is new.
         Raises:
             VolumeUnavailable: the scope itself, or a folder in it, cannot be listed.
         """
         last = last or ScopeListing()
-        revisions: dict[str, Listing] = {}
-        active = Listing()
-        for entry in atomic.list_names(self.layout.scope(scope)) or ():
+        chosen = {name for name in last.revisions if self.layout.revision(scope, name) in (only or ())}
+        in_part = only is not None and len(chosen) == len(only)
+        revisions = (
+            {name: kept for name, kept in last.revisions.items() if name not in chosen} if in_part else {}
+        )
+        active = last.active if in_part else Listing()
+        entries = chosen if in_part else self._entries(scope, known=last != ScopeListing())
+        for entry in entries:
             if entry == ACTIVE:
                 active = _list(self.layout.active(scope), last.active, unlisted) or active
             elif is_segment(entry):
                 folder = self.layout.revision(scope, entry)
-                listing = _list(folder, last.revisions.get(entry), unlisted)
-                if listing is not None:
-                    revisions[entry] = listing
-        return ScopeListing(revisions, active)
+                names = _list(folder, last.revisions.get(entry), unlisted)
+                if names is not None:
+                    revisions[entry] = names
+        found = ScopeListing(revisions, active)
+        return last if found == last else found
+
+    def _entries(self, scope: Scope, *, known: bool) -> list[str]:
+        """A scope's folders. One that may not be there is looked up once its parent lists it.
+
+        NFS keeps for half a minute that a name was not there, whatever HEAD says meanwhile.
+        """
+        at = self.layout.root
+        for name in () if known else scope:
+            if name not in (atomic.list_names(at) or ()):
+                return []
+            at = at / name
+        return atomic.list_names(self.layout.scope(scope)) or []
 
     def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
         """The revisions in which a name has records or a folder."""
@@ -158,7 +181,7 @@ class Reader:
         try:
             body = decode(series.kind, data)
         except CorruptRecord as error:
-            raise CorruptRecord(f"{path}: {error}") from error
+            raise type(error)(f"{path}: {error}") from error
         scope = Scope(body.namespace, body.model)
         if (body.name, body.generation, scope) != (series.name, generation.generation, series.scope):
             raise CorruptRecord(f"{path}: holds generation {body.generation} of {scope}: {body.name}")
@@ -202,4 +225,4 @@ def _list(
         return last
     if names is None:
         return None
-    return last if last is not None and last.names == names else Listing.of(names, last)
+    return last if last is not None and last.packed == pack(names) else Listing.of(names, last)

@@ -8,15 +8,15 @@ never a name without bytes.
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
@@ -28,19 +28,33 @@ from lora_fs.sidecar.model import (
     State,
     check_segment,
 )
-from lora_fs.sidecar.registry import artifacts, atomic
+from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry.amend import over
 from lora_fs.sidecar.registry.artifacts import Progress
+from lora_fs.sidecar.registry.copying import Copy
 from lora_fs.sidecar.registry.operations import point, present_revisions
 from lora_fs.sidecar.registry.quota import WAIT_S
+from lora_fs.sidecar.registry.revisions import newest_record, next_revision, policy_of_served
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.validate import Expectation, Report, validate
+from lora_fs.sidecar.validate import CODES, Expectation, Report, validate
 
 ADOPTED_IN_PLACE = "folder"
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What to register. ``source`` is a local folder; ``revision`` None takes the next ``vN``."""
+    """What to register.
+
+    Attributes:
+        source: a local folder.
+        revision: None takes the next ``vN``.
+        policy: None takes that of the revision that the name serves.
+        must_be_new: refuse a name that is served already.
+        resolved: links in ``source`` were followed when it was allowed, and none is any more.
+        pin: the commit or etag of ``uri``.
+        takes: ``source`` lies in ``.incoming/`` and is moved, not copied.
+        hashes: the SHA-256 of its files that were hashed as they were written there.
+    """
 
     name: str
     source: Path
@@ -52,8 +66,12 @@ class Registration:
     link: bool = False
     activate: bool = True
     origin: Origin = "register"
-    must_be_new: bool = False  # refuse a name that is served already
+    must_be_new: bool = False
+    resolved: bool = False
     fingerprint: str | None = None
+    pin: str | None = None
+    takes: bool = False
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +92,6 @@ def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
     """The engine's id: 63 bits over registry, identity and bytes, the same whoever computes it."""
     data = f"{registry_uuid}|{key}|{digest}".encode()
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1 or 1
-
-
-def _next_revision(registry: Registry, scope: Scope, name: str, digest: str, report: Report) -> str:
-    """The one whose bytes lie there unrecorded, as a killed register leaves them; else the next."""
-    mentions = registry.mentions(scope, name)
-    for revision, listing in mentions.items():
-        key = AdapterKey(*scope, revision, name)
-        if name in listing.folders and (name not in listing.records or _no_good_record(registry, key)):
-            folder = registry.layout.artifact(key)
-            with suppress(LoraFsError):  # other files than ours
-                if artifacts.digest_of(artifacts.hash_files(folder, report.served_files)) == digest:
-                    return revision
-    taken = [int(match[1]) for revision in mentions if (match := re.fullmatch(r"v([0-9]{1,9})", revision))]
-    return f"v{max(taken, default=0) + 1}"
-
-
-def _no_good_record(registry: Registry, key: AdapterKey) -> bool:
-    """Whether none can be read, as where link() is missing and its writer was killed over it."""
-    return registry.latest(registry.records(key))[1] is None
 
 
 def register(
@@ -126,113 +125,162 @@ def register(
     existing = present_revisions(registry, scope, name)
     if wanted.must_be_new and existing:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
-    files = artifacts.hash_files(wanted.source, report.served_files, progress)
+    files = artifacts.hash_files(wanted.source, report.served_files, progress, wanted.hashes)
     digest = artifacts.digest_of(files)
     if wanted.fingerprint not in (None, artifacts.fingerprint(wanted.source)):
         raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
+    allowed = _allowed(wanted, expectation)
+    copy_at = partial(
+        Copy,
+        registry,
+        source=wanted.source,
+        files=report.served_files,
+        digest=digest,
+        progress=progress,
+        moved=wanted.takes,
+        follow=not wanted.resolved,
+    )
     for record in existing.values():
         if record.spec.digest == digest and wanted.revision in (None, record.revision):
-            if not dry_run:
-                if _lost_its_copy(registry, record):
-                    _place_copy(registry, record.key, wanted, report, digest, progress)
-                registry.confirm(registry.records(record.key))
-                there, record = record, _amend(registry, record, wanted, writer, patience_s)
-                if wanted.activate:
-                    point(registry, scope, name, record.revision, writer=writer)
-                registry.announce()
-                return Registered(record, False, report, amended=record.generation != there.generation)
-            return Registered(record, False, report)
-    revision = wanted.revision or _next_revision(registry, scope, name, digest, report)
+            if dry_run:
+                return Registered(record, False, report)
+            amended = _again(copy_at(record.key), record, wanted, allowed, writer, patience_s)
+            return Registered(amended, False, report, amended=amended.generation != record.generation)
+    revision = wanted.revision or next_revision(registry, scope, name, digest, report.served_files)
     key = AdapterKey.checked(*scope, revision, name)
-    path = str(wanted.source.resolve()) if wanted.link else f"{scope}/{revision}/{name}"
     spec = AdapterSpec(
-        source=Source(uri=wanted.uri),
-        path=path,
+        source=Source(uri=wanted.uri, pin=wanted.pin),
+        path=str(wanted.source.resolve()) if wanted.link else f"{scope}/{revision}/{name}",
         base_model=wanted.base_model or report.base_model or scope.model,
         digest=digest,
         size_bytes=sum(entry.size_bytes for entry in files),
         files=files,
         lora=report.shape,
         int_id=int_id(registry.marker.registry_uuid, key, digest),
-        policy=wanted.policy,
+        policy=wanted.policy or policy_of_served(registry, scope, name, existing),
         labels=dict(wanted.labels or {}),
         fingerprint=wanted.fingerprint,
+        allowed=allowed,
     )
-
-    in_place = wanted.origin == ADOPTED_IN_PLACE
-
-    def build(newest: Record | None) -> dict[str, Any]:
-        if newest is not None and newest.spec.digest != digest and not in_place:
-            raise Conflict(
-                f"revision {revision} of {name} exists with other bytes "
-                f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
-            )
-        return {
-            "revision": revision,
-            "uid": newest.uid if newest is not None else secrets.token_hex(16),
-            "state": State.PRESENT,
-            "origin": wanted.origin,
-            "keep_files": wanted.link,
-            "spec": spec.model_dump(mode="json"),
-        }
-
     # Asked before bytes are copied, which would else lie where those of the revision belong.
-    draft_fields = build(None if wanted.revision is None or in_place else _newest(registry, key))
+    is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
+    fields = _present(wanted, revision, spec, None if is_new else newest_record(registry, key))
     registry.accounts.check(key, spec.size_bytes)
     if dry_run:
-        draft = {
-            **draft_fields,
-            **{"namespace": scope.namespace, "model": scope.model, "name": name},
-            **{"generation": 1, "request_id": "", "token": "", "writer": writer, "updated_at": ""},
-        }
-        return Registered(Record.model_validate(draft), True, report)
-    target = registry.layout.artifact(key)
-    # Built on the root, since to resolve the target would look up a name that is not there yet.
-    lies_at = registry.layout.root.resolve() / path
-    copies = not wanted.link and wanted.source.resolve() != lies_at
-    copying = _copied(registry, key, wanted, report, digest, progress) if copies else nullcontext()
-    admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
-    with copying as incoming, admitted as too_much:
-        if incoming is not None:
-            _place(registry, key, incoming, report, digest)
-        record = registry.append(registry.records(key), build, writer=writer, announce=not wanted.activate)
-        refusal = too_much()
-        if refusal is not None:
-            again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if in_place else {}
-            gone = {"state": State.DELETED, **again}
-            registry.append(registry.records(key), lambda _: gone, writer=writer)
-            raise refusal
-    if copies and not atomic.is_folder(
-        target
-    ):  # gc took what a withdrawn revision had left, before our record
-        _place_copy(registry, key, wanted, report, digest, progress)
+        unsaid = {"generation": 1, "request_id": "", "token": "", "writer": writer, "updated_at": ""}
+        said = {"namespace": scope.namespace, "model": scope.model, "name": name}
+        return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
+    record = _record(copy_at(key), wanted, spec, writer, patience_s)
     if wanted.activate:
-        try:
-            point(registry, scope, name, revision, writer=writer, must_be_new=wanted.must_be_new)
-        except Conflict:
-            if wanted.must_be_new:  # another writer took the name meanwhile: ours was never served
-                gone = {"state": State.DELETED}
-                registry.append(registry.records(key), lambda _: gone, writer=writer)
-            raise
-        registry.announce()
+        _activate(registry, record, wanted, writer)
     return Registered(record, True, report)
 
 
-def _newest(registry: Registry, key: AdapterKey) -> Record | None:
-    """The newest record, without looking up a folder that is not there."""
-    listing = registry.mentions(key.scope, key.name).get(key.revision)
-    if listing is None or key.name not in listing.records:
-        return None
-    return registry.latest(registry.records(key))[1]
+def _present(wanted: Registration, revision: str, spec: AdapterSpec, newest: Record | None) -> dict[str, Any]:
+    """The fields of the next generation of its record.
+
+    Raises:
+        Conflict: the revision is there with other bytes.
+    """
+    other = newest is not None and newest.spec.digest != spec.digest
+    if newest is not None and other and wanted.origin != ADOPTED_IN_PLACE:
+        raise Conflict(
+            f"revision {revision} of {wanted.name} exists with other bytes "
+            f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
+        )
+    said = spec.model_dump(mode="json")
+    if newest is not None:
+        earlier = newest.spec.model_dump(mode="json")
+        unsaid = {"policy": wanted.policy, "labels": wanted.labels} if newest.present else {}
+        said |= {field: earlier[field] for field, value in unsaid.items() if value is None}
+        said = over(earlier, said)
+    return {
+        "revision": revision,
+        "uid": newest.uid if newest is not None else secrets.token_hex(16),
+        "state": State.PRESENT,
+        "origin": wanted.origin,
+        "keep_files": wanted.link,
+        "spec": said,
+    }
 
 
-def _lost_its_copy(registry: Registry, record: Record) -> bool:
-    artifact = registry.layout.artifact(record.key)
-    return registry.layout.resolve(record.spec.path) == artifact and not atomic.is_folder(artifact)
+def _record(copy: Copy, wanted: Registration, spec: AdapterSpec, writer: str, patience_s: float) -> Record:
+    """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""
+    registry, key = copy.registry, copy.key
+    series = registry.records(key)
+    # Built on the root, since to resolve the target would look up a name that is not there yet.
+    lies_at = registry.layout.root.resolve() / spec.path
+    copies = not wanted.link and wanted.source.resolve() != lies_at
+    admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
+    with copy.made() if copies else nullcontext() as incoming, admitted as too_much:
+        if incoming is not None:
+            copy.place(incoming)
+        build = partial(_present, wanted, key.revision, spec)
+        record = registry.append(series, build, writer=writer, announce=not wanted.activate)
+        refusal = too_much()
+        if refusal is not None:
+            in_place = wanted.origin == ADOPTED_IN_PLACE
+            again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if in_place else {}
+            gone = {"state": State.DELETED, **again}
+            registry.append(series, lambda _: gone, writer=writer)
+            raise refusal
+    if copies and not copy.is_there():  # gc took what a withdrawn revision had left, before our record
+        copy.make()
+    return record
+
+
+def _activate(registry: Registry, record: Record, wanted: Registration, writer: str) -> None:
+    try:
+        point(
+            registry,
+            record.key.scope,
+            record.name,
+            record.revision,
+            writer=writer,
+            must_be_new=wanted.must_be_new,
+        )
+    except Conflict:
+        if wanted.must_be_new:  # another writer took the name meanwhile: ours was never served
+            gone = {"state": State.DELETED}
+            registry.append(registry.records(record.key), lambda _: gone, writer=writer)
+        raise
+    registry.announce()
+
+
+def _again(
+    copy: Copy,
+    record: Record,
+    wanted: Registration,
+    allowed: tuple[str, ...],
+    writer: str,
+    patience_s: float,
+) -> Record:
+    """Bytes that are registered: their copy mended, what else is said of them taken over, and active."""
+    registry = copy.registry
+    if registry.layout.resolve(record.spec.path) == copy.target and not copy.is_there():
+        copy.make()
+    registry.confirm(registry.records(record.key), record)
+    record = _amend(registry, record, wanted, allowed, writer, patience_s)
+    if wanted.activate:
+        point(registry, record.key.scope, record.name, record.revision, writer=writer)
+    registry.announce()
+    return record
+
+
+def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
+    """The findings that a person allowed, for every replica. What a replica was set to allow is its own."""
+    if wanted.origin != "register":
+        return ()
+    return tuple(sorted(code for code in expectation.allow if code in CODES and CODES[code].overridable))
 
 
 def _amend(
-    registry: Registry, record: Record, wanted: Registration, writer: str, patience_s: float
+    registry: Registry,
+    record: Record,
+    wanted: Registration,
+    allowed: tuple[str, ...],
+    writer: str,
+    patience_s: float,
 ) -> Record:
     """The same bytes again: take over what else was said of them, if it differs.
 
@@ -243,6 +291,8 @@ def _amend(
         said["policy"] = wanted.policy.model_dump(mode="json")
     if wanted.labels:
         said["labels"] = dict(wanted.labels)
+    if allowed:
+        said["allowed"] = list(allowed)
     if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
         said["fingerprint"] = wanted.fingerprint
 
@@ -259,43 +309,3 @@ def _amend(
     admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=patience_s)
     with admitted if writes else nullcontext():
         return registry.append(registry.records(record.key), build, writer=writer, announce=False)
-
-
-def _place_copy(
-    registry: Registry,
-    key: AdapterKey,
-    wanted: Registration,
-    report: Report,
-    digest: str,
-    progress: Progress | None,
-) -> None:
-    with _copied(registry, key, wanted, report, digest, progress) as incoming:
-        _place(registry, key, incoming, report, digest)
-
-
-@contextmanager
-def _copied(
-    registry: Registry,
-    key: AdapterKey,
-    wanted: Registration,
-    report: Report,
-    digest: str,
-    progress: Progress | None,
-) -> Iterator[Path]:
-    """The served files under a temporary name, for as long as the block lasts."""
-    incoming = artifacts.temporary_in(registry.layout.incoming(key.scope))
-    try:
-        copied = artifacts.copy_files(wanted.source, incoming, report.served_files, progress)
-        if artifacts.digest_of(copied) != digest:
-            raise Conflict(f"{wanted.source} changed while it was copied: try again")
-        yield incoming
-    finally:
-        artifacts.discard(incoming)
-
-
-def _place(registry: Registry, key: AdapterKey, incoming: Path, report: Report, digest: str) -> None:
-    target = registry.layout.artifact(key)
-    if not artifacts.place(incoming, target):
-        there = artifacts.hash_files(target, report.served_files)
-        if artifacts.digest_of(there) != digest:
-            raise Conflict(f"{target} holds other bytes: revisions never change; register a new one")

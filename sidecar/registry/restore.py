@@ -16,6 +16,7 @@ from lora_fs.sidecar.registry import atomic, root
 from lora_fs.sidecar.registry.archive import Contents
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.atomic import TemporaryNames
+from lora_fs.sidecar.registry.head import advance_head
 from lora_fs.sidecar.registry.layout import Layout, generation_name
 from lora_fs.sidecar.registry.root import Marker
 from lora_fs.sidecar.registry.unpack import is_whole, place_files
@@ -49,7 +50,7 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
         epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
         marker = Marker(registry_uuid=contents.begin.registry_uuid, tier=tier, epoch=epoch)
         root.write_marker(path, marker, names)
-        root.advance_head(path, epoch)
+        advance_head(path, epoch)
     finally:
         names.sweep(wait=True)
     return [

@@ -2,7 +2,7 @@
 
 An empty folder is not an empty registry: an unmounted volume looks the same. So a registry
 is known by ``lora-fs.json``, and one that was open before is compared by its uuid.
-HEAD is a hint, replaced at every write: bytes that differ from the last read say *look*.
+HEAD (``head``) is a hint, replaced at every write: bytes that differ from the last read say *look*.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.atomic import LinkUnsupported, TemporaryNames
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.head import Head, parse_head, read_head
+from lora_fs.sidecar.registry.layout import MARKER, Layout
 
 FORMAT = 1
 
@@ -43,19 +44,6 @@ class Marker(BaseModel):
     registry_uuid: str
     epoch: int = Field(default=1, ge=1)
     tier: Literal["cas", "lww"] = "cas"
-    sum: str = ""
-
-
-class Head(BaseModel):
-    """``HEAD``: replaced at every write. ``nonce`` makes two writes at one seq differ."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    epoch: int = 1
-    seq: int = 0
-    snap: int = 0
-    gc_floor: int = 0
-    nonce: str = ""
     sum: str = ""
 
 
@@ -107,6 +95,11 @@ def create(root: Path) -> Marker:
     return _read_fresh_marker(root)
 
 
+def is_registry(root: Path) -> bool:
+    """Whether a marker lies there; raises as ``atomic.list_names`` does."""
+    return MARKER in (atomic.list_names(root) or ())
+
+
 def find_tier(root: Path) -> Literal["cas", "lww"]:
     """Try whether hard links work here."""
     return "cas" if _has_links(root) else "lww"
@@ -142,11 +135,8 @@ def _read_fresh_marker(root: Path) -> Marker:
 
 
 def _written_to(root: Path) -> bool:
-    data = read_head(root)
-    try:
-        return data is not None and decode(Head, data).seq > 0
-    except CorruptRecord:
-        return False
+    head = parse_head(read_head(root))
+    return head is not None and head.seq > 0
 
 
 def read_marker(root: Path) -> Marker:
@@ -176,32 +166,3 @@ def read_marker(root: Path) -> Marker:
         return decode(Marker, data)
     except CorruptRecord as error:
         raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
-
-
-def read_head(root: Path) -> bytes | None:
-    """HEAD as it lies there, to be compared with the last one; None if it cannot be told.
-
-    Whatever keeps it from being read, a scan tells more: a hint stops nobody.
-    """
-    try:
-        return atomic.read_bytes(Layout(root).head, limit_bytes=4096)
-    except VolumeUnavailable:
-        return None
-
-
-def advance_head(root: Path, epoch: int) -> None:
-    """Replace HEAD so that every reader looks. A damaged or missing one is made anew."""
-    data = read_head(root)
-    try:
-        head = decode(Head, data) if data else Head()
-    except CorruptRecord:
-        head = Head()
-    after = head.model_copy(update={"epoch": epoch, "seq": head.seq + 1, "nonce": secrets.token_hex(8)})
-    layout = Layout(root)
-    try:
-        atomic.replace(layout.head, seal(after), draft_in=layout.leases)
-    except VolumeUnavailable as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-        atomic.make_folder(layout.leases)
-        atomic.replace(layout.head, seal(after), draft_in=layout.leases)

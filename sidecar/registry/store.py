@@ -12,6 +12,7 @@ import datetime
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from lora_fs.sidecar.errors import (
     CorruptRecord,
     FormatTooNew,
     InputError,
+    NewerRecord,
     TemporaryError,
     UnknownOutcome,
     VolumeUnavailable,
 )
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry import atomic, root
 from lora_fs.sidecar.registry.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.codec import decode, seal
-from lora_fs.sidecar.registry.layout import Layout, generation_name, parse_generation
+from lora_fs.sidecar.registry.head import Announcer
+from lora_fs.sidecar.registry.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.quota import Accounts
 from lora_fs.sidecar.registry.reading import Body, Reader, Series
@@ -49,22 +53,25 @@ class Registry(Reader):
     def __init__(self, path: Path, *, create: bool = False) -> None:
         super().__init__(Layout(path), root.create(path) if create else root.read_marker(path))
         self._temporary = TemporaryNames()
+        self._announcer = Announcer(self.layout.root)
         self.accounts = Accounts(self)
 
     def sweep(self) -> None:
-        """Remove this process's temporary names that are due: for who comes by anyway."""
+        """Do what is due some time after a write: for who comes by anyway."""
         self._temporary.sweep()
+        self._announcer.check()
 
     def close(self) -> None:
-        """Remove this process's temporary names."""
+        """Remove this process's temporary names, and see that what it wrote is announced."""
         self._temporary.sweep(wait=True)
+        self._announcer.check(wait=True)
 
     def check_writable(self) -> None:
         """Raise unless this is the registry that was opened, in a format this lora-fs may write."""
         self.check_identity()
         if self.marker.min_writer > root.FORMAT:
             raise FormatTooNew(
-                f"{self.layout.root} has format {self.marker.format}; "
+                f"{self.layout.root} needs a writer of format {self.marker.min_writer}; "
                 f"this lora-fs writes format {root.FORMAT}: upgrade it"
             )
 
@@ -91,7 +98,8 @@ class Registry(Reader):
         Raises:
             Conflict: the series moved on; nothing was written.
             UnknownOutcome: it may have been written; retry with its request_id.
-            RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write.
+            RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
+                as where the newest generation is of another apiVersion.
             VolumeUnavailable: it was not written, or the volume is gone.
         """
         self.check_writable()
@@ -112,6 +120,17 @@ class Registry(Reader):
         self.sweep()
         return body
 
+    def check_changeable(self, series: Series[Body]) -> None:
+        """Before the first of several appends: raise if this one would be refused, whatever it says.
+
+        Raises:
+            FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it cannot be told.
+        """
+        self.check_writable()
+        top, newest = self.latest(series)
+        if newest is None or newest.generation < top.generation:
+            self._refuse_newer(series, top)
+
     def _append_once(
         self,
         series: Series[Body],
@@ -125,11 +144,13 @@ class Registry(Reader):
             earlier = self._written_under(series, request_id)
             if earlier is not None:
                 try:
-                    self.confirm(series)
+                    self.confirm(series, earlier)
                 except VolumeUnavailable as error:
                     raise UnknownOutcome(str(error), request_id) from error
                 return earlier
         top, newest = self.latest(series)
+        if newest is None or newest.generation < top.generation:
+            self._refuse_newer(series, top)
         if expect is not None and expect != (newest.generation if newest else 0):
             seen = newest.generation if newest else 0
             raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
@@ -139,7 +160,9 @@ class Registry(Reader):
         if fields is None:
             if newest is None:
                 raise Conflict(f"{series.name}: nothing to keep")
-            self.confirm(series)
+            if self._listed_anew(series) != top:
+                return None
+            self.confirm(series, newest)
             return newest
         token, request_id = secrets.token_hex(16), request_id or secrets.token_hex(16)
         inherited = newest.model_dump(mode="json") if newest is not None else {}
@@ -176,15 +199,38 @@ class Registry(Reader):
                 return None
         except Ambiguous as error:
             raise UnknownOutcome(str(error), request_id) from error
+        self._note(series, body)
         return decode(series.kind, sealed)
 
-    def confirm(self, series: Series[Body]) -> None:
-        """Let what was read of a series survive a power loss: who wrote it may have died before it did.
+    def _listed_anew(self, series: Series[Body]) -> Generation:
+        """The greatest generation, in no listing that this client kept from before another's write.
+
+        A client that keeps listings (sshfs: for 20 s) drops that of a folder in which it made a name.
+        """
+        if self.marker.tier != "lww":
+            with suppress(VolumeUnavailable):  # full or read-only: nothing is to be written
+                self._temporary.add(atomic.write_temporary(series.folder, b"", sync=False))
+        return next(iter(self.generations(series)), Generation(0, ""))
+
+    def _refuse_newer(self, series: Series[Body], top: Generation) -> None:
+        """Above a damaged generation the next one is written; above a newer lora-fs's, none."""
+        if not top.generation:
+            return
+        try:
+            self.read(series, top)
+        except NewerRecord as error:
+            raise FormatTooNew(f"{error}: upgrade this lora-fs to change {series.name}") from error
+        except CorruptRecord:
+            return
+
+    def confirm(self, series: Series[Body], body: Body) -> None:
+        """Let what was read survive a power loss, and be announced: who wrote it may have died before.
 
         Raises:
             VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
         """
         atomic.sync_names(series.folder)
+        self._note(series, body)
 
     def _written_under(self, series: Series[Body], request_id: str) -> Body | None:
         for generation in self.generations(series):
@@ -196,12 +242,17 @@ class Registry(Reader):
                 return body
         return None
 
+    def _note(self, series: Series[Body], body: Body) -> None:
+        token = body.token if self.marker.tier == "lww" else ""
+        self._announcer.note(series.folder / generation_name(series.name, body.generation, token))
+
     def announce(self) -> None:
-        """Tell every reader to look. A failure delays them until their next scan, no more."""
+        """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""
         try:
-            root.advance_head(self.layout.root, self.marker.epoch)
+            self._announcer.announce(self.marker.epoch)
         except TemporaryError as error:
-            logger.warning("written, and seen by others at their next scan only: %s", error)
+            told = event("head.not_written")
+            logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
 
 
 def _previous(newest: Record | Pointer | None) -> Previous | None:

@@ -2,61 +2,37 @@
 
 A view only learns: a generation replaces a lower one, a tombstone withdraws, and *absence
 withdraws nothing*. A file that cannot be read leaves the last good state in force and is
-reported. Bodies are read once, since names never change, and a folder whose names are those
-of the last scan is passed over. ``refresh`` blocks on the volume and belongs in a thread;
-``desired`` is an immutable snapshot that any thread may read.
+reported. Bodies are read once, since names never change. Where HEAD tells what was written those
+files alone are read; else the tree is listed, and a folder whose names are those of the last scan
+is passed over. ``refresh`` blocks on the volume and belongs in a thread; ``desired`` is an
+immutable snapshot that any thread may read.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
 
-from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
-from lora_fs.sidecar.registry import root
-from lora_fs.sidecar.registry.layout import Generation, Listing, generation_name
-from lora_fs.sidecar.registry.reading import ScopeListing, Series
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry.desired import Desired, Growing, no_pointers, no_records
+from lora_fs.sidecar.registry.head import Head, parse_head, read_head
+from lora_fs.sidecar.registry.layout import Place, parse_place
+from lora_fs.sidecar.registry.learning import Learning
+from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.store import Registry
+
+__all__ = ["Desired", "RegistryView"]
 
 RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files cannot be read
 RETRY_MOST_S = 30.0
 LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
 LAG_LOOK_MOST_S = 5.0
 
-Body = TypeVar("Body", Record, Pointer)
-Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """What the volume said, at one moment.
-
-    Attributes:
-        records: the newest good record of every revision, tombstones included.
-        pointers: the newest good pointer of every name.
-        problems: files that cannot be read, and why; the state before them is in force. Also
-            generations that two writers published at once, on volumes without link().
-        frozen: why absence is not believed, or None.
-    """
-
-    version: int = 0
-    records: Mapping[AdapterKey, Record] = field(default_factory=dict)
-    pointers: Mapping[tuple[Scope, str], Pointer] = field(default_factory=dict)
-    listings: Mapping[Scope, ScopeListing] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)
-    frozen: str | None = None
-
-    def active(self) -> Iterator[tuple[Scope, str, Record]]:
-        """Every plain name that serves, with the record it serves."""
-        for (scope, name), pointer in self.pointers.items():
-            if pointer.revision is not None:
-                record = self.records.get(AdapterKey(*scope, pointer.revision, name))
-                if record is not None and record.present:
-                    yield scope, name, record
+_Listings = Mapping[Scope, ScopeListing]
 
 
 class RegistryView:
@@ -66,6 +42,7 @@ class RegistryView:
         scan_s: the tree is listed so often whatever HEAD says.
         lag_s: how long a listing may lack what HEAD announced; for so long after HEAD moved the
             tree is listed again and again. 0 where listings are fresh.
+        readers: threads that read bodies when many are new; more than one where each waits.
     """
 
     def __init__(
@@ -75,71 +52,178 @@ class RegistryView:
         *,
         scan_s: float = 300.0,
         lag_s: float = 0.0,
+        readers: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._scopes = scopes
-        self._scan_s, self._lag = scan_s, _Lag(lag_s)
+        self._scan_s, self._lag_s, self._lag = scan_s, lag_s, _Lag(lag_s)
+        self._readers = readers
         self._clock = clock
         self._head: bytes | None = None
+        self._nonce = ""  # of the last HEAD whose writes are known
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = registry.marker.epoch
-        self._unread: dict[Path, set[str]] = {}  # names in a folder whose newest body is not held
+        self._records, self._pointers = no_records(), no_pointers()
+        self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
+        self._told: dict[AdapterKey, float] = {}  # what HEAD told of, until when a listing may lack it
+        self._missing: dict[Scope, int] = {}  # records known and not listed
         self.desired = Desired()
 
-    def refresh(self, *, force: bool = False) -> bool:
-        """Look at HEAD, and at the tree if HEAD changed or a scan is due; True if anything is new.
+    def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
+        """Look at HEAD, and at what it tells of; True if anything is new.
 
+        Args:
+            force: list the tree. It is listed without being asked, too: if a scan is due, or if HEAD
+                changed and does not tell all that was written.
+            folders: revisions, or scopes, to be listed at least.
         Raises:
             VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
         """
         self._registry.sweep()
-        head = root.read_head(self._registry.layout.root)
+        head = read_head(self._registry.layout.root)
         now = self._clock()
-        due = self._scanned_at is None or now - self._scanned_at >= self._scan_s
+        due = force or self._scanned_at is None or now - self._scanned_at >= self._scan_s
         due |= bool(self._unread) and now >= self._retry_at
-        if head != self._head:
-            self._lag.begin(now)
-        look = force or due or head != self._head or self._lag.due(now)
-        if look or head is None:
+        due |= bool(folders) and bool(self.desired.problems)  # a part of the tree cannot say if they last
+        moved = head != self._head
+        at = parse_head(head) if moved else None
+        told = self._told_of(at) if moved else []
+        if told is None or told or due or folders or head is None or self._lag.due(now):
             self._registry.check_identity()
-        if not look:
-            return False
-        changed = self._scan()
-        self._head, self._scanned_at = head, now
-        self._lag.looked(now)
-        self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
-        self._retry_at = now + self._retry_s
+        changed = self._learn_told(told) if told is not None else None
+        if changed is None:
+            self._lag.begin(now)
+            due, changed = True, False
+        if due or self._lag.due(now):
+            changed |= self._scan(dict.fromkeys(self._scopes))
+            self._scanned_at = now
+            self._lag.looked(now)
+            self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
+            self._retry_at = now + self._retry_s
+        elif folders:
+            changed |= self._scan(self._with_folders(folders))
+        if moved:
+            self._head, self._nonce = head, at.nonce if at is not None else ""
         return changed
 
-    def _scan(self) -> bool:
+    def _with_folders(self, folders: Collection[Path]) -> dict[Scope, Collection[Path] | None]:
+        """The scopes to be listed for ``folders``, and which of these: None is the whole scope."""
+        found: dict[Scope, Collection[Path] | None] = {}
+        for scope in self._scopes:
+            home = self._registry.layout.scope(scope)
+            if any(home.is_relative_to(folder) for folder in folders):
+                found[scope] = None
+            elif inside := {folder for folder in folders if folder.is_relative_to(home)}:
+                found[scope] = inside
+        return found
+
+    def _told_of(self, head: Head | None) -> list[Place] | None:
+        """What HEAD says was written in these scopes since the last look; None if it does not say."""
+        files = head.since(self._nonce) if head is not None and self._nonce else None
+        if head is None or files is None or head.epoch != self._epoch:
+            return None
+        places = [parse_place(file) for file in files]
+        if None in places:
+            return None
+        return [place for place in places if place is not None and place.scope in self._scopes]
+
+    def _learn_told(self, places: list[Place]) -> bool | None:
+        """Read what HEAD told of; None if the tree has to be listed for it."""
+        if self._registry.marker.epoch != self._epoch:
+            return None
+        learning, records = self._learning(), set()
+        for place in places:
+            if self._is_problem(place) or not learning.told(place):
+                return None
+            if place.revision is not None:
+                records.add(AdapterKey(*place.scope, place.revision, place.name))
+        if self._lag_s:
+            self._told |= dict.fromkeys(records, self._clock() + self._lag_s)
+        if learning.learned:
+            before = self.desired
+            self._keep(learning, before.listings, before.problems, before.frozen)
+        return learning.learned
+
+    def _is_problem(self, place: Place) -> bool:
+        """Whether something is told of its series already, which a listing has to take back."""
+        scope, revision, name, _ = place
+        layout = self._registry.layout
+        folder = layout.active(scope) if revision is None else layout.revision(scope, revision)
+        return any(text.startswith(f"{folder}/{name}.@") for text in self.desired.problems)
+
+    def _learning(self, *, anew: bool = False) -> Learning:
+        """On top of what is known; or, after a restore, on top of nothing."""
+        records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
+        known = (Growing(records), Growing(pointers))
+        return Learning(self._registry, self._readers, known, {} if anew else self._unread)
+
+    def _scan(self, scopes: dict[Scope, Collection[Path] | None]) -> bool:
         before, epoch = self.desired, self._registry.marker.epoch
         restored = epoch != self._epoch
-        learning = _Learning(self._registry, Desired() if restored else before, self._unread)
+        if restored:
+            scopes = dict.fromkeys(self._scopes)
+        learning = self._learning(anew=restored)
+        known: Mapping[Scope, ScopeListing] = {} if restored else before.listings
         unlisted: dict[Path, VolumeUnavailable] = {}
         listings = {
-            scope: self._registry.scan(scope, learning.before.listings.get(scope), unlisted)
-            for scope in self._scopes
+            scope: self._registry.scan(scope, known.get(scope), unlisted, folders)
+            for scope, folders in scopes.items()
         }
         if self._scanned_at is None or restored:
             learning.refuse(unlisted.values())
-        for scope, listing in listings.items():
-            learning.scope(scope, listing)
+        with nullcontext() if self._scanned_at is not None else _collector_paused():
+            for scope, listing in listings.items():
+                learning.scope(scope, listing, known.get(scope, ScopeListing()))
         if self._scanned_at is None or restored:
             learning.refuse(learning.failures)
         problems = learning.problems | {str(path): str(error) for path, error in unlisted.items()}
-        same_names = all(listings[scope] == before.listings.get(scope) for scope in self._scopes)
-        frozen = before.frozen
-        if restored or not same_names:
-            frozen = None if restored else _vanished(learning.records, listings)
-        same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
-        version = before.version if same else before.version + 1
-        self._epoch, self._unread = epoch, learning.unread
         for path in unlisted:
-            self._unread.setdefault(path, set())
-        self.desired = Desired(version, learning.records, learning.pointers, listings, problems, frozen)
+            learning.unread.setdefault(path, set())
+        if restored:
+            self._told, self._missing = {}, {}
+        other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
+        whole = {**known, **listings}
+        frozen = before.frozen
+        if restored or other_names:
+            now, told = self._clock(), self._told.items()
+            self._told = {key: end for key, end in told if now < end and not _is_listed(key, whole)}
+            for scope in other_names:
+                self._missing[scope] = self._count_missing(learning.records.part(scope), whole)
+            frozen = None if restored else _vanished(sum(self._missing.values()), len(learning.records))
+        same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
+        self._epoch, self._unread = epoch, learning.unread
+        self._keep(learning, whole, problems, frozen, same=same)
         return not same
+
+    def _count_missing(self, records: Mapping[AdapterKey, Record], listings: _Listings) -> int:
+        return sum(key not in self._told and not _is_listed(key, listings) for key in records)
+
+    def _keep(
+        self,
+        learning: Learning,
+        listings: _Listings,
+        problems: Mapping[str, str],
+        frozen: str | None,
+        *,
+        same: bool = False,
+    ) -> None:
+        self._records, self._pointers = learning.records.whole(), learning.pointers.whole()
+        version = self.desired.version + (not same)
+        self.desired = Desired(version, self._records, self._pointers, listings, problems, frozen)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """While 100,000 records are made, none of them garbage: looking for some took half of a cold start."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Lag:
@@ -162,90 +246,15 @@ class _Lag:
             self._pause_s = min(2 * self._pause_s, LAG_LOOK_MOST_S)
 
 
-class _Learning:
-    """One scan: what was known before, and what is read on top of it."""
-
-    def __init__(self, registry: Registry, before: Desired, unread: Mapping[Path, set[str]]) -> None:
-        self._registry, self._unread_before = registry, unread
-        self.before = before
-        self.records, self.pointers = dict(before.records), dict(before.pointers)
-        self.problems: dict[str, str] = {}
-        self.unread: dict[Path, set[str]] = {}
-        self.failures: list[VolumeUnavailable] = []
-        self.learned = False
-
-    def refuse(self, failures: Iterable[VolumeUnavailable]) -> None:
-        """Raise what keeps the first state from being known. No permission is a lasting answer."""
-        for error in failures:
-            if not isinstance(error.__cause__, PermissionError):
-                raise error
-
-    def scope(self, scope: Scope, listing: ScopeListing) -> None:
-        """Read what is new in a scope."""
-        last, layout = self.before.listings.get(scope, ScopeListing()), self._registry.layout
-        for revision, entries in listing.revisions.items():
-            folder = layout.revision(scope, revision)
-            for name in self._news(folder, entries, last.revisions.get(revision)):
-                key = AdapterKey(*scope, revision, name)
-                self._learn(self.records, key, self._registry.records(key), entries)
-        for name in self._news(layout.active(scope), listing.active, last.active):
-            series = self._registry.pointers(scope, name)
-            self._learn(self.pointers, (scope, name), series, listing.active)
-
-    def _news(self, folder: Path, listing: Listing, last: Listing | None) -> list[str]:
-        for name, count in listing.siblings.items():
-            newest = folder / generation_name(name, *listing.records[name])
-            self.problems[f"{newest}: siblings"] = (
-                f"Conflict: {count} writers published the same generation of {name}; {newest.name} is in "
-                "force, and the next write settles it"
-            )
-        unread = self._unread_before.get(folder, set())
-        if last is listing:
-            return [name for name in unread if name in listing.records]
-        held = last.records if last is not None else {}
-        return [name for name, found in listing.records.items() if held.get(name) != found or name in unread]
-
-    def _learn(self, known: dict[Key, Body], key: Key, series: Series[Body], listing: Listing) -> None:
-        generation, held = listing.records[series.name], known.get(key)
-        if held is not None and _generation(held, generation) >= generation:
-            return
-        try:
-            known[key] = self._registry.read(series, generation)
-            self.learned = True
-            return
-        except CorruptRecord as error:
-            why, good = str(error), self._last_good(series)
-        except VolumeUnavailable as error:
-            why, good = str(error), None
-            self.failures.append(error)
-        self.problems[str(series.folder / generation_name(series.name, *generation))] = why
-        self.unread.setdefault(series.folder, set()).add(series.name)
-        if good is None or (held is not None and held.generation >= good.generation):
-            return
-        known[key] = good
-        self.learned = True
-
-    def _last_good(self, series: Series[Body]) -> Body | None:
-        try:
-            return self._registry.latest(series)[1]
-        except VolumeUnavailable as error:
-            self.failures.append(error)
-            return None
+def _is_listed(key: AdapterKey, listings: _Listings) -> bool:
+    entries = listings[key.scope].revisions.get(key.revision)
+    return entries is not None and key.name in entries.records
 
 
-def _generation(body: Record | Pointer, listed: Generation) -> Generation:
-    """A body's own generation, to be compared with a listed one: with a token where names have it."""
-    return Generation(body.generation, body.token if listed.token else "")
-
-
-def _vanished(records: Mapping[AdapterKey, Record], listings: Mapping[Scope, ScopeListing]) -> str | None:
-    missing = 0
-    for key in records:
-        entries = listings[key.scope].revisions.get(key.revision)
-        missing += entries is None or key.name not in entries.records
-    if missing > max(5, len(records) // 5):
+def _vanished(missing: int, known: int) -> str | None:
+    if missing > max(5, known // 5):
         return (
-            f"{missing} of {len(records)} records vanished from the volume at once; "
+            f"{missing} of {known} records vanished from the volume at once; "
             "nothing is unloaded for it: is the right volume mounted?"
         )
     return None

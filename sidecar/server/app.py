@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import aiohttp
 from fastapi import FastAPI, Request
@@ -14,8 +14,11 @@ from starlette.routing import Route
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.server import lora, models, observe
+from lora_fs.sidecar.server import dynamo, events, lora, models, observe, upload
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.dashboard import routes
+from lora_fs.sidecar.server.dashboard.board import Board
+from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.errors_http import error_response, on_error, refuse
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy import METHODS, PATHS, Proxy
@@ -30,15 +33,29 @@ def create_app(
     trail: Trail | None = None,
     hold_timeout_s: float = 120.0,
     max_body_bytes: int = 64 << 20,
+    user_header: str | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    fleet: Fleet | None = None,
 ) -> FastAPI:
     """Assemble the API.
 
     Args:
         admin: who may do what. trail: where admin calls are told; None: to the log alone.
+        user_header: the header of a request that says who asks, for canaries.
         background: what runs while the app runs (the replica's loop).
+        fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
+    Returns:
+        The application; ``state.end()`` lets those who wait for news go, before the server ends.
     """
-    proxy = Proxy(replica, engine_url, admin, hold_timeout_s=hold_timeout_s, max_body_bytes=max_body_bytes)
+    board = Board(replica, fleet)
+    proxy = Proxy(
+        replica,
+        engine_url,
+        admin,
+        hold_timeout_s=hold_timeout_s,
+        max_body_bytes=max_body_bytes,
+        user_header=user_header,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,16 +66,18 @@ def create_app(
             connector=connector, timeout=timeout, auto_decompress=False
         ) as session:
             proxy.session = session
-            if background is None:
-                yield
-                return
-            async with background():
+            async with board.running(), background() if background is not None else nullcontext():
                 yield
 
     app = FastAPI(title="lora-fs sidecar", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.state.end = board.end
     app.include_router(models.router(replica, admin))
     app.include_router(lora.router(replica, admin, trail))
+    app.include_router(upload.router(replica, admin, trail))
+    app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
+    app.include_router(events.router(replica, admin))
     app.include_router(observe.router(replica, admin))
+    app.include_router(routes.router(replica, admin, board))
     for path in ("/v1/{path:path}", *PATHS):
         app.router.routes.append(Route(path, proxy, methods=list(METHODS)))
     app.add_exception_handler(LoraFsError, on_error)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_fs.sidecar.model import AdapterStatus, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, Event, Record
 
 
 class _Answer(BaseModel):
@@ -72,6 +72,7 @@ class AdapterDescription(_Answer):
     name: str = Field(description="What clients send as their model")
     record: Record
     status: AdapterStatus
+    conditions: list[Condition] = Field(description="What is true of it here, as Kubernetes tells it")
     residency: Residency | None = Field(description="Null unless it is in the engine")
     staged: bool = Field(description="A verified copy lies on this replica's own disk")
 
@@ -81,14 +82,44 @@ class AdapterList(_Answer):
 
     object: Literal["list"] = "list"
     replica: str = Field(description="Whose answer this is")
+    downloads: list[Download] = Field(description="What this replica fetches, to be registered")
     data: list[AdapterDescription]
 
 
+class Uploaded(_Answer):
+    """``POST /v1/lora_adapters``."""
+
+    name: str = Field(description="What clients send as their model")
+    record: Record
+    changed: bool = Field(description="False if these bytes were registered already")
+    warnings: list[str] = Field(description="What validation found and did not refuse")
+
+
+class LoraInfo(_Answer):
+    """An adapter that is in the engine, or was to be."""
+
+    lora_id: str = Field(description="What clients send as their model")
+    status: Literal["loading", "loaded", "unloading", "failed"]
+    base_model: str = Field(description="As the adapter was registered with")
+    namespace: str
+    revision: str
+    memory_usage: int | None = Field(description="Bytes of its files; null of one that is withdrawn")
+    last_used: float | None = Field(description="Unix time of its last request; null if not in the engine")
+
+
 class DynamoList(_Answer):
-    """``GET /v1/list_lora_adapters``: the same, in Dynamo's shape."""
+    """``GET /v1/list_lora_adapters``: what is in the engine or on its way, as routers ask for it."""
 
     status: Literal["success"] = "success"
-    loras: list[AdapterDescription]
+    loras: list[LoraInfo]
+
+
+class Events(_Answer):
+    """``GET /v1/events``: what happened lately on this replica, the oldest first."""
+
+    object: Literal["list"] = "list"
+    replica: str = Field(description="Whose answer this is")
+    data: list[Event]
 
 
 class Health(_Answer):
@@ -120,11 +151,12 @@ class Capabilities(_Answer):
 class LoadedLora(_Answer):
     """An adapter in the engine."""
 
-    status: Literal["ready"] = "ready"
+    status: Literal["loaded"] = "loaded"
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
     memory_usage: int = Field(description="Bytes of its files")
+    last_used: float = Field(description="Unix time of its last request")
     in_flight: int = Field(description="Requests that use it now")
 
 

@@ -18,12 +18,14 @@ from lora_fs.sidecar.errors import (
     NotFound,
     OverQuota,
     TemporaryError,
+    TooLarge,
     TooManyRegistrations,
 )
 
 # The first match from the top wins. vLLM answers duplicates and bad input with 400.
 TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (NotFound, 404, "NotFoundError"),
+    (TooLarge, 413, "InvalidUserInput"),
     (OverQuota, 403, "QuotaExceededError"),
     (Conflict, 400, "InvalidUserInput"),
     (InvalidAdapter, 422, "UnprocessableEntityError"),

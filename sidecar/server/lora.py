@@ -6,26 +6,30 @@ told to the audit, done or refused.
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import PlainTextResponse, Response
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.server.auth import Admin, Caller, NotPermitted, address_of
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
+from lora_fs.sidecar.registry.selection import Selection
+from lora_fs.sidecar.server.acts import Acts
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
-    AdapterDescription,
     AdapterList,
     DynamoList,
     ErrorBody,
     LoadBody,
+    LoraInfo,
     UnloadBody,
 )
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, namespace_of
+from lora_fs.sidecar.server.listing import Listing, around
+from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.sources.uri import redacted
 
 # With a response class that has a media type of its own, FastAPI gives it to the errors, too.
 _ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -33,75 +37,93 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 422, 429, 503)},
 }
 
+_STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
+    Phase.READY: "loaded",
+    Phase.DRAINING: "unloading",
+    Phase.FAILED: "failed",
+}
+
+_Name = Annotated[str | None, Query(description="A pattern of the name: `*`, `?` and `[…]` as in a shell")]
+_Selector = Annotated[
+    str | None,
+    Query(alias="labelSelector", description="`key=value`, `key!=value`, `key`, `!key`, commas between them"),
+]
+_Phase = Annotated[Phase | None, Query(description="Only adapters in this phase here")]
+
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The routes. ``trail``: where admin calls are told; None: to the log alone."""
-    routes = APIRouter(tags=["adapters"])
-    told = trail or Trail(None)
+    routes, acts = APIRouter(tags=["adapters"]), Acts(replica, admin, trail)
 
-    @asynccontextmanager
-    async def admitted(
-        request: Request, verb: Verb, name: str
-    ) -> AsyncIterator[tuple[Caller, dict[str, object]]]:
-        """Let the block act for a caller who may, and tell how it ended and what the block adds."""
-        namespace = namespace_of(name, replica.namespaces)
-        what: dict[str, object] = {"namespace": namespace, "model": replica.model, "name": name}
-        caller: Caller | None = None
-        try:
-            caller = await admin.admit(request, verb, namespace)
-            yield caller, what
-        except HTTPException as error:
-            caller = error.caller if isinstance(error, NotPermitted) else caller
-            await told.tell(verb, caller, address_of(request.scope), "denied", str(error.detail), what)
-            raise
-        except LoraFsError as error:
-            await told.tell(verb, caller, address_of(request.scope), "failed", str(error), what)
-            raise
-        except BaseException as error:  # the client left, or a fault of ours: it may have been done
-            why = f"ended before it was known to be done: {type(error).__name__}"
-            await told.tell(verb, caller, address_of(request.scope), "failed", why, what)
-            raise
-        await told.tell(verb, caller, address_of(request.scope), "done", "", what)
-
-    @routes.post("/v1/load_lora_adapter", response_class=Response, responses=_ANSWERS)
+    @routes.post(
+        "/v1/load_lora_adapter",
+        summary="Register an adapter everywhere, and load it here",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
     async def load(body: LoadBody, request: Request) -> Response:
         wanted = LoadRequest(body.lora_name, body.lora_path, body.load_inplace)
-        async with admitted(request, Verb.REGISTER, body.lora_name) as (caller, what):
-            what["source"] = body.lora_path
+        async with acts.admitted(request, Verb.REGISTER, body.lora_name) as (caller, what):
+            what["source"] = redacted(body.lora_path)
             record = await replica.load_adapter(wanted, writer=caller.writer)
             what |= {"revision": record.revision, "digest": record.spec.digest}
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @routes.post("/v1/unload_lora_adapter", response_class=Response, responses=_ANSWERS)
+    @routes.post(
+        "/v1/unload_lora_adapter",
+        summary="Unregister an adapter everywhere",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
     async def unload(body: UnloadBody, request: Request) -> Response:
-        async with admitted(request, Verb.UNREGISTER, body.lora_name) as (caller, _):
+        async with acts.admitted(request, Verb.UNREGISTER, body.lora_name) as (caller, _):
             await replica.unload_adapter(body.lora_name, writer=caller.writer)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    async def described(request: Request) -> list[AdapterDescription]:
+    listing = Listing(replica)
+
+    @routes.get(
+        "/v1/lora_adapters",
+        summary="Records with this replica's status and residency",
+        responses={200: {"model": AdapterList}, "default": {"model": ErrorBody}},
+        response_class=JSONResponse,
+    )
+    async def adapters(
+        request: Request, name: _Name = None, selector: _Selector = None, phase: _Phase = None
+    ) -> Response:
+        selection = Selection.parse(name, selector)
         sight = await admin.sight(request.headers)
-        statuses, residency = replica.statuses(), replica.residency()
-        return [
-            AdapterDescription.model_validate(
-                {
-                    "name": name,
-                    "record": served.record,
-                    "status": statuses[name],
-                    "residency": residency.get(name),
-                    "staged": replica.staged(served),
-                }
-            )
-            for name, served in replica.catalog().served.items()
-            if name in statuses  # the catalog may have grown since
-            and served.record.namespace in sight
+        downloads = [
+            one.model_dump(mode="json") for one in replica.downloads().values() if one.namespace in sight
         ]
+        body = {"object": "list", "replica": replica.replica_id, "downloads": downloads}
+        answer = around(await listing.rows(sight, selection, phase), body, "data")
+        return Response(answer, media_type="application/json")
 
-    @routes.get("/v1/lora_adapters", summary="Records with this replica's status and residency")
-    async def adapters(request: Request) -> AdapterList:
-        return AdapterList(replica=replica.replica_id, data=await described(request))
-
-    @routes.get("/v1/list_lora_adapters", summary="The same, in Dynamo's shape")
+    @routes.get(
+        "/v1/list_lora_adapters",
+        summary="What is in the engine or on its way, as routers ask for it",
+    )
     async def loras(request: Request) -> DynamoList:
-        return DynamoList(loras=await described(request))
+        sight, residency = await admin.sight(request.headers), replica.residency()
+        told = [(name, one) for name, one in replica.notable()[0].items() if one.key[0] in sight]
+        return DynamoList(loras=[_info(name, one, replica.lookup(name), residency) for name, one in told])
 
     return routes
+
+
+def _info(
+    name: str, status: AdapterStatus, served: Served | None, residency: Mapping[str, JsonObject]
+) -> LoraInfo:
+    """``served``: None of a name that is withdrawn and still has requests."""
+    namespace, model, revision, _ = status.key
+    held = residency.get(name)
+    return LoraInfo(
+        lora_id=name,
+        status=_STATUS.get(status.phase, "loading"),
+        base_model=served.record.spec.base_model if served is not None else model,
+        namespace=namespace,
+        revision=revision,
+        memory_usage=served.record.spec.size_bytes if served is not None else None,
+        last_used=time.time() - held["idle_s"] if held is not None else None,
+    )

@@ -29,10 +29,16 @@ _PLAIN_DISPOSITION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ModelField:
-    """``name``: the model asked for. ``renamed``: the body with another one in its place."""
+    """The model asked for.
+
+    Attributes:
+        renamed: the body with another one in its place.
+        user: what a JSON body has there, of whatever type; a form names none.
+    """
 
     name: str
     renamed: Callable[[str], bytes]
+    user: object = None
 
 
 def find_model(content_type: str, body: bytes) -> ModelField | None:
@@ -71,7 +77,7 @@ def _in_json(body: bytes) -> ModelField | None:
     name = value.get("model") if isinstance(value, dict) else None
     if not isinstance(name, str):
         return None
-    return ModelField(name, lambda other: json.dumps({**value, "model": other}).encode())
+    return ModelField(name, lambda other: json.dumps({**value, "model": other}).encode(), value.get("user"))
 
 
 def _in_form(boundary: bytes, body: bytes) -> ModelField | None:

@@ -1,7 +1,8 @@
 """``GET /v1/models``: the engine's own cards, then every adapter of the volume, sorted by name.
 
 The adapters' part is the same bytes on every replica, for whoever may read the same namespaces.
-Rendered once a change, whatever the records say: none of them keeps the others from being listed.
+Rendered once a change, and of an adapter that did not change not again; whatever the records say:
+none of them keeps the others from being listed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from lora_fs.sidecar.model import JsonObject
 from lora_fs.sidecar.server.auth import Admin, Sight
 from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
 from lora_fs.sidecar.server.errors_http import error_response
-from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.listing import around
+from lora_fs.sidecar.server.made import Made
+from lora_fs.sidecar.server.ports import Catalog, ReplicaPort, Served
 
 MAX_SIGHTS = 16  # lists kept rendered, each for callers who may read the same namespaces
 _MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
@@ -56,10 +59,21 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     routes = APIRouter(tags=["models"])
     rendered: dict[Sight, bytes] = {}
     rendered_from: object = None
+    cards: dict[str, Made[bytes]] = {}  # by the parent that they name
 
     def parent() -> str:
         bases = replica.base_cards()
         return str(bases[0]["id"]) if bases else replica.model
+
+    def render(bases: Iterable[JsonObject], catalog: Catalog, sight: Sight) -> bytes:
+        base = parent()
+        if base not in cards:
+            cards.clear()
+            cards[base] = Made(lambda one: json.dumps(card(one, base)).encode())
+        made = cards[base].of(catalog.served)
+        seen = (made[one.name] for one in catalog.in_order() if one.record.namespace in sight)
+        data = b", ".join([*(json.dumps(one).encode() for one in bases), *seen])
+        return around(b"[" + data + b"]", {"object": "list"}, "data")
 
     @routes.get(
         "/v1/models",
@@ -76,9 +90,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
             rendered.clear()
             rendered_from = key
         if sight not in rendered:
-            base, served = parent(), catalog.served.values()
-            cards = [card(one, base) for one in served if one.record.namespace in sight]
-            rendered[sight] = json.dumps({"object": "list", "data": [*bases, *cards]}).encode()
+            rendered[sight] = render(bases, catalog, sight)
         return Response(rendered[sight], media_type="application/json")
 
     @routes.get(

@@ -5,15 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar import __version__
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
     Health,
@@ -24,14 +34,17 @@ from lora_fs.sidecar.server.bodies import (
     ReadinessBody,
     ServedModel,
 )
+from lora_fs.sidecar.server.canary import Requests
 from lora_fs.sidecar.server.ports import ReplicaPort
+
+MAX_NAMES = 1000  # with series of their own, at four series each
 
 
 class Scrape(Collector):
     """Reads the replica at each scrape: a series goes when its adapter goes.
 
-    Only an adapter that is in the engine or failed has one: ten thousand may be registered, and as
-    many of them wait for their turn to be loaded.
+    An adapter has series while it is in the engine or failed, of those ``MAX_NAMES``, what is loaded
+    first: ten thousand may be registered, and all of them may fail.
     """
 
     def __init__(self, replica: ReplicaPort) -> None:
@@ -41,23 +54,66 @@ class Scrape(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        (told, counts), residency = self._replica.notable(), self._replica.residency()
-        phases = GaugeMetricFamily("lora_fs_adapters", "Adapters by phase", labels=["phase"])
-        for phase in Phase:
-            phases.add_metric([phase.value], counts.get(phase, 0))
-        yield phases
-        loaded = GaugeMetricFamily("lora_fs_adapter_loaded", "In the engine", labels=["adapter_name"])
-        flight = GaugeMetricFamily("lora_fs_adapter_in_flight", "Requests", labels=["adapter_name"])
-        syncer = GaugeMetricFamily("lora_syncer_adapter_status", "1 loaded, 0 not", labels=["adapter_name"])
-        failed = {name for name, status in told.items() if status.phase is Phase.FAILED}
-        for name in sorted(failed | residency.keys()):
-            loaded.add_metric([name], name in residency)
-            syncer.add_metric([name], name in residency)
-            flight.add_metric([name], residency.get(name, {}).get("in_flight", 0))
-        yield from (loaded, flight, syncer)
-        yield GaugeMetricFamily("lora_fs_ready", "Serves", value=self._replica.readiness().ready)
-        for name, value in self._replica.counters().items():
+        replica = self._replica
+        told, counts = replica.notable()
+        readiness, capacity = replica.readiness(), replica.capacity()
+        yield from self._adapters(told, replica.residency())
+        yield _gauge("lora_fs_adapters", "Adapters by phase", "phase", {p: counts.get(p, 0) for p in Phase})
+        yield _gauge("lora_fs_resident_adapters", "Adapters by where they are", "tier", replica.tiers())
+        yield GaugeMetricFamily("lora_fs_ready", "Serves", value=readiness.ready)
+        kinds = Counter(told.partition(":")[0] for told in readiness.conditions)
+        yield _gauge("lora_fs_conditions", "What is wrong, by kind", "type", kinds)
+        downloads = len(replica.downloads())
+        yield GaugeMetricFamily("lora_fs_downloads", "Fetched now, to be registered", value=downloads)
+        if capacity is not None:
+            yield GaugeMetricFamily("lora_fs_capacity", "Adapters that may be loaded at once", value=capacity)
+        for name, value in replica.counters().items():
             yield CounterMetricFamily(f"lora_fs_{name}", name.replace("_", " "), value=value)
+        for name, took in replica.durations().items():
+            text = f"Seconds that one {name.partition('_')[0]} took"
+            yield HistogramMetricFamily(f"lora_fs_{name}", text, buckets=took.buckets(), sum_value=took.sum_s)
+        yield InfoMetricFamily("lora_fs_build", "This lora-fs", value={"version": __version__})
+
+    def _adapters(
+        self, told: Mapping[str, AdapterStatus], residency: Mapping[str, JsonObject]
+    ) -> Iterator[Metric]:
+        failed = {name: one.reason for name, one in told.items() if one.phase is Phase.FAILED}
+        every = [*sorted(residency), *sorted(failed.keys() - residency.keys())]
+        names = every[:MAX_NAMES]
+        label = "adapter_name"
+        loaded = {name: name in residency for name in names}
+        flight = {name: residency.get(name, {}).get("in_flight", 0) for name in names}
+        yield _gauge("lora_fs_adapter_loaded", "In the engine", label, loaded)
+        yield _gauge("lora_fs_adapter_in_flight", "Requests", label, flight)
+        yield _gauge("lora_syncer_adapter_status", "1 loaded, 0 not", label, loaded)
+        why = GaugeMetricFamily("lora_fs_adapter_failed", "Cannot be loaded", labels=[label, "reason"])
+        for name in names:
+            if name in failed:
+                why.add_metric([name, failed[name]], 1)
+        yield why
+        left_out = len(every) - len(names)
+        yield GaugeMetricFamily("lora_fs_adapters_without_series", "Over the bound", value=left_out)
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+async def exposed(registry: CollectorRegistry) -> bytes:
+    """The text of a scrape: collected on the event loop, where the state is, and written in a thread."""
+    collected = _Collected(list(registry.collect()))
+    return await anyio.to_thread.run_sync(generate_latest, collected)
+
+
+def _gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, told, labels=[label])
+    for value in values:
+        family.add_metric([str(value)], values[value])
+    return family
 
 
 def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
@@ -65,6 +121,8 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     routes = discovery(replica, admin)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
+    registry.register(Requests(replica))
+    ProcessCollector(registry=registry)
 
     @routes.get("/health", summary="Liveness")
     async def health() -> Health:
@@ -72,7 +130,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
 
     @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await exposed(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 
@@ -81,7 +139,12 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     """Readiness and the service-discovery document, which a vLLM has none of."""
     routes = APIRouter(tags=["operations"])
 
-    @routes.get("/readyz", response_model=ReadinessBody, responses={503: {"model": ReadinessBody}})
+    @routes.get(
+        "/readyz",
+        summary="Readiness: 503 until this replica can serve",
+        response_model=ReadinessBody,
+        responses={503: {"model": ReadinessBody}},
+    )
     async def readyz() -> JSONResponse:
         readiness = replica.readiness()
         body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
@@ -98,6 +161,7 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
                 namespace=catalog[name].record.namespace,
                 revision=catalog[name].record.revision,
                 memory_usage=catalog[name].record.spec.size_bytes,
+                last_used=time.time() - held["idle_s"],
                 in_flight=held["in_flight"],
             )
             for name, held in residency.items()

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, namespace_of
+from lora_fs.sidecar.reconcile.events import EventLog
+from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.registrations import LoadRequest
 from lora_fs.sidecar.reconcile.replica import Readiness
+from lora_fs.sidecar.reconcile.uploads import Upload
+from lora_fs.sidecar.registry.registration import Registered
 
 __all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "namespace_of"]
 
@@ -37,6 +41,16 @@ class ReplicaPort(Protocol):
 
     def lookup(self, name: str) -> Served | None:
         """Resolve ``name``, ``namespace/name`` or ``name@revision`` from memory; None if unknown."""
+
+    def choose(self, served: Served, user: str | None) -> Served:
+        """What answers a request for ``served``, which is counted: itself, or its canary.
+
+        Args:
+            user: who asks; None if nobody knows.
+        """
+
+    def requests(self) -> Mapping[tuple[str, str], int]:
+        """Requests that ``choose`` counted, by plain name and revision, of what is in the engine or tried."""
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         """The engine's own model cards as last read (base models and adapters that are not ours)."""
@@ -68,6 +82,14 @@ class ReplicaPort(Protocol):
             TemporaryError: registered or not (the message says), not loaded here in time.
         """
 
+    async def upload(self, upload: Upload, *, writer: str) -> Registered:
+        """Take an adapter's files as they come, and register them; bounded.
+
+        Raises:
+            InputError: bad name, too large, invalid adapter, Conflict with another revision's bytes.
+            TemporaryError: it did not come in time, or the volume did not take it.
+        """
+
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
         """Withdraw a name (every revision) or ``name@revision`` everywhere, then here; bounded.
 
@@ -82,8 +104,18 @@ class ReplicaPort(Protocol):
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
         """The statuses of names that are not simply evicted, and how many are in each phase."""
 
+    def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
+        """What is true of a name of this status, and since when."""
+
+    @property
+    def events(self) -> EventLog:
+        """What happened lately on this replica."""
+
     def residency(self) -> Mapping[str, JsonObject]:
         """For names the engine holds: see ``bodies.Residency``."""
+
+    def downloads(self) -> Mapping[str, Download]:
+        """What is fetched now, by the name that it will have."""
 
     def staged(self, served: Served) -> bool:
         """Whether its verified copy lies on this replica's own disk, as last seen."""
@@ -96,3 +128,14 @@ class ReplicaPort(Protocol):
 
     def counters(self) -> Mapping[str, float]:
         """Monotonic counters by metric name without prefix, e.g. ``loads_total``."""
+
+    def durations(self) -> Mapping[str, Durations]:
+        """How long work took, by metric name without prefix, e.g. ``load_seconds``."""
+
+    def tiers(self) -> Mapping[str, int]:
+        """Adapters by where they are: ``disk`` (staged copies), ``gpu``, ``host``, and ``engine`` for
+        those of which the engine does not say.
+        """
+
+    def figures(self) -> Mapping[str, float]:
+        """The same numbers as one mapping, for people; a number that is not known is left out."""

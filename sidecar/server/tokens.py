@@ -57,16 +57,16 @@ def parse(text: str) -> tuple[Token, ...]:
     Raises:
         BadTokenFile: a line is no token with its limits, or repeats one.
     """
-    found: list[Token] = []
+    found: dict[bytes, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         token = _token(number, words)
-        if any(hmac.compare_digest(token.sha256, other.sha256) for other in found):
+        known = found.setdefault(token.sha256, token)
+        if known is not token:
             raise BadTokenFile(f"line {number} repeats a token: each may stand there once")
-        found.append(token)
-    return tuple(found)
+    return tuple(found.values())
 
 
 def find(tokens: Iterable[Token], given: str) -> Token | None:

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from lora_fs.sidecar import audit
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.auth import Caller
 
 WRITE_WAIT_S: Final = 2.0
@@ -44,4 +45,5 @@ class Trail:
         with anyio.move_on_after(WRITE_WAIT_S, shield=True) as scope:
             await anyio.to_thread.run_sync(partial(audit.write, self._file, text), abandon_on_cancel=True)
         if scope.cancelled_caught:
-            audit.logger.warning("the audit line is not in %s: it did not answer", self._file)
+            told = event("audit.not_written", file=str(self._file))
+            audit.logger.warning("the audit line is not in %s: it did not answer", self._file, extra=told)

@@ -1,9 +1,14 @@
-"""Which folders may be registered from, linked to and read: the registry's own, and those allowed."""
+"""Which folders and which remote places may be registered from; the registry's own, and those allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.sources.uri import Uri, parse, scheme_of
+
+EVERY = "*"
 
 
 class Allowed:
@@ -14,8 +19,57 @@ class Allowed:
 
     def covers(self, path: Path) -> bool:
         """Whether ``path`` is under an allowed place, wherever links on its way lead."""
+        return self.find(path) is not None
+
+    def find(self, path: Path, *, follow: bool = True) -> Path | None:
+        """Where ``path`` leads, if that is under an allowed place; on the way to what is returned is no link.
+
+        Args:
+            follow: whether its own name may be a link, too.
+        """
         try:
-            resolved = path.resolve()
+            whole = follow or path.name in ("", "..")
+            real = path.resolve() if whole else path.parent.resolve() / path.name
         except (OSError, RuntimeError, ValueError):  # a link to itself; a NUL
-            return False
-        return any(resolved.is_relative_to(place) for place in self.places)
+            return None
+        return real if any(real.is_relative_to(place) for place in self.places) else None
+
+
+class AllowedRemotes:
+    """URIs up to a segment: ``hf://``, ``hf://org``, ``s3://bucket/loras``, ``https://host:8443/a``, ``*``.
+
+    Compared by scheme, host and whole segments: ``https://host`` does not cover ``https://host.org``.
+
+    Raises:
+        InputError: an entry is no such prefix.
+    """
+
+    def __init__(self, prefixes: Iterable[str] = ()) -> None:
+        self._every = False
+        self._schemes: set[str] = set()
+        self._prefixes: list[Uri] = []
+        for prefix in prefixes:
+            scheme = scheme_of(prefix)
+            if prefix == EVERY:
+                self._every = True
+            elif scheme and prefix.endswith("://"):
+                self._schemes.add(scheme)
+            else:
+                self._prefixes.append(parse(prefix))
+
+    def check(self, uri: Uri) -> None:
+        """Raise InputError, saying what to set, unless ``uri`` is covered."""
+        if self._every or uri.scheme in self._schemes or any(_covers(one, uri) for one in self._prefixes):
+            return
+        raise InputError(
+            f"{uri} is not allowed here: name it, or what it begins with, in LORA_FS_ALLOWED_REMOTES"
+        )
+
+
+def _covers(prefix: Uri, uri: Uri) -> bool:
+    if (prefix.scheme, prefix.place) != (uri.scheme, uri.place) or len(prefix.path) > len(uri.path):
+        return False
+    return all(
+        asked == given or (uri.scheme == "hf" and "@" not in given and asked.partition("@")[0] == given)
+        for given, asked in zip(prefix.path, uri.path, strict=False)
+    )

@@ -8,12 +8,15 @@ and never an empty list.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.sources.uri import is_uri, scheme_of
 
 CONFIG = "vLLMLoRAConfig"
 
@@ -34,6 +37,17 @@ class Config:
     exist: tuple[Listed, ...]
     not_exist: tuple[Listed, ...]
     both: tuple[str, ...]
+
+
+def uri_of(source: str) -> str | None:
+    """What is to be fetched for a ``source``, which that sidecar gave vLLM: ``org/repo``, or a URI.
+
+    None: it is a path, or names what lies here.
+    """
+    if is_uri(source):
+        return source if scheme_of(source) not in ("file", "pvc") else None
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source)
+    return f"hf://{source}" if named and not Path(source).exists() else None
 
 
 def parse(text: str) -> Config:

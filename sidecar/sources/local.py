@@ -1,10 +1,15 @@
-"""A folder on this machine: a path, or ``file://``. What is no folder is told as what it is."""
+"""A folder on this machine: a path, ``file://`` or ``pvc://``. What is no folder is told as what it is.
+
+``pvc://claim/path`` is a folder of a volume that is mounted here, where LORA_FS_PVC_MOUNTS says;
+``pvc:///path`` one of the registry's own volume.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,13 +25,15 @@ _KINDS = {
 }
 
 
-def resolve(source: str) -> Path:
+def resolve(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
     """The folder a SOURCE names, links followed.
 
+    Args:
+        mounts: see ``path_of``.
     Raises:
         NotFound: nothing is there. InputError: it is no folder, or cannot be looked at.
     """
-    path = _path(source)
+    path = path_of(source, mounts)
     try:
         mode = path.stat().st_mode
         folder = path.resolve()
@@ -53,7 +60,14 @@ def resolve(source: str) -> Path:
     return folder
 
 
-def _path(source: str) -> Path:
+def path_of(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
+    """The path a SOURCE names, not looked at.
+
+    Args:
+        mounts: where each claim of ``pvc://`` is mounted; ``""`` is the registry's volume.
+    Raises:
+        InputError: it names none.
+    """
     if not source:
         raise InputError("the folder's path is empty: give the folder that holds the adapter")
     if "\0" in source:
@@ -64,12 +78,29 @@ def _path(source: str) -> Path:
         url = urlsplit(source)
     except ValueError as error:
         raise InputError(f"{shown(source)} is no URL: {error}") from error
+    if url.scheme == "pvc":
+        return _in_claim(url.netloc, unquote(url.path), mounts or {})
     if url.scheme != "file":
         scheme = shown(source.partition("://")[0])
-        raise InputError(f"{scheme}:// is not supported yet: download it and give the folder")
+        raise InputError(f"{scheme}:// names no folder here: give the folder that holds the adapter")
     if url.netloc not in ("", "localhost"):
         raise InputError(f"{shown(source)} names host {shown(url.netloc)}: write file:///path for this one")
     path = unquote(url.path)
     if "\0" in path:
         raise InputError("the folder's path holds a NUL byte")
     return Path(path)
+
+
+def _in_claim(claim: str, path: str, mounts: Mapping[str, Path]) -> Path:
+    if claim not in mounts:
+        known = ", ".join(sorted(filter(None, mounts))) or "none"
+        raise InputError(
+            f"pvc://{shown(claim)}: that claim is not known here ({known}): say where it is mounted in "
+            "LORA_FS_PVC_MOUNTS, as claim=/path"
+        )
+    inside = path.strip("/").split("/")
+    if "\0" in path or {"", ".", ".."} & set(inside):
+        raise InputError(
+            f"pvc://{shown(claim + path)}: write the folder's path in the volume, without . and .."
+        )
+    return mounts[claim].joinpath(*inside)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 
+SMALL_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _ESTALE_TRIES = 3  # NFS: the handle was replaced under us; the name resolves anew
 # Of one file. Nothing that was trained leaves as many zeros, and reading them would take minutes.
@@ -40,26 +41,48 @@ class Absent(Refused):
 
 
 class RegularFile:
-    """An opened regular file: its name, its size in bytes when it was opened, reads by offset."""
+    """An opened regular file: its name, its size in bytes when it was opened, reads by offset.
+
+    A small one is read once, whole.
+    """
 
     def __init__(self, fd: int, name: str, size_bytes: int) -> None:
         self._fd, self.name, self.size_bytes = fd, name, size_bytes
+        self._whole: bytes | None = None
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset``; Refused("truncated") when the file has shrunk."""
-        done = 0
-        while done < len(buffer):
-            with _volume(self.name):
-                count = os.preadv(self._fd, [buffer[done:]], offset + done)
-            if count == 0:
-                raise Refused("truncated", "became shorter while it was read", "copy it again")
-            done += count
+        if self.size_bytes <= SMALL_BYTES:
+            buffer[:] = self.read(offset, len(buffer))
+        else:
+            self._fill(buffer, offset)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Read exactly ``size_bytes`` from ``offset``."""
+        """Read exactly ``size_bytes`` from ``offset``; Refused("truncated") when the file has shrunk."""
+        if self.size_bytes > SMALL_BYTES:
+            return self._filled(size_bytes, offset)
+        if self._whole is None:
+            self._whole = self._filled(self.size_bytes, 0)
+        part = self._whole[offset : offset + size_bytes]
+        if len(part) < size_bytes:
+            raise _shrunk()
+        return part
+
+    def _filled(self, size_bytes: int, offset: int) -> bytes:
         buffer = bytearray(size_bytes)
-        self.read_into(memoryview(buffer), offset)
+        self._fill(memoryview(buffer), offset)
         return bytes(buffer)
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise _unread(self.name, error) from error
+            if count == 0:
+                raise _shrunk()
+            done += count
 
     def head(self) -> bytes:
         """Read the first bytes, at most 8; refuse what is never content: a Git LFS pointer, holes."""
@@ -123,8 +146,10 @@ def open_file(folder_fd: int, name: str) -> Iterator[RegularFile | None]:
         yield None
         return
     try:
-        with _volume(name):
+        try:
             status = os.fstat(fd)
+        except OSError as error:
+            raise _unread(name, error) from error
         if not stat.S_ISREG(status.st_mode):
             raise Refused("not-regular-file", f"is {_kind(status.st_mode)}, not a regular file")
         yield RegularFile(fd, name, status.st_size)
@@ -136,12 +161,11 @@ def open_file(folder_fd: int, name: str) -> Iterator[RegularFile | None]:
 def names(folder_fd: int, folder: Path) -> frozenset[str]:
     """List a folder's names. Raises Refused or VolumeUnavailable."""
     try:
-        with _volume(str(folder)):
-            return frozenset(os.listdir(folder_fd))
-    except VolumeUnavailable as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise Refused("permission", f"{folder} may not be listed by this process") from error
-        raise
+        return frozenset(os.listdir(folder_fd))
+    except PermissionError as error:
+        raise Refused("permission", f"{folder} may not be listed by this process") from error
+    except OSError as error:
+        raise _unread(str(folder), error) from error
 
 
 def _open(name: str, flags: int, dir_fd: int | None) -> int:
@@ -167,12 +191,12 @@ def _open(name: str, flags: int, dir_fd: int | None) -> int:
     raise AssertionError("unreachable")
 
 
-@contextmanager
-def _volume(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise VolumeUnavailable(f"cannot read {name}: {error.strerror}") from error
+def _unread(name: str, error: OSError) -> VolumeUnavailable:
+    return VolumeUnavailable(f"cannot read {name}: {error.strerror}")
+
+
+def _shrunk() -> Refused:
+    return Refused("truncated", "became shorter while it was read", "copy it again")
 
 
 def _kind(mode: int) -> str:

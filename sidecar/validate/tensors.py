@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from lora_fs.sidecar.validate.config import CONFIG_FILE, AdapterConfig
 from lora_fs.sidecar.validate.features import CLASSIFICATION_HEADS
@@ -71,6 +72,7 @@ class LoraModule:
         return self.a.shape[0]
 
 
+@lru_cache(maxsize=4096)  # the adapters of one model name the same tensors
 def parse_name(name: str) -> tuple[str, Part] | None:
     """Split a tensor's name into its module and its part; None when vLLM would refuse it."""
     parts = name.removeprefix(PREFIX).replace(PREFIX, "").split(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import LORA_FS, LoraFs
 from tests.registry.conftest import write_adapter
+from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 
@@ -74,6 +76,15 @@ def test_through_a_pipe(filled: LoraFs, root: Path, tmp_path: Path) -> None:
     shutil.rmtree(root)
     assert filled("import", "archive", "piped.tar").code == 0
     assert listed(filled) == BOTH
+
+
+def test_a_disk_that_is_full(filled: LoraFs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It failed: nothing was wrong with what was asked for."""
+    fail(monkeypatch, "fsync", errno.ENOSPC)
+    ran = filled("export", "backup.tar")
+    assert (ran.code, "No space left" in ran.err) == (1, True)
+    assert filled("export", str(tmp_path / "nowhere" / "backup.tar")).code == 2
+    assert list(tmp_path.glob("backup*")) == []
 
 
 def test_conflicts_change_nothing_until_decided(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
@@ -164,8 +175,11 @@ data:
 """
 
 
-def test_a_configmap_of_the_removed_sidecar(lora_fs: LoraFs, folder: Folder, tmp_path: Path) -> None:
+def test_a_configmap_of_the_removed_sidecar(
+    lora_fs: LoraFs, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is to exist is registered for its base model, what is not is withdrawn, each row by itself."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no hub answers
     (tmp_path / "cm.yaml").write_text(GIE)
     write_adapter(tmp_path / "support", 0)
     write_adapter(tmp_path / "sql", 1)

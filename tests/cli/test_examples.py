@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.cli.main import cli
-from tests.cli.conftest import LoraFs, parse
+from lora_fs.sidecar.model import Phase
+from tests.cli.conftest import LoraFs, parse, seen
 from tests.cli.test_doctor import BRIEF
 from tests.registry.conftest import write_adapter
+from tests.sources.conftest import Hub, hub, web
+
+__all__ = ["hub", "web"]  # fixtures
 
 NEEDS_AN_ENGINE = {"sidecar", "demo"}
 NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
 FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
 INTERRUPTED = 130
+HUB_COMMIT = "a" * 40
 CONFIGMAP = "vLLMLoRAConfig: {ensureExist: {models: [{id: sql, source: yard1/sql-lora}]}}"
 
 
@@ -66,18 +71,35 @@ def press_ctrl_c(_: float) -> None:
 
 @pytest.mark.parametrize(("name", "line"), list(runnable()))
 def test_the_example_runs(
-    shop: LoraFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
+    shop: LoraFs,
+    report: Callable[..., None],
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    line: str,
 ) -> None:
     """What a help page proposes works: exit 0 and a result; what watches ends by Ctrl-C alone."""
+    hub.repo = "acme/support-lora"
+    hub.publish(tmp_path / "support-lora-2", HUB_COMMIT)
+    hub.refs["v2"] = HUB_COMMIT
     if name in NEEDS_A_SECOND_REVISION:
         shop("register", "support", "./support-lora-2")
+    if name == "canary":
+        shop("register", "support", "./support-lora-2", "--no-activate")
+        assert shop("canary", "support", "v2").code == 0
+    if name == "wait":
+        report("pod-a", recent=seen("support"), phases={"support": Phase.READY})
+        if "deleted" in line:
+            shop("unregister", "support")
+            report("pod-a", recent=seen("support", record=2, pointer=2))
 
     (tmp_path / "adapters").mkdir()
     monkeypatch.setattr(doctor, "QUICK", BRIEF)
     monkeypatch.setattr(doctor, "FULL", BRIEF)
     one_mount = line.replace("/mnt/adapters-again", "/adapters")
     words = shlex.split(one_mount.replace("/adapters", str(tmp_path / "adapters")))[1:]
-    if watches := "--watch" in words:
+    if watches := bool({"--watch", "--follow"} & set(words)):
         monkeypatch.setattr(time, "sleep", press_ctrl_c)
     ran = shop(*words)
     assert ran.code == (INTERRUPTED if watches else 0), ran

@@ -81,6 +81,20 @@ def test_list(two: LoraFs, folder: Folder) -> None:
     assert two("list", "-o", "name").out.split() == ["a", "b" * 128]
 
 
+def test_list_of_some(two: LoraFs, folder: Folder) -> None:
+    """By a pattern and by labels; a list that leaves all out is not an empty scope."""
+    two("register", "b1", folder(3), "--label", "team=y")
+    assert two("list", "b*", "-o", "name").out.split() == ["b1"]
+    assert two("list", "-l", "team!=y", "-o", "name").out.split() == ["a"]
+    assert [row["name"] for row in two("list", "?1", "-l", "team=y", "-o", "json").json] == ["b1"]
+    none = two("list", "-l", "team=z")
+    assert none.code == 0
+    assert "none of the 3 revisions in default/tiny" in none.err
+    wrong = two("list", "-l", "team==x==y")
+    assert wrong.code == 2
+    assert "not a label selector: 'team==x==y'" in wrong.err
+
+
 def test_show(two: LoraFs) -> None:
     """A page with everything that was registered."""
     page = two("show", "a").out

@@ -53,6 +53,35 @@ def test_the_same_bytes_with_another_policy(lora_fs: LoraFs, folder: Folder) -> 
     assert (record["revision"], record["spec"]["policy"]["kind"]) == ("v1", "pinned")
 
 
+def test_a_priority_or_a_ttl_alone(lora_fs: LoraFs, folder: Folder) -> None:
+    """It changes the policy of what the name serves: an eager adapter does not become a lazy one."""
+    lora_fs("register", "a", folder(1), "--policy", "eager", "--priority", "10")
+    lora_fs("register", "a", folder(2), "--priority", "20")
+    lora_fs("register", "a", folder(2), "--ttl", "5m")
+    lora_fs("register", "b", folder(3), "--priority", "0")
+    policies = [record["spec"]["policy"] for record in lora_fs("list", "-o", "json").json]
+    assert policies == [
+        {"kind": "eager", "ttl_s": 3600, "priority": 10},
+        {"kind": "eager", "ttl_s": 300, "priority": 20},
+        {"kind": "lazy", "ttl_s": 3600, "priority": 0},
+    ]
+
+
+def test_a_registry_that_was_made_is_told(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """A folder that was misspelt, or whose volume is not mounted, takes a registry like any other."""
+    assert lora_fs("register", "a", folder(1)).err == f"lora-fs: {root} held no registry: made one there\n"
+    assert lora_fs("register", "b", folder(2)).err == ""
+
+
+def test_times_say_their_zone(lora_fs: LoraFs, folder: Folder) -> None:
+    """Beside events, which are told in local time, a bare UTC time would be hours off."""
+    lora_fs("register", "a", folder(1))
+    (record,) = lora_fs("list", "-o", "json").json
+    shown = f"{record['updated_at'][:19]}Z"
+    assert lora_fs("list", "-o", "wide").out.splitlines()[1].endswith(shown)
+    assert f"written    {shown} by" in lora_fs("show", "a").out
+
+
 def test_the_same_revision_with_other_bytes(lora_fs: LoraFs, folder: Folder) -> None:
     """Revisions never change: refused, with what to do."""
     lora_fs("register", "a", folder(1), "--revision", "r1")
@@ -135,9 +164,9 @@ SOURCES = {
     "long": (USAGE, "too long"),
     "blank": (USAGE, "empty"),
     "nul": (USAGE, "NUL"),
-    "other-scheme": (USAGE, "s3:// is not supported yet"),
+    "other-scheme": (USAGE, "ftp://"),
     "other-host": (USAGE, "names host elsewhere"),
-    "no-url": (USAGE, "is no URL"),
+    "no-url": (USAGE, "http://[source"),
     "empty": (INVALID, "adapter_config.json"),
 }
 
@@ -166,7 +195,7 @@ def make_source(what: str, source: Path) -> str:
         case "long" | "blank" | "nul":
             return {"long": "x" * 5000, "blank": "", "nul": "a\0b"}[what]
         case "other-scheme":
-            return "s3://bucket/source"
+            return "ftp://host/source"
         case "other-host":
             return "file://elsewhere/source"
         case "no-url":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.cli import wait
+from lora_fs.sidecar.cli import maintain, wait
 from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
+from lora_fs.sidecar.registry import lock
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.lock import lease
 from tests.cli.conftest import LoraFs, seen
 from tests.registry.faults import fail
+from tests.registry.test_lock import left_by_another_host
 
 Folder = Callable[[int], str]
 Report = Callable[..., None]
@@ -323,11 +326,80 @@ def test_gc_leaves_what_is_kept(lora_fs: LoraFs, folder: Folder, root: Path) -> 
     assert (root / "default" / "tiny" / "v1" / "a").is_dir()
 
 
-def test_one_gc_at_a_time(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+def test_one_gc_at_a_time(
+    lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another one is told that one is at work."""
+    monkeypatch.setattr(maintain, "DEAD_AFTER_S", 0.1)
     lora_fs("register", "a", folder(1))
     with lease(root / ".leases" / "gc.lock", wait_s=0) as had:
         assert had
         ran = lora_fs("gc")
     assert ran.code == 1
     assert "another gc" in ran.err
+
+
+def test_gc_after_one_that_was_killed_on_another_host(
+    lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease is found to be dead by watching it, in the one run there is: no later run starts earlier."""
+    monkeypatch.setattr(lock, "LEASE_S", 0.3)
+    monkeypatch.setattr(maintain, "DEAD_AFTER_S", 5.0)
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    lockfile = root / ".leases" / "gc.lock"
+    left_by_another_host(lockfile, 0.3)
+    assert lora_fs("gc", "--older-than", "0").code == 0
+    assert not (root / "default" / "tiny" / "v1" / "a").exists()
+    assert not lockfile.exists()
+
+
+def test_gc_on_a_full_volume(
+    lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lease can be written there, and that is when room is needed."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    with monkeypatch.context() as patch:
+        fail(patch, "write", errno.ENOSPC, times=1 << 30)
+        fail(patch, "mkdir", errno.ENOSPC, times=1 << 30)
+        ran = lora_fs("gc", "--older-than", "0")
+    assert ran.code == 0
+    assert not (root / "default" / "tiny" / "v1" / "a").exists()
+
+
+def test_gc_of_a_registry_for_newer_writers(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """What a newer lora-fs needs cannot be known here: nothing is removed."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    marker = root / "lora-fs.json"
+    marker.write_bytes(seal({**json.loads(marker.read_bytes()), "min_writer": 2}))
+    ran = lora_fs("gc", "--older-than", "0")
+    assert ran.code == 1
+    assert "needs a writer of format 2" in ran.err
+    assert (root / "default" / "tiny" / "v1" / "a").is_dir()
+    assert lora_fs("gc", "--older-than", "0", "--dry-run").code == 0
+
+
+def test_nobody_has_told_anything(lora_fs: LoraFs, folder: Folder) -> None:
+    """An empty table says why it is empty."""
+    lora_fs("register", "a", folder(1))
+    assert "no replica of default/tiny has written events of a" in lora_fs("events", "a").err
+    assert "no replica of default/tiny has reported" in lora_fs("top", "--once").err
+
+
+def test_a_list_that_may_lack_something(
+    lora_fs: LoraFs, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shown, and it failed: a script must not take what cannot be read for what is not registered."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "b", folder(2), "--revision", "r2")
+    fail(monkeypatch, "listdir", errno.EACCES, times=1 << 30, when=lambda path: str(path).endswith("r2"))
+    ran = lora_fs("list", "-o", "name")
+    assert (ran.code, ran.out) == (1, "a\n")
+    assert "permission denied" in ran.err
+    shown = lora_fs("show", "b")
+    assert (shown.code, "is not registered" in shown.err) == (1, False)
+    assert lora_fs("show", "a").out.startswith("a in default/tiny serves v1")
+    waited = lora_fs("wait", "b", "--timeout", "0")
+    assert (waited.code, "cannot be told now" in waited.err) == (6, True)

@@ -68,6 +68,14 @@ def test_a_variable_that_cannot_be_read(lora_fs: LoraFs, monkeypatch: pytest.Mon
     assert "LORA_FS_PORT=many" in ran.err
 
 
+def test_an_empty_token_file_is_not_none(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that a manifest left out would open what it was to close."""
+    monkeypatch.setenv("LORA_FS_TOKEN_FILE", "")
+    ran = lora_fs("sidecar")
+    assert ran.code == 2
+    assert "LORA_FS_TOKEN_FILE is empty" in ran.err
+
+
 def test_an_empty_root_is_not_the_folder_one_is_in(lora_fs: LoraFs) -> None:
     """``--root "$UNSET"`` is a mistake, not the working directory."""
     ran = lora_fs("--root", "", "list")
@@ -238,10 +246,11 @@ def test_ctrl_c_while_waiting(
     lora_fs: LoraFs, folder: Callable[[int], str], report: Callable[..., None]
 ) -> None:
     """What was written stays written, and was told before the wait."""
+    lora_fs("register", "b", folder(2))
     report("slow")
     ran = interrupt(["register", "a", folder(1), "--wait", "60"], first_line)
     assert ran == (130, "lora-fs: interrupted")
-    assert lora_fs("list", "-o", "name").out == "a\n"
+    assert lora_fs("list", "-o", "name").out == "a\nb\n"
 
 
 def test_ctrl_c_while_copying(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.errors import CorruptRecord, InputError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry import operations
 from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.layout import Layout, parse_generation
+from lora_fs.sidecar.registry.layout import parse_generation
 from lora_fs.sidecar.registry.reading import Body, Series
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
@@ -48,8 +48,31 @@ class Run:
     kills: int = 0
     sights: int = 0
     generations: int = 0
+    siblings: int = 0  # files beside another of their generation, where there are no links
+    halves: int = 0  # files of killed writers that nobody can read, where there are no links
     settled_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How readers look, which is a matter of the filesystem; in seconds.
+
+    Attributes:
+        poll_s: between two looks at HEAD.
+        scan_s: between two looks at the tree, whatever HEAD says.
+        lag_s: for how long a listing may lack what HEAD announced.
+        settle_s: for how long a dropped folder holds still.
+        quiet_s: where nothing has moved for so long after the writers' end, nothing will.
+        within_s: how soon after the last write all readers agree.
+    """
+
+    poll_s: float = 0.02
+    scan_s: float = 0.2
+    lag_s: float = 0.0
+    settle_s: float = 0.2
+    quiet_s: float = 7.2
+    within_s: float = 10.0
 
 
 def converge(
@@ -60,8 +83,8 @@ def converge(
     readers: int,
     appends: int,
     kills: int,
-    settle_s: float = 0.2,
-    within_s: float = 10.0,
+    pace: Pace = Pace(),
+    adopting: bool = True,
     seed: int = 0,
 ) -> Run:
     """Write until there are so many acknowledged appends, killing as often, and judge.
@@ -69,8 +92,7 @@ def converge(
     Args:
         pair: one registry's root by two mounts, or twice by the same; made a registry already.
         notes: an empty folder outside the volume.
-        settle_s: for how long a dropped folder holds still.
-        within_s: how soon after the last write all readers agree.
+        adopting: folders are dropped, and each reader adopts them: it is a writer, too.
     """
     chance, run = random.Random(seed), Run()
     sources = [write_adapter(notes / f"source-{number}", number) for number in range(3)]
@@ -91,10 +113,10 @@ def converge(
         return begin
 
     for number in range(writers):
-        begin = start(_write, number % 2, sources)
+        begin = start(_write, number % 2, sources, adopting)
         processes.append((begin(), begin))
     for number in range(readers):
-        begin = start(_read, number % 2, settle_s)
+        begin = start(_read, (number + 1) % 2, pace, adopting)
         processes.append((begin(), begin))
     try:
         deadline, last = time.monotonic() + GIVE_UP_S, 0
@@ -122,11 +144,11 @@ def converge(
             _, status = os.waitpid(pid, 0)
             if status:
                 run.wrong.append(f"a reader ended with status {status}")
-    judge(pair[0], notes, run, ended, within_s)
+    judge(pair[0], notes, run, ended, pace.within_s, writers=writers + readers * adopting)
     return run
 
 
-def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path]) -> NoReturn:
+def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path], dropping: bool) -> NoReturn:
     chance, out = random.Random(seed), log.open("w", buffering=1)
 
     class Noting(Registry):
@@ -139,7 +161,7 @@ def _write(root: Path, log: Path, stop: int, seed: int, sources: list[Path]) -> 
 
     try:
         registry = Noting(root)
-        acts = [_register, _register, _unregister, _promote, _drop, _take_away]
+        acts = [_register, _register, _unregister, _promote] + [_drop, _take_away] * dropping
         while True:
             with suppress(InputError, TemporaryError):
                 chance.choice(acts)(registry, chance, sources)
@@ -176,31 +198,33 @@ def _take_away(registry: Registry, chance: random.Random, _: list[Path]) -> None
         shutil.rmtree(aside)
 
 
-def _read(root: Path, log: Path, stop: int, seed: int, settle_s: float) -> NoReturn:
+def _read(root: Path, log: Path, stop: int, seed: int, pace: Pace, adopting: bool) -> NoReturn:
     """A replica's eyes: it follows, and adopts; at the end it waits until nothing moves any more."""
     out = log.open("w", buffering=1)
     registry = Registry(root)
-    view = RegistryView(registry, (SCOPE,), scan_s=0.2)
-    adopter = Adopter(registry, Expectation(), settle_s=settle_s, writer=f"reader-{seed}")
-    seen: dict[str, int] = {}
+    view = RegistryView(registry, (SCOPE,), scan_s=pace.scan_s, lag_s=pace.lag_s)
+    adopter = Adopter(registry, Expectation(), settle_s=pace.settle_s, writer=f"reader-{seed}")
+    seen: dict[str, str] = {}
     quiet_since, stopped = time.monotonic(), False
     code = 0
     try:
-        while not (stopped and time.monotonic() - quiet_since > 6 * settle_s + 6.0):
+        while not (stopped and time.monotonic() - quiet_since > pace.quiet_s):
             moved = False
             begun = time.monotonic_ns()
             with suppress(TemporaryError):
                 moved = view.refresh(force=stopped)
-                moved |= adopter.step(view.desired)
+                moved |= adopting and adopter.step(view.desired)
             for where, body in bodies(view.desired).items():
-                if seen.get(where) != body.generation:
-                    seen[where] = body.generation
+                if seen.get(where) != body.token:
+                    seen[where] = body.token
                     note(out, "saw", where, body.generation, body.token, begun, time.monotonic_ns())
             for problem in view.desired.problems.values():
                 note(out, "problem", problem)
             if moved or adopter.waiting():
                 quiet_since = time.monotonic()
-            stopped |= bool(select.select([stop], [], [], 0.02)[0])
+            stopped |= bool(select.select([stop], [], [], 0 if stopped else pace.poll_s)[0])
+            if stopped:
+                time.sleep(pace.poll_s)
         final = {where: [body.generation, body.token] for where, body in bodies(view.desired).items()}
         note(out, "final", final, view.desired.frozen)
     except BaseException as error:
@@ -229,27 +253,25 @@ def _noted(notes: Path, kind: str, what: str) -> Any:
                 yield path.name, value[1:]
 
 
-def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float) -> None:
-    """Replay every note against what lies on the volume."""
+def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float, *, writers: int = 2) -> None:
+    """Replay every note against what lies on the volume.
+
+    Args:
+        writers: how many there were. One is followed in its order on every filesystem, many where a
+            generation has one winner.
+    """
     registry, wrong = Registry(root), run.wrong
-    history = _history(registry, wrong)
+    history = _history(registry, run)
     run.generations = sum(map(len, history.values()))
     acknowledged: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for who, (where, generation, token, begun, done) in _noted(notes, "_write", "ack"):
-        body = history[where].get(generation)
-        if body is None or body.token != token:
+        if token not in history[where].get(generation, {}):
             wrong.append(f"{who}: generation {generation} of {where} was acknowledged and is lost")
         acknowledged[where].append((begun, done, generation))
-    for where, spans in acknowledged.items():
-        greatest, by_end = 0, sorted(spans, key=lambda span: span[1])
-        at = 0
-        for begun, _, generation in sorted(spans):
-            while at < len(by_end) and by_end[at][1] < begun:
-                greatest = max(greatest, by_end[at][2])
-                at += 1
-            if generation < greatest:
-                wrong.append(f"{where}: {generation} was begun after {greatest} was acknowledged")
-    _judge_readers(notes, history, run, ended, within_s)
+    if registry.marker.tier == "cas" or writers == 1:
+        for where, spans in acknowledged.items():
+            _judge_order(where, spans, wrong)
+    _judge_readers(notes, history, run, ended, within_s, fenced=registry.marker.tier == "cas")
     for kind in ("_write", "_read"):
         wrong += [f"{who}: {told}" for who, told in _noted(notes, kind, "broke")]
     view = RegistryView(registry, (SCOPE,))
@@ -258,14 +280,35 @@ def judge(root: Path, notes: Path, run: Run, ended: float, within_s: float) -> N
     if len(set(ids)) != len(ids):
         wrong.append("two adapters share an id")
     for where, body in bodies(view.desired).items():
-        if body != history[where][max(history[where])]:
+        if [body.generation, body.token] != newest(history[where]):
             wrong.append(f"{where}: its greatest generation is not in force")
 
 
-def _history(registry: Registry, wrong: list[str]) -> dict[str, dict[int, Record | Pointer]]:
+def _judge_order(where: str, spans: list[tuple[int, int, int]], wrong: list[str]) -> None:
+    """Who began after another was acknowledged wrote no lower generation, or was told of it again."""
+    greatest, by_end = 0, sorted(spans, key=lambda span: span[1])
+    at = 0
+    for begun, _, generation in sorted(spans):
+        while at < len(by_end) and by_end[at][1] < begun:
+            greatest = max(greatest, by_end[at][2])
+            at += 1
+        if generation < greatest:
+            wrong.append(f"{where}: {generation} was begun after {greatest} was acknowledged")
+
+
+Written = dict[int, dict[str, Record | Pointer]]  # of one series: by generation, by token
+
+
+def newest(written: Written) -> list[Any]:
+    """The generation and token in force."""
+    generation = max(written)
+    return [generation, max(written[generation])]
+
+
+def _history(registry: Registry, run: Run) -> dict[str, Written]:
     """Every generation of every series; each has to build on the one before, so none was written asleep."""
-    history: dict[str, dict[int, Record | Pointer]] = defaultdict(dict)
-    layout: Layout = registry.layout
+    history: dict[str, Written] = defaultdict(lambda: defaultdict(dict))
+    layout, fenced = registry.layout, registry.marker.tier == "cas"
     for folder in layout.scope(SCOPE).iterdir():
         for path in folder.iterdir():
             parsed = parse_generation(path.name)
@@ -276,42 +319,53 @@ def _history(registry: Registry, wrong: list[str]) -> dict[str, dict[int, Record
             series: Any = (
                 registry.pointers(SCOPE, name) if folder.name == ".active" else registry.records(key)
             )
-            history[f"{SCOPE}/{folder.name}/{name}"][generation.generation] = registry.read(
-                series, generation
-            )
-    for where, found in history.items():
-        if sorted(found) != list(range(1, len(found) + 1)):
-            wrong.append(f"{where}: generations are missing: {sorted(found)}")
-        for number, body in found.items():
-            before = found.get(number - 1)
-            if (body.previous.sum if body.previous else None) != (before.sum if before else None):
-                wrong.append(f"{where}: generation {number} does not build on the one before it")
+            try:
+                body = registry.read(series, generation)
+            except CorruptRecord:
+                if fenced:
+                    raise
+                run.halves += 1  # that it was not acknowledged is told by the acknowledgements
+                continue
+            history[f"{SCOPE}/{folder.name}/{name}"][generation.generation][body.token] = body
+    for where, written in history.items():
+        if fenced and sorted(written) != list(range(1, len(written) + 1)):
+            run.wrong.append(f"{where}: generations are missing: {sorted(written)}")
+        sums = {body.sum: number for number, found in written.items() for body in found.values()}
+        for number, found in written.items():
+            run.siblings += len(found) - 1
+            for body in found.values():
+                before = body.previous.generation if body.previous is not None else 0
+                known = sums.get(body.previous.sum) == before if body.previous is not None else True
+                if not known or (before != number - 1 if fenced else before >= number):
+                    run.wrong.append(f"{where}: generation {number} does not build on the one before it")
     return history
 
 
 def _judge_readers(
-    notes: Path, history: dict[str, dict[int, Record | Pointer]], run: Run, ended: float, within_s: float
+    notes: Path, history: dict[str, Written], run: Run, ended: float, within_s: float, *, fenced: bool
 ) -> None:
     wrong = run.wrong
-    last: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], tuple[int, str]] = {}
     latest_ns = int(ended * 1e9)
     for who, (where, generation, token, _, seen) in _noted(notes, "_read", "saw"):
         run.sights += 1
-        body = history[where].get(generation)
-        if body is None or body.token != token:
+        if token not in history[where].get(generation, {}):
             wrong.append(f"{who} saw generation {generation} of {where}, which nobody wrote")
-        if generation <= last.get((who, where), 0):
+        if (generation, token) <= last.get((who, where), (0, "")):
             wrong.append(f"{who} went back to generation {generation} of {where}")
-        last[who, where] = generation
+        last[who, where] = (generation, token)
         latest_ns = max(latest_ns, seen)
     run.settled_s = latest_ns / 1e9 - ended
     if run.settled_s > within_s:
         wrong.append(f"readers agreed {run.settled_s:.1f} s after the last write")
-    wrong += [f"{who}: {problem}" for who, problem in _noted(notes, "_read", "problem")]
-    newest = {where: [max(found), found[max(found)].token] for where, found in history.items()}
+    if fenced:  # else half records and siblings are told
+        wrong += [f"{who}: {problem}" for who, problem in _noted(notes, "_read", "problem")]
+    end = {where: newest(written) for where, written in history.items() if written}
     finals = list(_noted(notes, "_read", "final"))
     if not finals:
         wrong.append("no reader came to its end")
     for who, (final, frozen) in finals:
-        if final != newest or frozen is not None:
-            wrong.append(f"{who} ends in another state ({frozen})")
+        if final != end or frozen is not None:
+            told = {where: (final.get(where), end.get(where)) for where in {*final, *end}}
+            differs = {where: both for where, both in told.items() if both[0] != both[1]}
+            wrong.append(f"{who} ends in another state: {differs} ({frozen})")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.registry.store import Registry
-from tests.crash.convergence import Run, converge, judge
+from tests.crash.convergence import Pace, Run, converge, judge
+from tests.registry.faults import without_links
 
 
 def finds_what_is_lost(root: Path, notes: Path) -> None:
@@ -41,4 +42,33 @@ def test_real_processes_converge(scratch: Path, appends: int, kills: int) -> Non
     print(
         f"{run.appends} acknowledged appends, {run.generations} generations, {run.kills} kills, "
         f"{run.sights} sights, settled {run.settled_s:.1f} s after the last write, 0 violations"
+    )
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("appends", "kills"),
+    [(60, 5), pytest.param(10_000, 300, marks=pytest.mark.long)],
+    ids=["short", "long"],
+)
+@pytest.mark.parametrize("writers", [1, 2])
+def test_they_converge_without_links(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, writers: int, appends: int, kills: int
+) -> None:
+    """There one writer is followed in its order; of many nothing acknowledged is lost, and all end alike."""
+    without_links(monkeypatch)
+    root, notes = scratch / "root", scratch / "notes"
+    notes.mkdir()
+    assert Registry(root, create=True).marker.tier == "lww"
+    adopting = writers > 1
+    pace = Pace() if adopting else Pace(quiet_s=2.0)
+    pair = (root, root)
+    run = converge(
+        pair, notes, writers=writers, readers=2, appends=appends, kills=kills, pace=pace, adopting=adopting
+    )
+    assert run.wrong == []
+    assert run.appends >= appends
+    print(
+        f"without links, {writers} writers: {run.appends} acknowledged appends, {run.siblings} siblings, "
+        f"{run.halves} half records, {run.kills} kills, {run.sights} sights, 0 violations"
     )

@@ -98,9 +98,23 @@ def faults(points: list[Point], every: bool) -> Iterator[tuple[Point, str]]:
 @pytest.mark.timeout(3600)
 def test_failing_at_every_call(staged: Stage, scratch: Path, every: bool) -> None:
     """Failed with any error: as when killed, and it raises an error of lora-fs's tree or none."""
+    fail_each(staged, scratch, every)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("what", "every"),
+    [("register", False), *(pytest.param(what, True, marks=pytest.mark.long) for what in ACTS)],
+)
+def test_failing_at_every_call_without_links(what: str, every: bool, scratch: Path) -> None:
+    """Where link() is missing a file that could not be written whole is taken back, or never read."""
+    fail_each(stage(scratch, what, tier="lww"), scratch, every)
+
+
+def fail_each(staged: Stage, scratch: Path, every: bool) -> None:
     points = every_point(staged, scratch)
     refused, failed = 0, 0
     for point, error in faults(points, every):
         refused += tamper(staged, scratch, point, f"error={error}").raised is not None
         failed += 1
-    print(f"{failed} failures of {len(points)} calls, {refused} told, 0 acknowledged lost")
+    print(f"{staged.tier}: {failed} failures of {len(points)} calls, {refused} told, 0 acknowledged lost")

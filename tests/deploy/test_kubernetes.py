@@ -102,6 +102,57 @@ def test_sidecar_is_locked_down() -> None:
     assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_engine_has_no_powers() -> None:
+    """Its image runs as root; nothing is left of that but the user."""
+    assert ENGINE["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_no_pod_has_a_token_of_the_cluster() -> None:
+    """Neither the account nor the pod asks for one."""
+    assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
+    assert POD["automountServiceAccountToken"] is False
+    assert POD["serviceAccountName"] == read("serviceaccount.yaml")["metadata"]["name"]
+
+
+def test_the_service_of_its_name_sets_no_variable() -> None:
+    """For the Service vllm it would be VLLM_PORT, an address, and vLLM ends on that at its start."""
+    for folder in ("", "plugin/"):
+        pod = read(f"{folder}deployment.yaml")["spec"]["template"]["spec"]
+        assert pod["enableServiceLinks"] is False, folder
+
+
+def test_budget_and_policy_are_of_the_pods() -> None:
+    """One replica may be away; only the port that clients are sent to is open."""
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    budget, policy = read("pdb.yaml")["spec"], read("networkpolicy.yaml")["spec"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert budget["maxUnavailable"] == 1
+    (port,) = policy["ingress"][0]["ports"]
+    assert port["port"] == SERVICE["spec"]["ports"][0]["targetPort"]
+
+
+STORAGE = sorted(path.name for path in (FOLDER / "storage").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", STORAGE)
+def test_storage_stands_in_for_the_claim(name: str, version: str) -> None:
+    """Each fits the API and binds the claim that the deployment names to a volume for all replicas."""
+    documents = [one for one in yaml.safe_load_all((FOLDER / "storage" / name).read_text()) if one]
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+    kinds = {one["kind"]: one for one in documents}
+    volume, claim = kinds["PersistentVolume"], kinds["PersistentVolumeClaim"]
+    assert claim["metadata"] == read("pvc.yaml")["metadata"]
+    assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
+    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
 def test_every_container_asks_for_resources() -> None:
     """Memory is limited for both, so that one cannot starve the other."""
     for container in (SIDECAR, ENGINE):
@@ -156,6 +207,14 @@ def test_settings_accept_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.port == SIDECAR_PORT
 
 
+def test_a_service_named_lora_fs_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Kubernetes sets for it in every pod of the namespace is not the port that was asked for."""
+    monkeypatch.setenv("LORA_FS_PORT", "tcp://10.96.0.7:80")
+    assert Settings().port == SIDECAR_PORT
+    monkeypatch.setenv("LORA_FS_PORT", "9001")
+    assert Settings().port == 9001
+
+
 def test_replica_id_is_the_pods_name() -> None:
     """Two replicas never share a status file."""
     source = environment(SIDECAR)["LORA_FS_REPLICA_ID"]["valueFrom"]
@@ -196,4 +255,5 @@ def test_service_selects_the_pods() -> None:
 def test_readme_names_every_file() -> None:
     """The table of the README is the folder."""
     readme = (FOLDER / "README.md").read_text()
-    assert all(f"`{name}`" in readme for name in [*MANIFESTS, "kustomization.yaml", "plugin/"])
+    assert all(f"`{name}`" in readme for name in [*MANIFESTS, "kustomization.yaml", "plugin/", "storage/"])
+    assert all(f"`storage/{name}`" in readme for name in STORAGE)

@@ -79,6 +79,7 @@ def test_every_json_block_names_its_schema() -> None:
         "marker",
         "head",
         "replica-status",
+        "event-list",
     }
 
 

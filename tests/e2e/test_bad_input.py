@@ -176,8 +176,12 @@ def test_a_thousand_unknown_names(pair: Pair[SidecarReplica]) -> None:
 )
 def test_names_that_are_no_names(pair: Pair[SidecarReplica], adapters: Adapters, name: str) -> None:
     """No request, load or unload gets past the grammar, and none is a server's fault."""
+    asked = pair.a.http.post("/v1/completions", json={"model": name, "prompt": PROMPT})
+    if name:
+        assert 400 <= asked.status_code < 500, asked.text
+    else:  # to vLLM an empty name is the base model's
+        assert asked.json()["model"] == "tiny"
     for path, body in (
-        ("/v1/completions", {"model": name, "prompt": PROMPT}),
         ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(adapters(30))}),
         ("/v1/unload_lora_adapter", {"lora_name": name}),
     ):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
+from tests.sources.conftest import tar_of
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -39,6 +43,25 @@ def test_registered_by_command(
     assert pair.answer("by-command") != base_answer
 
 
+def test_seen_on_the_dashboard(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
+    """Either replica serves the page, and its data has what was answered as ready on both."""
+    register("shown", adapters(13))
+    pair.answer("shown")
+    for replica in pair.both:
+        page = replica.http.get("/")
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        for path in re.findall(r'"(/dashboard/[^"]+)"', page.text):
+            assert replica.http.get(path).status_code == 200, path
+        since, cells = "", ""
+        while cells != "RR":
+            told = replica.http.get(f"/v1/dashboard?since={since}&wait_s=20").raise_for_status()
+            if told.status_code != 200:
+                continue
+            since = told.json()["since"]
+            assert len(told.json()["columns"]) == 2
+            cells = next((row[6] for row in told.json()["rows"] if row[0] == "shown"), cells)
+
+
 def test_registered_again_with_the_same_bytes(
     pair: Pair[Replica], register: Register, adapters: Adapters
 ) -> None:
@@ -47,6 +70,18 @@ def test_registered_again_with_the_same_bytes(
     register("twice", adapters(11))
     assert not (pair.volume.scope_dir / "v2" / "twice").exists()
     assert pair.answer("twice")
+
+
+def test_uploaded_to_one_replica(pair: Pair[Replica], adapters: Adapters, base_answer: str) -> None:
+    """A tar that is sent to b is registered, and answered by both."""
+    sent = pair.b.http.post(
+        "/v1/lora_adapters?name=uploaded",
+        content=tar_of(adapters(22), "w:gz"),
+        headers={"Content-Type": "application/gzip"},
+    )
+    assert sent.status_code == 201, sent.text
+    pair.wait_listed("uploaded")
+    assert pair.answer("uploaded") != base_answer
 
 
 def test_loaded_over_http_on_one_replica(pair: Pair[Replica], adapters: Adapters, base_answer: str) -> None:
@@ -88,6 +123,44 @@ def test_promoted_and_rolled_back(pair: Pair[Replica], register: Register, adapt
     assert pair.answer("moving") == second
     pair.volume.run("rollback", "moving", "--wait", "20")
     assert pair.answer("moving") == first
+
+
+def test_a_canary_by_user(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
+    """Each user has one revision on both replicas; a share that grows takes nobody back; both are told of."""
+    register("tried", adapters(46))
+    register("tried", adapters(47), "--no-activate")
+    right = {revision: pair.answer(f"tried@{revision}") for revision in ("v1", "v2")}
+    assert right["v1"] != right["v2"]
+    crowd = [f"user-{number}" for number in range(8)]
+
+    def asked(replica: Replica, user: str, *, stream: bool) -> str:
+        """The revision that a user has, as a header says it and as the answer proves it."""
+        ask: Any = replica.openai.completions.with_raw_response.create
+        raw = ask(model="tried", prompt=PROMPT, max_tokens=8, temperature=0, user=user, stream=stream)
+        pieces = list(raw.parse()) if stream else [raw.parse()]
+        assert {piece.model for piece in pieces} == {"tried"}
+        revision = str(raw.headers["x-lora-fs-revision"])
+        assert "".join(piece.choices[0].text for piece in pieces).strip() == right[revision]
+        return revision
+
+    def revisions(*options: str) -> dict[str, str]:
+        pair.volume.run("canary", "tried", *options, "--wait", "20")
+        first = {user: asked(pair.a, user, stream=False) for user in crowd}
+        assert first == {user: asked(pair.b, user, stream=True) for user in crowd}
+        return first
+
+    some = revisions("v2", "--percent", "40")
+    assert set(some.values()) == {"v1", "v2"}
+    more = revisions("--percent", "80")
+    assert {user for user in crowd if some[user] == "v2"} < {user for user in crowd if more[user] == "v2"}
+    for replica in pair.both:
+        text = httpx.get(f"{replica.url}/metrics").text
+        assert 'lora_fs_canary_percent{adapter_name="tried",revision="v2"} 80.0' in text
+        assert re.search(r'revision_requests_total{adapter_name="tried",revision="v2"} [1-9]', text)
+        told = replica.http.get("/v1/events", params={"name": "tried"}).json()["data"]
+        assert {"Registered", "Loaded", "CanaryChanged"} <= {event["reason"] for event in told}
+    assert set(revisions("--finish").values()) == {"v2"}
+    assert pair.answer("tried") == right["v2"]
 
 
 def test_unregistered(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
@@ -150,3 +223,20 @@ def test_one_name_loaded_on_both_replicas_at_once(pair: Pair[Replica], adapters:
             assert statuses == [200, 400]
             pair.wait_listed(name)
             assert pair.answer(name)
+
+
+def test_told_as_dynamos_operator_does(pair: Pair[Replica], adapters: Adapters, base_answer: str) -> None:
+    """The same call at both at once, and again: each says success; so it is when it goes."""
+    body = {"lora_name": "by-operator", "source": {"uri": adapters(21).as_uri()}}
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            loaded = list(pool.map(lambda one: one.http.post("/v1/loras", json=body), pair.both))
+            assert [one.status_code for one in loaded] == [200, 200], [one.text for one in loaded]
+        (lora_id,) = {one.json()["lora_id"] for one in loaded}
+        assert all("by-operator" in replica.engine_names() for replica in pair.both)
+        assert pair.answer("by-operator") != base_answer
+        for replica in pair.both:
+            assert replica.http.get("/v1/loras").json()["loras"]["by-operator"] == lora_id
+        gone = list(pool.map(lambda one: one.http.delete("/v1/loras/by-operator"), pair.both))
+    assert [one.status_code for one in gone] == [200, 200], [one.text for one in gone]
+    pair.wait_delisted("by-operator")

@@ -29,7 +29,7 @@ def engine_args() -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def settings() -> dict[str, str]:
     """A replica has the copies it was asked for, and no other."""
-    return {"stage_ahead": "false"}
+    return {"stage_ahead": "off"}
 
 
 @pytest.fixture(scope="module")

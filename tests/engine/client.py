@@ -82,20 +82,22 @@ class Client:
         with ThreadPoolExecutor(len(models)) as threads:
             return list(threads.map(lambda model: self.complete(model, max_tokens=max_tokens), models))
 
-    def logprobs(self, model: str, *, echo: bool = True) -> list[float]:
+    def logprobs(self, model: str, *, echo: bool = True, limit_s: float = LIMIT_S) -> list[float]:
         """The four best log-probabilities of each of eight tokens, and before them of the prompt's."""
         body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "logprobs": 4, "temperature": 0}
         body["echo"] = echo
-        answer = self._post("/v1/completions", body, LIMIT_S)
+        answer = self._post("/v1/completions", body, limit_s)
         assert answer.status == 200, answer
         told = json.loads(answer.body)["choices"][0]["logprobs"]
         return [value for best in told["top_logprobs"] if best for value in sorted(best.values())[-4:]]
 
-    def logprobs_of_all(self, models: Iterable[str], *, echo: bool = True) -> list[list[float]]:
+    def logprobs_of_all(
+        self, models: Iterable[str], *, echo: bool = True, limit_s: float = LIMIT_S
+    ) -> list[list[float]]:
         """The same, all at once."""
         models = list(models)
         with ThreadPoolExecutor(len(models)) as threads:
-            return list(threads.map(lambda model: self.logprobs(model, echo=echo), models))
+            return list(threads.map(lambda model: self.logprobs(model, echo=echo, limit_s=limit_s), models))
 
     def load(self, name: str, path: object, *, limit_s: float = LIMIT_S, **more: object) -> Answer:
         """``POST /v1/load_lora_adapter``."""

@@ -18,19 +18,24 @@ _SEEN_LIMIT_S = 10.0
 class Opened(FileSystemEventHandler):
     """Counts the opening of files below one folder, by file name.
 
-    One file opened several times with no other between counts once.
+    A file opened again with no other of its folder between counts once: safetensors opens what it reads
+    twice, and the kernel tells two such openings as one when the first was not fetched yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._counts: Counter[str] = Counter()
+        self._last: dict[Path, str] = {}
         self._told = threading.Condition()
         self._marks = itertools.count()
 
     def on_opened(self, event: FileSystemEvent) -> None:
         """The observer's thread calls it."""
+        path = Path(str(event.src_path))
         with self._told:
-            self._counts[Path(str(event.src_path)).name] += 1
+            if self._last.get(path.parent) != path.name:
+                self._last[path.parent] = path.name
+                self._counts[path.name] += 1
             self._told.notify_all()
 
     def counts(self) -> Counter[str]:

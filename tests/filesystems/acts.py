@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.model import Pointer, Scope
 from lora_fs.sidecar.registry import operations
 from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
 from lora_fs.sidecar.registry.registration import Registration, register
@@ -75,6 +75,22 @@ def one_registers_the_other_sees(here: Path, there: Path, local: Path) -> Seen:
     unregistered_s = wait(view, lambda desired: served(desired) == {} and not present(desired))
     registry.close()
     return Seen(registered_s, promoted_s, unregistered_s)
+
+
+def one_changes_its_mind(here: Path, there: Path, local: Path) -> tuple[Pointer, Pointer]:
+    """One mount lists what is served, the other promotes, and the first promotes what it had listed."""
+    registry = Registry(here, create=True)
+    for seed, revision in enumerate(("v1", "v2")):
+        put(registry, write_adapter(local / revision, seed), "a", revision)
+    other = Registry(there)
+    before = operations.active(other, SCOPE, "a")
+    assert before is not None
+    assert before.revision == "v2"
+    away = operations.promote(registry, SCOPE, "a", "v1", writer="here")
+    back = operations.promote(other, SCOPE, "a", "v2", writer="there")
+    registry.close()
+    other.close()
+    return away, back
 
 
 def present(desired: Desired) -> dict[str, int]:

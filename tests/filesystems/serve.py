@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-START_S = 30.0
+START_S = 90.0
 LOOK_S = 0.05
 ADDRESS = "10.77.0.1"  # GlusterFS refuses loopback addresses
 PORT = 5556
@@ -31,11 +31,13 @@ SSHFS = {
     "tuned": ",dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0",
     "lagging": f",dcache_timeout={LAG_S}",
 }
+NFS = {"plain": "", "tuned": ",lookupcache=positive,actimeo=1"}
 FLAVOURS = {
     "tmpfs": ("plain",),
     "glusterfs": ("plain", "tuned"),
     "sshfs": tuple(SSHFS),
     "s3fs": ("plain",),
+    "nfs": tuple(NFS),
 }
 GLUSTERD = """\
 volume management
@@ -75,7 +77,11 @@ def is_mounted(folder: Path) -> bool:
 def tmpfs(folder: Path) -> None:
     """One memory filesystem, bound to two places."""
     for side in ("a", "b"):
-        run("mount", "--bind", folder / "store", folder / "plain" / side)
+        mount_tmpfs(folder, "plain", side)
+
+
+def mount_tmpfs(folder: Path, flavour: str, side: str) -> None:
+    run("mount", "--bind", folder / "store", folder / flavour / side)
 
 
 def glusterfs(folder: Path) -> None:
@@ -102,11 +108,17 @@ def glusterfs(folder: Path) -> None:
             for option in ("quick-read", "stat-prefetch"):
                 run(*gluster, "set", flavour, f"performance.{option}", "off")
         run(*gluster, "start", flavour)
-        options = [f"--{option}" for option in NO_CACHE] if flavour == "tuned" else []
         for side in ("a", "b"):
-            at = folder / flavour / side
-            run("glusterfs", f"--volfile-server={ADDRESS}", f"--volfile-id={flavour}", *options, at)
-            wait_for(f"the mount {at}", partial(is_mounted, at), log)
+            mount_glusterfs(folder, flavour, side)
+
+
+def mount_glusterfs(folder: Path, flavour: str, side: str) -> None:
+    at, options = (
+        folder / flavour / side,
+        [f"--{option}" for option in NO_CACHE] if flavour == "tuned" else [],
+    )
+    run("glusterfs", f"--volfile-server={ADDRESS}", f"--volfile-id={flavour}", *options, at)
+    wait_for(f"the mount {at}", partial(is_mounted, at), folder / "glusterd.log")
 
 
 STATE = ("vols", "peers", "groups")
@@ -153,7 +165,29 @@ def s3fs(folder: Path) -> None:
         wait_for(f"the mount {at}", partial(is_mounted, at), log)
 
 
-FILESYSTEMS = {"tmpfs": tmpfs, "glusterfs": glusterfs, "sshfs": sshfs, "s3fs": s3fs}
+def nfs(folder: Path) -> None:
+    """A virtual machine with a kernel of its own, which serves and mounts (``guest.py``)."""
+    disk, init, log = folder / "disk", folder / "init", folder / "machine.log"
+    with disk.open("wb") as file:
+        file.truncate(1 << 30)
+    run("mkfs.ext4", "-q", disk)
+    guest = Path(__file__).with_name("guest.py")
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    init.write_text(f"#!/bin/sh\nexport PATH={path}\nexec {sys.executable} -P {guest} {folder}\n")
+    init.chmod(0o755)
+    (folder / "calls").mkdir()
+    machine = ["mem=1G", f"ubd0={disk}", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}"]
+    subprocess.Popen(
+        ["linux.uml", *machine, "con=null", "con0=null,fd:1", f"uml_dir={folder}/", "umid=machine", "quiet"],
+        stdin=subprocess.DEVNULL,
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    wait_for("the virtual machine", (folder / "up").exists, log)
+
+
+FILESYSTEMS = {"tmpfs": tmpfs, "glusterfs": glusterfs, "sshfs": sshfs, "s3fs": s3fs, "nfs": nfs}
 
 
 def main(name: str, folder: Path, packages: Path) -> None:

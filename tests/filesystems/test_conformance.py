@@ -11,7 +11,13 @@ from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.registry.filesystem import timing_for
 from tests.filesystems.rigs import Mounted
 
-KIND = {"tmpfs": "tmpfs", "glusterfs": "fuse.glusterfs", "sshfs": "fuse.sshfs", "s3fs": "fuse.s3fs"}
+KIND = {
+    "tmpfs": "tmpfs",
+    "glusterfs": "fuse.glusterfs",
+    "sshfs": "fuse.sshfs",
+    "s3fs": "fuse.s3fs",
+    "nfs": "nfs4",
+}
 NO_LINK = {"s3fs"}
 NOTIFIES = {"tmpfs"}
 WHOLE = {"tmpfs", "glusterfs"}
@@ -20,6 +26,7 @@ SHOWS_LATE = {  # what is not shown within 0.25 s by mounts as they come
     "glusterfs": {"replace", "delete", "registered"},
     "sshfs": {"listing", "stat", "registered"},
     "s3fs": {"stat"},
+    "nfs": {"create-asked", "delete", "stat", "registered"},  # attributes are kept for 3 s and longer
 }
 PROMPT_S = 0.25
 QUICK_S = 60.0  # about 10 where nobody else is at work
@@ -82,6 +89,15 @@ def test_nothing_is_left(volume: Mounted, verdict: Verdict) -> None:
     assert verdict.took_s > 0
     for mount in volume.pair():
         assert not [name for name in volume.run(names, mount) if "doctor" in name]
+
+
+@pytest.mark.parametrize("volume", ["nfs"], indirect=True)
+def test_its_advice_for_nfs(volume: Mounted, verdict: Verdict) -> None:
+    """It asks for the option that shows a name which was asked for too early, and with it that shows."""
+    assert verdict.delay("create-asked").unseen
+    assert any("lookupcache=positive" in line for line in verdict.advice)
+    tuned = volume.run(examine, *volume.pair("tuned"), QUICK)
+    assert tuned.delay("create-asked").unseen == 0
 
 
 @pytest.mark.parametrize("volume", ["glusterfs", "sshfs"], indirect=True)

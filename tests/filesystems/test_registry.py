@@ -50,6 +50,15 @@ def test_a_listing_that_is_kept_for_long(volume: Mounted) -> None:
     assert max(seen.registered_s, seen.promoted_s, seen.unregistered_s) < bound_s("sshfs", "plain")
 
 
+def test_nothing_to_change_is_told_of_what_is_now(volume: Mounted) -> None:
+    """What a client kept a listing of, and another has changed since, is changed back, not left."""
+    for flavour in serve.FLAVOURS[volume.name]:
+        here, there = volume.pair(flavour)
+        local = volume.folder / f"mind-{flavour}"
+        away, back = volume.run(acts.one_changes_its_mind, here / "mind", there / "mind", local)
+        assert (back.revision, back.generation) == ("v2", away.generation + 1), flavour
+
+
 def test_concurrent_registrations_from_both_mounts(volume: Mounted) -> None:
     """All are acknowledged, both mounts end with all of them and no other, each with an id of its own."""
     writers, each = WRITERS.get(volume.name, USUAL)

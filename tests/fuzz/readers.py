@@ -27,10 +27,12 @@ from lora_fs.sidecar.errors import (
     RegistryLost,
 )
 from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
-from lora_fs.sidecar.registry import archive, lock, root
+from lora_fs.sidecar.registry import archive, head, lock, root
 from lora_fs.sidecar.registry.codec import decode, seal
+from lora_fs.sidecar.registry.head import Head
 from lora_fs.sidecar.registry.layout import Listing, generation_name
-from lora_fs.sidecar.registry.root import Head, Marker
+from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.server import tokens
 from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from lora_fs.sidecar.validate.config import parse_config
@@ -118,9 +120,9 @@ def read_head(data: bytes) -> None:
         if version is not None:
             folder = _in_a_root(version)
             (folder / ".leases").mkdir(exist_ok=True)
-            assert root.read_head(folder) == version[:4096]
-            root.advance_head(folder, 1)
-            decode(Head, root.read_head(folder) or b"")
+            assert head.read_head(folder) == version[:4096]
+            head.advance_head(folder, 1)
+            decode(Head, head.read_head(folder) or b"")
 
 
 def read_lease(data: bytes) -> None:
@@ -187,6 +189,26 @@ def read_body(data: bytes) -> None:
         again = find_model(content_type.decode("latin-1"), field.renamed("other"))
         assert again is not None
         assert again.name == "other"
+
+
+def read_tokens(data: bytes) -> None:
+    """A token file: what it gives is found by what was written, and no error repeats a token."""
+    with suppress(UnicodeDecodeError):  # told by who reads the file
+        text = data.decode()
+        first = [words[0] for line in text.splitlines() if (words := line.split())]
+        read, told = _parsed(text)
+        assert not [word for word in first if len(word) > 20 and word in str(told)]
+        if told is not None:
+            raise told
+        written = [word for word in first if not word.startswith("#")]
+        assert [tokens.find(read, word) for word in written] == list(read)
+
+
+def _parsed(text: str) -> tuple[tuple[tokens.Token, ...], tokens.BadTokenFile | None]:
+    try:
+        return tokens.parse(text), None
+    except tokens.BadTokenFile as error:
+        return (), error
 
 
 def _small_export() -> bytes:
@@ -263,6 +285,12 @@ READERS: Mapping[str, Reader] = {
         (),
         (b"a1.@00000001.json\na1\n.tmp-x\nb.@123456789.json",),
         (".@", "0", "/", ".json"),
+    ),
+    "tokens": Reader(
+        read_tokens,
+        (tokens.BadTokenFile,),
+        (b"# who\n0123456789abcdef0123 name=ci namespaces=a,b verbs=register,read\nshort\n",),
+        ("name=", "namespaces=", "verbs=", "unregister", "#", "\u2028", ","),
     ),
     "body": Reader(read_body, (), (b'application/json\n\n{"model":"a1"}', _FORM), (*_JSON, "\r\n", "--b")),
 }

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
 import resource
 import signal
 import struct
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import Record, ReplicaStatus
+from lora_fs.sidecar.registry import archive
 from lora_fs.sidecar.registry.codec import _checksum, decode
 from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.server.tokens import parse
 from lora_fs.sidecar.validate import Expectation, validate
 from tests.fuzz.readers import GOLDEN
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE, Draft, raw_safetensors
@@ -196,3 +200,47 @@ def test_a_form_of_many_parts(line: bytes, boundary: str) -> None:
     """8 MB are gone through once: the pattern that looked for a part's end took minutes for 1 MB."""
     body = line * ((8 << 20) // len(line))
     answered(lambda: find_model(f"multipart/form-data; boundary={boundary}", body))
+
+
+def export_refused(path: Path) -> Callable[[], None]:
+    def act() -> None:
+        with pytest.raises(InputError) as told:
+            archive.read(path)
+        assert len(str(told.value)) < 500
+
+    return act
+
+
+def tar_header(kind: bytes, size_bytes: int) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size_bytes
+    return member.tobuf()
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_export_whose_header_is_huge(tmp_path: Path, kind: bytes, packed: bool) -> None:
+    """A header of 512 MB, half a megabyte when packed, is refused by its length; it was read whole."""
+    path, size_bytes = tmp_path / "export.tar", 512 << 20
+    begin = tar_header(kind, size_bytes)
+    if packed:
+        path.write_bytes(gzip.compress(begin) + gzip.compress(bytes(1 << 20)) * 512)
+    else:
+        path.write_bytes(begin)
+        os.truncate(path, size_bytes)
+    answered(export_refused(path))
+
+
+def test_an_export_of_headers(tmp_path: Path) -> None:
+    """Headers that each announce another one end where they nest too deep."""
+    one = f"{archive.HEADER_BYTES // 2} comment=".encode()
+    body = one + b"x" * (archive.HEADER_BYTES // 2 - len(one) - 1) + b"\n"
+    path = tmp_path / "export.tar"
+    path.write_bytes((tar_header(tarfile.XGLTYPE, len(body)) + body) * 2_000)
+    answered(export_refused(path))
+
+
+def test_a_token_file_of_many_tokens() -> None:
+    """As many as 1 MB holds are gone through once; each was compared with all before it."""
+    text = "\n".join(f"{number:x}" for number in range(150_000))
+    answered(lambda: parse(text))

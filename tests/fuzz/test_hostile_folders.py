@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from lora_fs.sidecar.errors import CorruptRecord, InvalidAdapter, InvalidName, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.reconcile.assembly import locator
 from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.registry import adopt, artifacts, registration
 from lora_fs.sidecar.registry.adopt import Adopter
@@ -23,12 +25,14 @@ from lora_fs.sidecar.registry.codec import decode, seal
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 from tests.registry.conftest import Clock, write_adapter
 
 SCOPE = Scope("default", "tiny")
 SETTLE_S = 2.0
 WEIGHTS = "adapter_model.safetensors"
+IN_OPEN = 0x20
 
 
 class Site:
@@ -39,6 +43,7 @@ class Site:
         self.view = RegistryView(self.registry, (SCOPE,))
         self.adopter = Adopter(self.registry, Expectation(), settle_s=SETTLE_S, writer="t", clock=self.clock)
         self.good = write_adapter(self.at("good"), seed=7)
+        self.locate: Callable[[Record], Path] = lambda record: self.registry.layout.resolve(record.spec.path)
 
     def at(self, name: str) -> Path:
         return self.registry.layout.revision(SCOPE, "v1") / name
@@ -62,7 +67,7 @@ class Site:
     def stager(self, folder: Path) -> Stager:
         stager = Stager(
             folder,
-            lambda record: self.registry.layout.resolve(record.spec.path),
+            self.locate,
             Expectation(),
             max_bytes=1 << 30,
             timeout_s=20,
@@ -363,3 +368,96 @@ def test_a_file_swapped_for_a_link_while_it_is_registered(site: Site, tmp_path: 
             done += 1
             assert [f.sha256 for f in record.spec.files if f.path == WEIGHTS] == [before]
     assert json.loads((site.good / "adapter_config.json").read_text())
+
+
+# -- folders on the way ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Site:
+    """As a replica has it: it reads under the registry alone."""
+    site = Site(tmp_path)
+    allowed = Allowed(site.registry.layout.root)
+    site.adopter._may_read = lambda folder: allowed.find(folder, follow=False) is not None
+    site.locate = locator(site.registry.layout, allowed)
+    return site
+
+
+def elsewhere(site: Site, tmp_path: Path) -> Path:
+    """The revision's folder moved out of the registry, with a link in its place."""
+    revision = site.good.parent
+    moved = revision.rename(tmp_path / "elsewhere")
+    revision.symlink_to(moved)
+    return moved
+
+
+def test_a_revision_that_is_a_link_is_not_adopted(guarded: Site, tmp_path: Path) -> None:
+    """What lies behind it is no folder of the registry; put back, it is adopted."""
+    moved = elsewhere(guarded, tmp_path)
+    assert guarded.settle() == set()
+    assert "leads out of the registry" in guarded.refusal("good")
+    guarded.good.parent.unlink()
+    moved.rename(guarded.good.parent)
+    guarded.clock.now += adopt.RETRY_S
+    assert guarded.settle() == {"good"}
+
+
+@pytest.mark.anyio
+async def test_a_revision_that_is_a_link_is_not_staged(guarded: Site, tmp_path: Path) -> None:
+    """Nor one that became a link between the check and the copy, with the registered bytes behind it."""
+    guarded.settle()
+    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    stager = guarded.stager(tmp_path / "stage")
+    checked = guarded.locate(record)
+    elsewhere(guarded, tmp_path)
+    with pytest.raises(InvalidAdapter, match="leads out of the registry"):
+        await stager.stage(record)
+    guarded.locate = lambda _: checked
+    with pytest.raises(InvalidAdapter, match="behind"):
+        await guarded.stager(tmp_path / "stage").stage(record)
+
+
+@pytest.mark.anyio
+async def test_a_revision_swapped_for_a_link_while_it_is_staged(guarded: Site, tmp_path: Path) -> None:
+    """However it falls: the registered bytes out of the registry itself, or a refusal."""
+    guarded.settle()
+    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    secret = write_adapter(tmp_path / "secret/good", seed=99)
+    opened = open_folders(secret)
+    with churn(swapper(guarded.good.parent, secret.parent)):
+        for number in range(100):
+            with suppress(LoraFsError):
+                await guarded.stager(tmp_path / f"stage-{number}").stage(record)
+    assert opened() == 0
+    await guarded.stager(tmp_path / "stage").stage(record)
+
+
+def open_folders(folder: Path) -> Callable[[], int]:
+    """How often a file in the folder was opened since, by the kernel's own count."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watcher = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(watcher, os.fsencode(folder), IN_OPEN) >= 0
+
+    def told() -> int:
+        try:
+            return len(os.read(watcher, 1 << 16))
+        except BlockingIOError:
+            return 0
+        finally:
+            os.close(watcher)
+
+    return told
+
+
+@pytest.mark.parametrize("path", ["..", "default/..", "default/tiny/v1/..", "default/../../x"])
+def test_a_path_that_leads_up(guarded: Site, path: str) -> None:
+    """Where a record leads is looked at after every step up, and upwards out of the registry is refused."""
+    guarded.settle()
+    record = guarded.view.desired.records[AdapterKey(*SCOPE, "v1", "good")]
+    record = record.model_copy(update={"spec": record.spec.model_copy(update={"path": path})})
+    try:
+        found = guarded.locate(record)
+    except InvalidAdapter:
+        return
+    assert found.is_relative_to(guarded.registry.layout.root)
+    assert ".." not in found.parts

@@ -32,7 +32,7 @@ from vllm.entrypoints.serve.exception_handling.handlers.validation import valida
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
-from lora_fs.sidecar.server import lora, models, observe
+from lora_fs.sidecar.server import dynamo, lora, models, observe
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.errors_http import on_error
@@ -96,6 +96,7 @@ def plugin_app(assembly: Assembly) -> FastAPI:
     for router in (
         models.router(replica, admin),
         lora.router(replica, admin),
+        dynamo.router(replica, admin, hold_timeout_s=5.0),
         observe.discovery(replica, admin),
     ):
         app.router.routes.extend(router.routes)
@@ -162,10 +163,12 @@ def test_the_document_is_kept_for_long(url: str, volume: Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     "model", ["\\ud800", "\\u0000", "\\u202e", "../../etc/passwd", "a1@..", "x" * 5_000], ids=range(6)
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loras"]
+)
 def test_names_that_are_no_text(url: str, model: str, path: str) -> None:
     """JSON lets a string hold half a character, which no answer can repeat: it was a 500."""
-    body = f'{{"model":"{model}","lora_name":"{model}","lora_path":"{model}"}}'
+    body = f'{{"model":"{model}","lora_name":"{model}","lora_path":"{model}","source":{{"uri":"{model}"}}}}'
     answer = httpx.post(url + path, content=body, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500
 

@@ -10,7 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("figures", "grid", "gate", "plot", "peers", "bench_gpu_ops")
+SCRIPTS = (
+    "figures",
+    "grid",
+    "gate",
+    "plot",
+    "peers",
+    "gpu_timing",
+    "gpu_summary",
+    "gpu_transfers",
+    "bench_gpu_ops",
+)
 
 
 @contextmanager

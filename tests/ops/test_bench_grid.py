@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,8 +117,8 @@ def test_pieces_of_a_peer_cover_every_row_once(scripts: SimpleNamespace) -> None
 def make_result(scripts: SimpleNamespace, target: int = 1, **ways: list[float]) -> dict[str, Any]:
     case = scripts.grid.TARGETS[target].case
     modules = {name: {"us": ways, "refused": {}} for name in scripts.grid.MODELS["8B"]}
-    raw = {"case": scripts.bench_gpu_ops.asdict(case), "label": case.label, "modules": modules}
-    summarized: dict[str, Any] = scripts.bench_gpu_ops.summarize(raw, 3e12)
+    raw = {"case": asdict(case), "label": case.label, "modules": modules}
+    summarized: dict[str, Any] = scripts.gpu_summary.summarize(raw, 3e12)
     return summarized
 
 
@@ -128,13 +129,13 @@ def test_a_case_is_summed_up(scripts: SimpleNamespace) -> None:
     assert layer["us"] == {"ours": 20.0, "vllm": 80.0, "csgmv": 64.0}
     assert layer["ratios"]["vllm"][0] == 4.0
     assert layer["floor_share"] == pytest.approx(11.8 / 20, rel=0.01)
-    told = scripts.bench_gpu_ops.line(result)
+    told = scripts.gpu_summary.line(result)
     assert "vllm 4.00 (4.00 to 4.40)" in told
     assert "misses triton_v2 not compared" in told
     slow = make_result(scripts, ours=[6.0] * 3, vllm=[6.0] * 3, csgmv=[60.0] * 3, triton_v2=[60.0] * 3)
-    assert scripts.bench_gpu_ops.verdict(slow) == "misses ≤ 22 µs, vllm ≥ 4"
+    assert scripts.gpu_summary.verdict(slow) == "misses ≤ 22 µs, vllm ≥ 4"
     fast = make_result(scripts, ours=[5.0] * 3, vllm=[60.0] * 3, csgmv=[60.0] * 3, triton_v2=[60.0] * 3)
-    assert scripts.bench_gpu_ops.verdict(fast) == "reached"
+    assert scripts.gpu_summary.verdict(fast) == "reached"
 
 
 def test_a_case_that_failed_has_no_ratio(scripts: SimpleNamespace) -> None:
@@ -142,8 +143,8 @@ def test_a_case_that_failed_has_no_ratio(scripts: SimpleNamespace) -> None:
     result = make_result(scripts)
     result["modules"]["o"]["refused"] = {"ours": "3 times the tolerance"}
     assert "ratios" not in result["layer"]
-    assert "3 times the tolerance" in scripts.bench_gpu_ops.line(result)
-    assert scripts.bench_gpu_ops.rows_of([result]) == []
+    assert "3 times the tolerance" in scripts.gpu_summary.line(result)
+    assert scripts.gpu_summary.rows_of([result]) == []
 
 
 def test_a_chart_is_svg(scripts: SimpleNamespace, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_run_keeps_what_it_has(
             raise torch.cuda.OutOfMemoryError("no room")
         module = {"us": {"ours": [5.0] * rounds, "vllm": [20.0] * rounds}, "refused": {}}
         modules = dict.fromkeys(scripts.grid.MODELS["8B"], module)
-        return {"case": bench.asdict(case), "label": case.label, "modules": modules}
+        return {"case": asdict(case), "label": case.label, "modules": modules}
 
     device = SimpleNamespace(name="a GPU", multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -36,10 +36,10 @@ def packages_on_disk() -> set[str]:
     return found
 
 
-def pinned() -> dict[str, str]:
-    """Read both lists: canonical name to version."""
+def pinned(*lists: str) -> dict[str, str]:
+    """Read the lists, of the engine and the tools if none is named: canonical name to version."""
     pins: dict[str, str] = {}
-    for name in ("engine.txt", "dev.txt"):
+    for name in lists or ("engine.txt", "dev.txt"):
         for line in (ROOT / "requirements" / name).read_text().splitlines():
             if line and not line.startswith("#"):
                 requirement = Requirement(line)
@@ -86,12 +86,12 @@ def test_the_lists_hold_no_torch() -> None:
     assert not {name for name in pinned() if name.startswith("nvidia-")}
 
 
-@pytest.mark.parametrize("extra", ["", "dev", "demo"])
+@pytest.mark.parametrize("extra", ["", "dev", "demo", "docs"])
 def test_every_requirement_is_pinned(extra: str) -> None:
     """A clean clone installs the versions that were tested, not today's newest."""
     project = PYPROJECT["project"]
     lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    pins = pinned()
+    pins = pinned("docs.txt") if extra == "docs" else pinned()
     for requirement in map(Requirement, lines):
         version = pins.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is in neither list"
@@ -171,7 +171,7 @@ def test_plugin_is_not_declared_before_it_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "torture", "lint", "type", "bench", "fmt", "build", "env"]
+    "target", ["demo", "test", "test-nfs", "torture", "lint", "type", "bench", "fmt", "build", "docs", "env"]
 )
 def test_makefile_has_the_target(target: str) -> None:
     """The targets that the README and the issue name are there."""

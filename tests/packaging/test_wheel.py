@@ -82,7 +82,7 @@ def test_holds_exactly_the_sources(wheel: Path) -> None:
         base = ROOT / folder
         expected |= {
             f"{package.replace('.', '/')}/{path.relative_to(base)}"
-            for pattern in ("*.py", "*.json", "*.html", "py.typed")
+            for pattern in ("*.py", "*.json", "*.html", "*.css", "*.js", "*.svg", "py.typed")
             for path in base.rglob(pattern)
             if "__pycache__" not in path.parts
         }

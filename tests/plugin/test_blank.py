@@ -97,7 +97,8 @@ def test_what_ran_blank_is_not_the_adapter(
     manager.set_active_adapters({LOST}, None)
     begun = []
     monkeypatch.setattr(manager, "begin_load", lambda request, ask: begun.append(request.lora_int_id))
-    ask = {"id": 7, "user": "api", "sequence": 1, "name": "lost", "path": "/gone", "again": True}
+    monkeypatch.setattr(manager, "loading", lambda adapter: adapter in begun)
+    ask = {"id": 7, "user": "api", "sequence": 1, "name": "lost", "path": "/gone", "again": True, "wait_s": 0}
     answer = rpc.CALLS[call](manager, ask)
     assert answer == ({"held": False} if call == "hold" else {"state": "loading", "reason": ""})
     assert begun == ([] if call == "hold" else [7])

@@ -75,6 +75,10 @@ class FakeManager:
             self.tiers.admit(done.id, done.adapter, pinned=ask["pinned"])
             self.tiers.entries[done.id].users.add(ask["user"])
 
+    def wait(self, adapter: int, most_s: float) -> None:
+        self._loader.wait(adapter, most_s)
+        self.collect()
+
     def forget_blank(self, adapter: int) -> None:
         assert adapter
 
@@ -88,11 +92,13 @@ class Site:
     def __init__(self) -> None:
         self.worker, self.now, self.down = FakeManager(), 100.0, False
         self.calls: list[str] = []
+        self.waits: list[float] = []
         self.asked = asyncio.Event()  # a second load was asked for
         self.api = [self.server(f"api-{n}") for n in range(2)]
 
-    def server(self, user: str) -> InProcess:
-        client: Any = SimpleNamespace(collective_rpc=self.rpc)
+    def server(self, user: str, *, servers: int = 2) -> InProcess:
+        config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=servers))
+        client: Any = SimpleNamespace(collective_rpc=self.rpc, vllm_config=config)
         bases = [SimpleNamespace(model_dump=lambda: {"id": "tiny", "parent": None})]
 
         async def show() -> Any:
@@ -107,6 +113,8 @@ class Site:
         if self.down:
             raise RuntimeError("EngineCore encountered an issue")
         self.calls.append(args[0])
+        if args[0] == "load":
+            self.waits.append(args[1]["wait_s"])
         if self.calls.count("load") > 1:
             self.asked.set()
         return [rpc.CALLS[args[0]](self.worker, args[1])]  # type: ignore[arg-type]
@@ -131,6 +139,45 @@ async def test_a_load_is_ready_when_it_returns(site: Site) -> None:
     assert loaded.tiers == {"sql": "host"}
     assert [card["id"] for card in loaded.base_cards] == ["tiny"]
     assert (await api.activity()).max_loras == 2
+
+
+async def test_an_engine_that_serves_nobody_waits_for_a_load(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call is enough then, for a failure too."""
+    monkeypatch.setattr(in_process, "ALONE_S", 20.0)
+    api = site.server("only", servers=1)
+    await api.load("sql", "/p", record(7))
+    site.worker.broken[8] = "the model has no layer x"
+    with pytest.raises(EngineRejected, match="no layer x"):
+        await api.load("broken", "/p", record(8))
+    assert site.waits == [20.0, 20.0]
+
+
+async def test_a_load_that_another_one_drives_out_is_begun_anew(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not fail: it ended, and was gone before it could be held."""
+    wait = site.worker.wait
+
+    def driven_out(adapter: int, most_s: float) -> None:
+        wait(adapter, 20.0)
+        monkeypatch.setattr(site.worker, "wait", wait)
+        site.worker.tiers.remove(adapter)
+
+    monkeypatch.setattr(site.worker, "wait", driven_out)
+    await site.server("only", servers=1).load("sql", "/p", record(7))
+    assert site.worker.loads == [7, 7]
+
+
+@pytest.mark.parametrize("busy", ["with a request", "with another load", "with another API server"])
+async def test_an_engine_that_may_serve_somebody_does_not(site: Site, busy: str) -> None:
+    api = site.server("one", servers=2 if busy == "with another API server" else 1)
+    with api.serving() if busy == "with a request" else ExitStack():
+        others = [record(8)] if busy == "with another load" else []
+        await asyncio.gather(*(api.load(f"a{one.spec.int_id}", "/p", one) for one in (record(7), *others)))
+    assert site.waits[len(others)] == 0
+    assert busy == "with another load" or not any(site.waits)
 
 
 async def test_two_servers_share_a_load(site: Site) -> None:
@@ -199,6 +246,26 @@ async def test_a_hold_under_way_is_not_taken_back(site: Site) -> None:
         held, _ = await asyncio.gather(api.hold(api.requests["sql"]), api.loaded())
         assert held
         assert site.worker.tiers.entries[7].holders
+
+
+async def test_pinned_while_it_is_loaded(site: Site) -> None:
+    """From the next look on it makes no room, until it is unpinned; one of two slots is kept free."""
+    api = site.api[0]
+    for number in (1, 2):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+    pinned, lazy = Policy(kind=PolicyKind.PINNED, priority=1), Policy()
+    api.prefer({"a1": pinned, "a2": pinned.model_copy(update={"priority": 2}), "gone": pinned})
+    await api.loaded()
+    assert {n for n, entry in site.worker.tiers.entries.items() if entry.pinned} == {2}
+    site.now += 10 * LINGER_S
+    await api.loaded()
+    await api.load("a3", "/p3", record(3))
+    assert (await api.loaded()).adapters.keys() == {"a2", "a3"}
+    api.prefer({"a2": lazy, "a3": lazy})
+    site.now += 10 * LINGER_S
+    await api.loaded()
+    await api.load("a4", "/p4", record(4))
+    assert "a2" not in (await api.loaded()).adapters
 
 
 async def test_an_evicted_adapter_is_missed(site: Site) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -15,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, WaitTimeout
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.worker_patch.api import gate
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
+from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio
 
@@ -36,9 +38,15 @@ class FakeReplica:
         self.holding: list[str] = []
         self.forgotten: list[str] = []
         self.error: Exception | None = None
+        self.users: list[str | None] = []
+        self.tried = "sql@v2"
 
-    def lookup(self, name: str) -> object:
-        return self.known.get(name)
+    def lookup(self, name: str) -> Served | None:
+        return Served(name, RECORD) if name in self.known else None
+
+    def choose(self, served: Served, user: str | None) -> Served:
+        self.users.append(user)
+        return Served(self.tried, RECORD) if user == "tester" else served
 
     @asynccontextmanager
     async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
@@ -58,7 +66,12 @@ class FakeEngine:
     def __init__(self) -> None:
         paths = {"sql": "/stage/d1/sql", "sql@v2": "/stage/d2/sql"}
         self.requests = {name: LoRARequest(name, 7, path) for name, path in paths.items()}
-        self.misses, self.in_use = 0, 0
+        self.misses, self.in_use, self.served = 0, 0, 0
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        self.served += 1
+        yield
 
     def using(self, request: LoRARequest) -> Any:
         class Use:
@@ -137,10 +150,33 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
     assert (told["body"].encode(), told["asked"], told["found"], told["holding"]) == (body, None, False, [])
 
 
-def test_nested_deeper_than_any_parser_goes() -> None:
-    """It names no adapter: vLLM says what is wrong with it."""
-    nested = b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
-    assert gate._model({"type": "http", "headers": []}, nested) is None
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        b'{"model":"\xff"}',
+        b'{"model":"\\ud800"}',
+    ],
+    ids=["deeper than any parser goes", "no text", "half a surrogate"],
+)
+def test_what_nobody_can_read(body: bytes) -> None:
+    """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
+    assert gate._asked({"type": "http", "headers": []}, body)[0] in (None, "\ud800")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model": "sql", "prompt": "hello"}'.encode("utf-8-sig"),
+        '{"model": "sql", "prompt": "hello"}'.encode("utf-16"),
+        b'{"model": "sql", "prompt": "hello", "temperature": NaN}',
+    ],
+    ids=["byte order mark", "utf-16", "nan"],
+)
+async def test_whatever_vllm_reads_names_its_model(site: Site, body: bytes) -> None:
+    """Passed by as unreadable it would be answered that the model does not exist."""
+    answer = await site.http.post("/v1/completions", content=body)
+    assert (answer.json()["asked"], answer.json()["holding"]) == ("sql", ["sql"])
 
 
 async def test_a_form_names_its_model(site: Site) -> None:

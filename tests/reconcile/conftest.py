@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
 from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.registry.desired import Desired, Growing
 from tests.reconcile.test_plan import RECORD
 
 SCOPE = Scope("default", "tiny")
@@ -25,7 +26,7 @@ SCOPE = Scope("default", "tiny")
 
 @dataclass
 class FakeEngine:
-    """Loads at once unless ``gate`` is closed; refuses what ``refuses`` names."""
+    """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``."""
 
     adapters: dict[str, str] = field(default_factory=dict)
     base: tuple[str, ...] = ("tiny",)
@@ -33,6 +34,7 @@ class FakeEngine:
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     up: bool = True
+    policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -47,12 +49,15 @@ class FakeEngine:
         self._check_up()
         return Activity(frozenset(self.busy))
 
+    def prefer(self, policies: Mapping[str, Policy]) -> None:
+        self.policies = policies
+
     async def load(self, name: str, path: str, record: Record) -> None:
         self._check_up()
         self.loads.append(name)
         await self.gate.wait()
         for fragment, error in self.refuses.items():
-            if fragment in path:
+            if fragment in path.rpartition("/")[2]:  # not in the digest before it
                 raise error
         self.adapters[name] = path
 
@@ -72,6 +77,10 @@ class FakeStager:
     staged: Counter[str] = field(default_factory=Counter)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
     swept: list[set[str]] = field(default_factory=list)
+
+    @property
+    def copies(self) -> int:
+        return len(self.staged)
 
     def path(self, record: Record) -> str:
         return f"/stage/{record.spec.digest[7:]}/{record.name}-{record.revision}"
@@ -94,7 +103,9 @@ class FakeVolume:
     """The desired state, written by the test."""
 
     desired: Desired = field(default_factory=Desired)
+    recent: dict[str, int] = field(default_factory=dict)
     read_once: bool = True
+    status_problem: str | None = None
 
     def conditions(self) -> tuple[str, ...]:
         return ()
@@ -104,20 +115,27 @@ class FakeVolume:
         digest = f"sha256:{hash((name, revision)) & (2**64 - 1):064x}"
         spec = RECORD.spec.model_copy(update={"digest": digest, "policy": policy})
         record = RECORD.model_copy(update={"name": name, "revision": revision, "spec": spec})
-        self._change({record.key: record}, name, revision)
+        self.write({record.key: record}, name, revision)
         return record
 
     def remove(self, name: str) -> None:
         """Withdraw a name and its revisions."""
         gone = {"state": State.DELETED, "generation": 2}
         records = {k: r.model_copy(update=gone) for k, r in self.desired.records.items() if k.name == name}
-        self._change(records, name, None)
+        self.write(records, name, None)
 
-    def point(self, name: str, revision: str) -> None:
-        """Promote."""
-        self._change({}, name, revision)
+    def point(self, name: str, revision: str, canary: Canary | None = None) -> None:
+        """Promote, or try another revision."""
+        self.write({}, name, revision, canary)
 
-    def _change(self, records: dict[AdapterKey, Record], name: str, revision: str | None) -> None:
+    def write(
+        self,
+        records: dict[AdapterKey, Record],
+        name: str,
+        revision: str | None,
+        canary: Canary | None = None,
+    ) -> None:
+        """Records of a name, and its pointer, at once."""
         pointer = Pointer(
             namespace=SCOPE.namespace,
             model=SCOPE.model,
@@ -128,11 +146,16 @@ class FakeVolume:
             writer="test",
             updated_at="",
             revision=revision,
+            canary=canary,
         )
-        old = self.desired
-        self.desired = Desired(
-            old.version + 1, {**old.records, **records}, {**old.pointers, (SCOPE, name): pointer}
-        )
+        version = self.desired.version + 1
+        changed = [*map(str, records), f"{SCOPE}/.active/{name}"]
+        self.recent = {**self.recent, **dict.fromkeys(changed, version)}
+        known, pointers = Growing(self.desired.records), Growing(self.desired.pointers)
+        for key, record in records.items():
+            known.put(key, record)
+        pointers.put((SCOPE, name), pointer)
+        self.desired = Desired(version, known.whole(), pointers.whole())
 
 
 @dataclass
@@ -165,7 +188,7 @@ class Rig:
             "tiny",
             ("default",),
             cast("Volume", self.volume),
-            cast("Registrations", None),
+            cast("Registrations", SimpleNamespace(downloads=SimpleNamespace(under_way=dict))),
             self.engine,
             cast("Stager", self.stager),
             self.limits,

@@ -10,6 +10,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.staging import StageFull
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +28,7 @@ class FakeStager:
         self.staged: list[str] = []
         self.there: set[str] = set()
         self.full: set[str] = set()
+        self.room_bytes = 1 << 40
         self.at_once = self.most_at_once = 0
         self.idle = asyncio.Event()
 
@@ -40,23 +42,26 @@ class FakeStager:
         await asyncio.sleep(0)
         self.at_once -= 1
         self.staged.append(record.name)
+        if record.spec.size_bytes > self.room_bytes:
+            raise StageFull("no room")
         if record.name in self.full:
-            raise VolumeUnavailable("no room")
+            raise VolumeUnavailable("no answer")
         return "/stage"
 
 
 def catalog(*names: str) -> Catalog:
-    """Adapters of as many digests."""
+    """Adapters of as many digests; in a name after its letter: how many bytes."""
     served = {}
     for name in names:
-        spec = RECORD.spec.model_copy(update={"digest": f"sha256:{name}"})
+        size = {"size_bytes": int(name[1:] or 1)}
+        spec = RECORD.spec.model_copy(update={"digest": f"sha256:{name}", **size})
         served[name] = Served(name, RECORD.model_copy(update={"name": name, "spec": spec}))
     return Catalog(1, served)
 
 
-async def staged(stager: FakeStager, *catalogs: Catalog) -> list[str]:
+async def staged(stager: FakeStager, *catalogs: Catalog, everything: bool = False) -> list[str]:
     """What is staged when these are seen one after the other."""
-    ahead = Ahead(stager)  # type: ignore[arg-type]
+    ahead = Ahead(stager, everything=everything)  # type: ignore[arg-type]
     for one in catalogs:
         ahead.look(one)
     if ahead._task is not None:
@@ -66,6 +71,24 @@ async def staged(stager: FakeStager, *catalogs: Catalog) -> list[str]:
 
 async def test_what_was_there_is_left_to_its_requests() -> None:
     assert await staged(FakeStager(), catalog("a", "b")) == []
+
+
+async def test_all_is_staged_if_it_is_to_be() -> None:
+    assert await staged(FakeStager(), catalog("a", "b"), catalog("a", "b", "c"), everything=True) == [
+        "a",
+        "b",
+        "c",
+    ]
+
+
+async def test_what_does_not_fit_is_tried_once_and_the_smaller_ones_follow() -> None:
+    stager = FakeStager()
+    stager.room_bytes = 5
+    assert await staged(stager, catalog("a"), catalog("a", "b6", "c9", "d6", "e2", "f7", "g5")) == [
+        "b6",
+        "e2",
+        "g5",
+    ]
 
 
 async def test_what_comes_is_staged_one_at_a_time() -> None:

@@ -70,7 +70,12 @@ def test_the_plan_keeps_its_promises(
         entry = by_name[name]
         assert not entry.in_flight
         wanted = entry.wanted is not None and entry.current
-        assert not (wanted and entry.policy.kind is PolicyKind.PINNED)
+        if wanted and entry.policy.kind is PolicyKind.PINNED:
+            assert capacity is not None
+            kept = [
+                e for e in resident if e.name not in decided.unload and e.policy.kind is entry.policy.kind
+            ]
+            assert sum(e.policy.priority >= entry.policy.priority for e in kept) >= capacity - 1
         if capacity is None:
             assert not (wanted and entry.policy.kind in ALWAYS)
     for missing in absent:
@@ -105,6 +110,57 @@ def test_room_is_made_by_the_least_recently_used(idle: list[float]) -> None:
     assert decided.load == ("pinned",)
     longest = max(resident, key=lambda entry: entry.idle_s).name
     assert set(decided.unload) == ({longest} if len(idle) == capacity else set())
+
+
+tenants = st.sampled_from(["a", "b", "c"])
+weights = st.dictionaries(tenants, st.integers(1, 5), min_size=1)
+crowds = st.lists(
+    st.builds(
+        Resident,
+        name=st.uuids().map(str),
+        wanted=st.just(RECORD),
+        current=st.just(True),
+        in_flight=st.integers(0, 1),
+        idle_s=st.floats(0, 20),
+        policy=st.just(Policy(kind=PolicyKind.STICKY)),
+        tenant=tenants,
+    ),
+    max_size=12,
+)
+
+
+@given(crowds, weights, st.integers(1, 6))
+def test_nobody_gives_way_below_its_share(
+    resident: list[Resident], weights: dict[str, int], capacity: int
+) -> None:
+    """Who gave way had, for its weight, as much before as anybody who could have has afterwards."""
+    unload = decide(resident, [], capacity, weights).unload
+
+    def has(tenant: str, entries: list[Resident]) -> float:
+        return sum(entry.tenant == tenant for entry in entries) / weights.get(tenant, 1)
+
+    stay = [entry for entry in resident if entry.name not in unload]
+    idle = {entry.tenant for entry in stay if not entry.in_flight}
+    for gone in resident:
+        if gone.name in unload:
+            assert has(gone.tenant, [*stay, gone]) >= max((has(one, stay) for one in idle), default=0)
+            older = [
+                e for e in stay if e.tenant == gone.tenant and not e.in_flight and e.idle_s > gone.idle_s
+            ]
+            assert not older
+    assert len(unload) == min(max(0, len(resident) - capacity), sum(not e.in_flight for e in resident))
+
+
+def test_eager_adapters_are_loaded_by_shares() -> None:
+    """Of four places a tenant that weighs three times as much has three, whatever the other's priorities."""
+    absent = [
+        Absent(f"{tenant}{number}", Policy(kind=PolicyKind.EAGER, priority=number + more), True, tenant)
+        for tenant, more in (("a", 0), ("b", 100))
+        for number in range(5)
+    ]
+    load = decide([], absent, 4, {"a": 3}).load
+    assert sorted(load) == ["a2", "a3", "a4", "b4"]
+    assert decide([], absent, 4, {}).load == ("b4", "b3", "b2", "b1")
 
 
 def test_eager_adapters_take_only_what_is_free() -> None:

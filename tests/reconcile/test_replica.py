@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
-from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.registry.desired import ByScope, Desired, no_pointers, no_records
 from tests.reconcile.conftest import Rig
 
 pytestmark = pytest.mark.anyio
@@ -230,9 +231,7 @@ async def test_a_refused_adapter_waits_out_its_delay(make_rig: MakeRig) -> None:
     assert rig.replica.statuses()["bad"].attempts == 2
     rig.engine.refuses.clear()
     again = bad.model_copy(update={"generation": 3})
-    rig.volume.desired = type(rig.volume.desired)(
-        9, {**rig.volume.desired.records, bad.key: again}, rig.volume.desired.pointers
-    )
+    rig.volume.write({bad.key: again}, "bad", "v1")
     assert await use(rig, "bad") == "bad"
 
 
@@ -311,14 +310,60 @@ async def test_an_unread_volume_is_unknown_not_empty(make_rig: MakeRig) -> None:
     assert not rig.replica.readiness().ready
 
 
+async def test_no_copy_is_removed_while_the_volume_is_unknown(make_rig: MakeRig) -> None:
+    """Which adapters there are was not read yet: to the stage every copy would be nobody's."""
+    rig = make_rig()
+    rig.volume.read_once = False
+    loop = asyncio.create_task(rig.replica.run())
+    while rig.replica.durations()["pass_seconds"].count < 2:
+        rig.replica.wake()
+        await asyncio.sleep(0.01)
+    assert rig.stager.swept == []
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_pass_goes_through_no_list_of_all(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a pass nor what is told after it, whatever changed, was asked for or is loaded."""
+    rig = make_rig()
+    for number in range(20):
+        rig.volume.put(f"a{number}")
+    for number in range(0, 20, 2):
+        served = rig.replica.lookup(await use(rig, f"a{number}"))
+        assert served is not None
+        rig.replica.choose(served, None)
+    await rig.settle()
+    gone_through = []
+    for way in ("__iter__", "items", "values"):
+        through = getattr(ByScope, way)
+
+        def counted(self: ByScope[Any, Any], through: Any = through) -> Any:
+            gone_through.extend([self] * (len(self) >= 10))
+            return through(self)
+
+        monkeypatch.setattr(ByScope, way, counted)
+    rig.volume.put("new")
+    rig.volume.put("a3", "v2")
+    rig.volume.remove("a4")
+    gone_through.clear()  # by the test's volume
+    await use(rig, "a3")
+    await rig.settle()
+    replica = rig.replica
+    _, counts = replica.notable()
+    assert counts == {"Ready": 10, "Evicted": 10}
+    assert len(replica.requests()) == 9
+    assert len(replica.residency()) == replica.figures()["tier_engine"] == 10
+    assert gone_through == []
+
+
 async def test_a_resident_whose_record_cannot_be_read(make_rig: MakeRig) -> None:
     """A sidecar that starts then knows nothing of it, and unloads it only for a tombstone."""
     rig = make_rig()
     rig.volume.put("a")
     await use(rig, "a")
     whole = rig.volume.desired
-    for pointers in (whole.pointers, {}):
-        rig.volume.desired = Desired(whole.version + 1, {}, pointers)
+    for pointers in (whole.pointers, no_pointers()):
+        rig.volume.desired = Desired(whole.version + 1, no_records(), pointers)
         rig.replica = rig.start()
         await rig.settle()
         assert "a" in rig.engine.adapters
@@ -340,11 +385,19 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
                 await use(rig, name)
         else:
             await use(rig, name)
+            served = rig.replica.lookup(name)
+            assert served is not None
+            rig.replica.choose(served, None)
+        rig.replica.dated(rig.replica.notable()[0])
         rig.volume.remove(name)
         await rig.replica.reconcile()
-    residents = rig.replica._residents
+    rig.replica.dated({})
+    await rig.replica.reconcile()
+    residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
-    assert set(kept) == {"counters"}
+    assert set(kept) == {"counters", "durations"}
+    assert (len(residents._locks), rig.replica._requests) == (0, {})
+    assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 
 async def test_a_pass_that_breaks_does_not_end_the_loop(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Stager
 from lora_fs.sidecar.registry import registration
@@ -48,6 +49,28 @@ def register(registry: Registry, tmp_path: Path) -> Register:
         return registration.register(registry, SCOPE, wanted, Expectation(), writer="test").record
 
     return run
+
+
+async def test_what_was_allowed_at_registration(registry: Registry, stager: Stager, tmp_path: Path) -> None:
+    """A replica allows it, too, of that adapter alone; never what runs code: its operator decides that."""
+    folder = write_adapter(tmp_path / "source")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+    wanted = Registration("dora", folder, folder.as_uri())
+    expectation = Expectation(allow=frozenset({"dora", "pickle"}))
+    record = registration.register(registry, SCOPE, wanted, expectation, writer="test").record
+    assert record.spec.allowed == ("dora", "pickle")
+    assert Path(await stager.stage(record)).is_dir()
+    other = tmp_path / "other"
+    bare = record.model_copy(update={"spec": record.spec.model_copy(update={"allowed": ("pickle", "odd")})})
+    with pytest.raises(InvalidAdapter, match="dora"):
+        await make_stager(registry, other).stage(bare)
+    pickled = write_adapter(tmp_path / "pickled")
+    (pickled / WEIGHTS).rename(pickled / "adapter_model.bin")
+    wanted = Registration("pickled", pickled, pickled.as_uri())
+    record = registration.register(registry, SCOPE, wanted, expectation, writer="test").record
+    with pytest.raises(InvalidAdapter, match="pickle"):
+        await stager.stage(record)
 
 
 def make_stager(registry: Registry, folder: Path, max_bytes: int = 1 << 30, timeout_s: float = 20) -> Stager:
@@ -109,7 +132,7 @@ async def test_bytes_that_are_not_the_registered_ones(
             os.mkfifo(weights)
     with pytest.raises(InvalidAdapter):
         await stager.stage(record)
-    assert list((Path(stager.path(record)).parents[1]).iterdir()) == []
+    assert [path.name for path in Path(stager.path(record)).parents[1].iterdir()] == [".owner"]
 
 
 async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Path) -> None:
@@ -190,6 +213,20 @@ async def test_an_idle_copy_makes_room(registry: Registry, tmp_path: Path, regis
     assert (stager.has(old), stager.has(used), stager.has(new)) == (False, True, True)
 
 
+async def test_two_processes_share_a_stage(registry: Registry, register: Register, tmp_path: Path) -> None:
+    """Each counts what the other has put there, unannounced."""
+    old, new = register("old", 0), register("new", 1)
+    bound = old.spec.size_bytes + 10
+    first, second = (make_stager(registry, tmp_path / "stage", max_bytes=bound) for _ in range(2))
+    await first.stage(old)
+    with pytest.raises(VolumeUnavailable, match="no room"):
+        await second.stage(new)
+    first.sweep((), now=0)
+    first.sweep((), now=GRACE_S + 1)
+    await second.stage(new)
+    assert second.has(new)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
 async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, damage: str) -> None:
     """What was verified once is verified again before the engine reads it."""
@@ -208,6 +245,42 @@ async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, d
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:
     """A start removes them."""
     folder = Path(stager._folder)
-    (folder / ".copying-0000").mkdir()
-    make_stager(registry, folder)
-    assert list(folder.iterdir()) == []
+    draft = folder / ".copying-0000"
+    draft.mkdir()
+    make_stager(registry, folder).close()
+    assert draft.is_dir(), "the other process may be writing it"
+    stager.close()
+    make_stager(registry, folder).close()
+    assert not draft.exists()
+
+
+async def test_what_else_lies_in_the_folder_stays(
+    registry: Registry, register: Register, tmp_path: Path
+) -> None:
+    """A stage folder that is set to one in use for something else costs nothing of that, nor any room."""
+    folder = tmp_path / "data"
+    (folder / "precious" / "thing").mkdir(parents=True)
+    (folder / "precious" / "thing" / "file").write_bytes(bytes(1 << 20))
+    record = register("a", 1)
+    stager = make_stager(registry, folder, max_bytes=record.spec.size_bytes + 10)
+    copy = Path(await stager.stage(record))
+    for now in (0, GRACE_S + 1):
+        stager.sweep((), now=now)
+    assert (folder / "precious" / "thing" / "file").is_file()
+    assert not copy.exists()
+
+
+async def test_a_stage_of_another_owner(registry: Registry, tmp_path: Path) -> None:
+    """Two registries' replicas would remove each other's copies: the later one is refused, and told why."""
+    first, second = make_stager(registry, tmp_path / "one"), make_stager(registry, tmp_path / "two")
+    for stager in (first, second):
+        stager.close()
+        stager._folder = tmp_path / "shared"
+    first.prepare("registry 1")
+    with pytest.raises(InputError, match="in use for registry 1, and this is registry 2"):
+        second.prepare("registry 2")
+    second.prepare("registry 1")
+    second.close()
+    first.close()
+    second.prepare("registry 2")
+    second.close()

@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def write_adapter(folder: Path, seed: int = 0, rank: int = 4) -> Path:
+def write_adapter(folder: Path, seed: int = 0, rank: int = 4, base: str = "tiny") -> Path:
     """Write a valid adapter whose bytes depend on ``seed``."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ def write_adapter(folder: Path, seed: int = 0, rank: int = 4) -> Path:
         "r": rank,
         "lora_alpha": 8,
         "target_modules": ["q_proj"],
-        "base_model_name_or_path": "tiny",
+        "base_model_name_or_path": base,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

@@ -272,6 +272,22 @@ def test_new_folders_survive_a_power_loss(tmp_path: Path, monkeypatch: pytest.Mo
     assert synced == [tmp_path, tmp_path / "a"]
 
 
+@pytest.mark.parametrize("there", ["no folders", "file", "broken link"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
+    """It is one sentence, also where the parent is there and mkdir says that it is not, as in /proc."""
+    place = tmp_path / "place"
+    if there == "no folders":
+        place.mkdir()
+        fail(monkeypatch, "mkdir", errno.ENOENT, times=1 << 30, when=lambda path: Path(path) == place / "a")
+    elif there == "file":
+        place.write_bytes(b"")
+    else:
+        place.symlink_to("nowhere")
+    why = "No such file" if there == "no folders" else "a file or a broken link is in the way"
+    with pytest.raises(VolumeUnavailable, match=why):
+        atomic.make_folder(place / "a" / "b")
+
+
 def test_a_conditional_retry_knows_its_own_late_write(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

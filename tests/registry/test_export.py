@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, InputError, TemporaryError
+from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
 from lora_fs.sidecar.registry import archive, artifacts, export, imports, operations, restore, root
 from lora_fs.sidecar.registry.archive import Contents
@@ -215,7 +215,7 @@ def test_a_failed_export_leaves_the_last_one(
     file = exported(filled, tmp_path / "e.tar")
     before = file.read_bytes()
     fail(monkeypatch, "fsync", 28)
-    with pytest.raises(InputError, match="No space"):
+    with pytest.raises(OperatorError, match="No space"):
         export.to_file(filled, filled.scopes(), file, artifacts=True)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.glob("e.tar*")] == ["e.tar"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -124,12 +125,15 @@ def test_registering_again_settles_a_damaged_record(
     assert served(registry, scope) == {"a1": "v1"}
 
 
-def test_a_newer_versions_record_is_left_alone(two: Registry, scope: Scope) -> None:
-    """It is told, and no generation is written over what this version cannot read, unless it is served."""
-    path = newest(two, V1)
-    text = path.read_text().replace("lora-fs/v1", "lora-fs/v9")
-    (path.parent / generation_name("a1", 2)).write_text(text)
-    assert kinds(two) == ["unreadable"]
+@pytest.mark.parametrize("key", [V1, V2], ids=["another revision", "the served one"])
+def test_a_newer_versions_record_is_left_alone(two: Registry, key: AdapterKey) -> None:
+    """It is told, with what to do, and no generation is written over what this version cannot read."""
+    path = newest(two, key)
+    body = json.loads(path.read_bytes()) | {"apiVersion": "lora-fs/v9"}
+    (path.parent / generation_name("a1", 2)).write_bytes(seal(body))
+    (finding,) = look(two)
+    assert (finding.kind, finding.mend) == (Kind.UNREADABLE, "")
+    assert "upgrade" in finding.text
     assert repair(two) == {Kind.UNREADABLE: "it takes a person"}
 
 

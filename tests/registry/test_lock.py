@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import filelock._soft
 import pytest
 from filelock import SoftFileLease
 
@@ -123,7 +124,7 @@ def test_the_refused_are_remembered_within_bounds(tmp_path: Path, monkeypatch: p
 
 def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a holder leaves that was killed before it wrote its name is nobody's after ABANDONED_S."""
-    monkeypatch.setattr(lock, "_empty", {})
+    monkeypatch.setattr(lock, "_unchanged", {})
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     path = tmp_path / "a.lock"
@@ -144,6 +145,47 @@ def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytes
     clock.now += lock.ABANDONED_S
     assert not had()
     assert had()
+
+
+def test_a_dead_holders_lease_where_names_cannot_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS and FUSE refuse what filelock takes a dead claim over with: it is had all the same, in time."""
+    monkeypatch.setattr(lock, "_unchanged", {})
+    monkeypatch.setattr(filelock._soft, "exchange_names", lambda *_: False)
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    path = tmp_path / "a.lock"
+    left_by_another_host(path)
+
+    def had() -> bool:
+        with lease(path, wait_s=0) as first:
+            return first
+
+    for seconds in (0.0, lock.LEASE_S - 0.1):
+        clock.now += seconds
+        assert not had()
+    os.utime(path, (1, 1))  # its holder lives
+    clock.now += 0.2
+    assert not had()
+    clock.now += lock.LEASE_S
+    assert not had()
+    assert had()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_the_lockfile_that_was_judged_is_put_back(tmp_path: Path) -> None:
+    """Another holder's, taken a moment ago: it has its name again."""
+    path = tmp_path / "a.lock"
+    left_by_another_host(path)
+    judged = lock._look(path)
+    path.unlink()
+    with lease(path, wait_s=0) as held:
+        mine = path.read_bytes()
+        lock._take_away(path, judged)
+        assert held
+        assert path.read_bytes() == mine
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lease_that_is_held_is_not_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import Pointer, Record, Scope
-from lora_fs.sidecar.registry import atomic, operations
+from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.registry import amend, atomic, gc, operations
 from lora_fs.sidecar.registry.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import generation_name
@@ -58,6 +58,10 @@ def bodies(desired: Desired) -> dict[Path, Record | Pointer]:
     """A view's bodies, by revision folder (or ``.active``) and name."""
     records = {Path(r.revision, r.name): r for r in desired.records.values()}
     return {**records, **{Path(".active", name): p for (_, name), p in desired.pointers.items()}}
+
+
+def is_pinned(record: Record) -> bool:
+    return record.spec.policy is not None and record.spec.policy.kind is PolicyKind.PINNED
 
 
 def served(view: RegistryView) -> dict[str, str]:
@@ -117,6 +121,49 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=NAME)
     def unregister(self, name: str) -> None:
         self.attempt(operations.unregister, name, writer="machine", all_revisions=True)
+
+    @precondition(lambda self: not self.away)
+    @rule(name=NAME, revision=st.sampled_from([None, "v1", "v2"]), percent=st.sampled_from([0, 5, 100]))
+    def try_a_revision(self, name: str, revision: str | None, percent: int) -> None:
+        self.attempt(operations.set_canary, name, revision, percent, writer="machine")
+
+    @precondition(lambda self: not self.away)
+    @rule(name=NAME, finish=st.booleans())
+    def end_a_trial(self, name: str, finish: bool) -> None:
+        self.attempt(operations.end_canary, name, finish=finish, writer="machine")
+
+    @precondition(lambda self: not self.away)
+    @rule(name=NAME, kind=st.sampled_from(PolicyKind), label=st.sampled_from(["a", None]))
+    def set_what_is_said(self, name: str, kind: PolicyKind, label: str | None) -> None:
+        changes = [amend.with_policy(Policy(), {"kind": kind}), amend.with_labels({"l": label})]
+        self.attempt(amend.amend, name, changes, writer="machine")
+
+    @precondition(lambda self: not self.away)
+    @rule(name=NAME)
+    def unpin(self, name: str) -> None:
+        self.attempt(amend.unpin, name, writer="machine")
+
+    @precondition(lambda self: not self.away)
+    @rule(name=NAME, count=st.sampled_from([None, 1, 2]))
+    def keep_revisions(self, name: str, count: int | None) -> None:
+        self.attempt(amend.keep_revisions, name, count, writer="machine")
+
+    @precondition(lambda self: not self.away)
+    @rule()
+    def collect_garbage(self) -> None:
+        """Withdraws what is too many, and nothing that a name serves, served before, tries, or is pinned."""
+        before = {name: operations.active(self.registry, SCOPE, name) for name in NAMES}
+        revisions = {name: operations.present_revisions(self.registry, SCOPE, name) for name in NAMES}
+        gc.collect(gc.find(self.registry, SCOPE, frozenset(), 0.0))
+        for name, pointer in before.items():
+            left = operations.present_revisions(self.registry, SCOPE, name)
+            tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
+            wanted = {pointer.revision, pointer.previous_revision, tried} if pointer is not None else set()
+            gone = revisions[name].keys() - left.keys()
+            assert not gone & wanted
+            assert not any(is_pinned(revisions[name][revision]) for revision in gone)
+            assert not gone or (pointer is not None and len(left) >= (pointer.keep_revisions or 99))
+            assert operations.active(self.registry, SCOPE, name) == pointer
 
     @precondition(lambda self: not self.away)
     @rule(pick=SMALL)

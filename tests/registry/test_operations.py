@@ -13,6 +13,7 @@ import pytest
 
 from lora_fs.sidecar.errors import (
     Conflict,
+    FormatTooNew,
     InputError,
     InvalidAdapter,
     InvalidName,
@@ -21,6 +22,8 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import artifacts, operations, registration
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.reading import Body, Series
 from lora_fs.sidecar.registry.registration import Registered, Registration
 from lora_fs.sidecar.registry.store import Registry
@@ -54,6 +57,20 @@ def test_same_bytes_change_nothing(registry: Registry, scope: Scope, make_adapte
     """Registering the same bytes again writes no generation."""
     put(registry, scope, make_adapter())
     assert not put(registry, scope, make_adapter()).changed
+
+
+def test_a_newer_writers_revision_keeps_its_name(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """A withdrawal of all that one of them refuses withdraws nothing: neither the others nor the name."""
+    put(registry, scope, make_adapter())
+    second = put(registry, scope, write_adapter(tmp_path / "second", 2)).record
+    path = registry.records(second.key).folder / generation_name("a1", 2)
+    path.write_bytes(seal({"apiVersion": "lora-fs/v2", "shape": "another"}))
+    with pytest.raises(FormatTooNew, match=r"lora-fs/v2.*upgrade"):
+        operations.unregister(registry, scope, "a1", all_revisions=True, writer="test")
+    assert served(registry, scope) == {"a1": "v2"}
+    assert operations.present_revisions(registry, scope, "a1").keys() == {"v1", "v2"}
 
 
 def test_a_revision_never_changes(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
@@ -220,9 +237,9 @@ def test_a_source_that_changes_is_not_registered(
     """Bytes other than those that were validated and hashed are refused, and their copy is removed."""
     source, real = make_adapter(), artifacts.copy_files
 
-    def changing(*args: Any) -> object:
+    def changing(*args: Any, **options: Any) -> object:
         write_adapter(source, seed=1)
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(artifacts, "copy_files", changing)
     with pytest.raises(Conflict, match="changed while it was copied"):

@@ -11,7 +11,7 @@ from pyfakefs.fake_filesystem import FakeFilesystem
 
 from lora_fs.sidecar.errors import FormatTooNew, NotFound, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import filesystem, root
+from lora_fs.sidecar.registry import filesystem, head, root
 from lora_fs.sidecar.registry.codec import seal, unseal
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.root import Marker
@@ -65,7 +65,7 @@ def test_a_damaged_marker_is_told_from_none(
 def test_a_lost_marker_is_not_replaced(fs: FakeFilesystem) -> None:
     """Once records were written a missing marker is RegistryLost; a new registry is made on demand only."""
     root.create(VOLUME)
-    root.advance_head(VOLUME, 1)
+    head.advance_head(VOLUME, 1)
     Layout(VOLUME).marker.unlink()
     with pytest.raises(RegistryLost, match="backup"):
         root.create(VOLUME)
@@ -100,7 +100,7 @@ def test_another_registry_is_neither_read_nor_written(
     view = RegistryView(registry, (scope,))
     view.refresh()
     change_marker(registry.layout.root, registry_uuid="another")
-    root.advance_head(registry.layout.root, 1)
+    head.advance_head(registry.layout.root, 1)
     with pytest.raises(RegistryLost, match="another volume"):
         view.refresh()
     with pytest.raises(RegistryLost, match="another volume"):
@@ -204,11 +204,11 @@ def test_a_marker_keeps_what_it_does_not_know(fs: FakeFilesystem) -> None:
 def test_two_writers_of_one_head_differ(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both read the same HEAD: a reader that saw the first one's still sees that there is a second."""
     root.create(VOLUME)
-    before = root.read_head(VOLUME)
+    before = head.read_head(VOLUME)
     seen = set()
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(root, "read_head", lambda _: before)
-            root.advance_head(VOLUME, 1)
-        seen.add(root.read_head(VOLUME))
+            patch.setattr(head, "read_head", lambda _: before)
+            head.advance_head(VOLUME, 1)
+        seen.add(head.read_head(VOLUME))
     assert len(seen | {before}) == 3

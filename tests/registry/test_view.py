@@ -233,6 +233,7 @@ def test_unknown_is_never_empty(
 ) -> None:
     """A first look that fails is no state; a later one leaves the state as it was, and says so."""
     operations.unregister(registry, scope, "a1", writer="test")
+    registry.announce()  # by who does not know what was written
     fresh = RegistryView(registry, (scope,))
     with monkeypatch.context() as patch:
         where = str(registry.layout.revision(scope, "v1"))
@@ -261,6 +262,7 @@ def test_what_may_not_be_read_stops_nobody_else(
 ) -> None:
     """One folder, or one record, without permission is a problem of its own, also at the first look."""
     put(registry, scope, make_adapter(seed=1), name="b1", revision="r2")
+    registry.announce()
     forbidden = str(registry.layout.revision(scope, "r2"))
     fail(monkeypatch, call, errno.EACCES, times=EVERY_TRY, when=lambda p, *_: str(p).startswith(forbidden))
     fresh = RegistryView(registry, (scope,))
@@ -330,6 +332,7 @@ def test_a_folder_that_could_not_be_listed_is_tried_again(
     view = RegistryView(registry, (scope,), clock=clock)
     view.refresh()
     put(registry, scope, make_adapter(seed=1), name="a2")
+    registry.announce()
     with monkeypatch.context() as patch:
         folder = str(registry.layout.revision(scope, "v1"))
         fail(patch, "listdir", errno.EIO, times=EVERY_TRY, when=lambda path: str(path) == folder)
@@ -352,6 +355,7 @@ def test_a_listing_that_lags_behind_head_is_asked_again(
     layout = registry.layout
     kept = {at: real(at) for at in (layout.scope(scope), layout.active(scope), layout.revision(scope, "v1"))}
     put(registry, scope, make_adapter("other", seed=1), name="a2")
+    registry.announce()
     monkeypatch.setattr(
         atomic, "list_names", lambda at: kept[at] if clock.now < shown_at and at in kept else real(at)
     )

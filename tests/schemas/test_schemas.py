@@ -29,9 +29,10 @@ from lora_fs.sidecar.reconcile.report import Reporter
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.codec import decode, seal, unseal
+from lora_fs.sidecar.registry.head import Head
 from lora_fs.sidecar.registry.layout import parse_generation
 from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.root import Head, Marker
+from lora_fs.sidecar.registry.root import Marker
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import Clock, FakeEngine, FakeStager, FakeVolume, Rig

@@ -40,6 +40,10 @@ class Tenants(FakeReplica):
     namespaces: tuple[str, ...] = ("team-a", "team-b")
     writers: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for name in self.names:
+            self.events.tell("Loaded", key=self.record(name).key)
+
     def record(self, name: str) -> Record:
         namespace, _, bare = name.partition("/")
         return RECORD.model_copy(update={"namespace": namespace, "name": bare})

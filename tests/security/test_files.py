@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
 from lora_fs.sidecar.reconcile.assembly import locator
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired
@@ -90,8 +92,8 @@ async def test_places(
     bad = [outside, allowed / "link", allowed / "up" / "a", allowed / ".." / "secret" / "a"]
     bad += [tmp_path / "allowed-too" / "a"]
     http = over_http(registry, scope, allowed)
-    for text in (*map(str, bad), "meta/llama", "hf://meta/llama", "", "\0", "~", "/proc/self/root"):
-        with pytest.raises(InputError, match="not under an allowed folder"):
+    for text in (*map(str, bad), "meta/llama", "file:///etc", "", "\0", "~", "/proc/self/root"):
+        with pytest.raises(InputError, match=r"not (under an allowed folder|allowed here)"):
             await http.register(LoadRequest("x", text), "test")
     for number, path in enumerate(good):
         await http.register(LoadRequest(f"good-{number}", str(path)), "test")
@@ -213,6 +215,48 @@ async def test_pickles_of_others(
             await stager(one, tmp_path / f"stage-{number}").stage(record)
         assert await stager(one, tmp_path / f"stage-{number}", allow="pickle").stage(record)
     assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("how", ["staged", "over HTTP", "adopted"])
+async def test_folders_on_the_way(
+    registry: Registry, scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A folder on the way that a symlink takes the place of once it was checked is not followed either, nor
+    is one that leads out of the allowed places when a dropped folder is adopted."""
+    upper, moved = registry.layout.revision(scope, "v1"), tmp_path / "moved"
+
+    def swap() -> None:
+        upper.rename(moved)
+        upper.symlink_to(moved)
+
+    if how == "adopted":
+        drop = Site(registry, scope)
+        drop.adopter._may_read = lambda path: (
+            Allowed(registry.layout.root).find(path, follow=False) is not None
+        )
+        write_adapter(upper / "a")
+        swap()
+        drop.settle()
+        assert not drop.view.desired.records
+        assert "leads out of the registry" in "".join(drop.adopter.refusals().values())
+    elif how == "staged":
+        record = put(registry, scope, write_adapter(tmp_path / "source"), name="a", revision="v1").record
+        replica = stager(registry, tmp_path / "stage")
+        monkeypatch.setattr(replica, "_reserve", lambda *_: swap())
+        with pytest.raises(InvalidAdapter, match="symlink or behind one"):
+            await replica.stage(record)
+    else:
+        write_adapter(upper / "a")
+        hash_files = artifacts.hash_files
+
+        def then_swap(*args: Any) -> Any:
+            found = hash_files(*args)
+            swap()
+            return found
+
+        monkeypatch.setattr(artifacts, "hash_files", then_swap)
+        with pytest.raises(InputError, match="symlink or behind one"):
+            await over_http(registry, scope).register(LoadRequest("b", str(upper / "a")), "test")
 
 
 UNPICKLES = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}

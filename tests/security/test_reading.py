@@ -24,21 +24,23 @@ def names(http: httpx.Client, headers: dict[str, str] | None = None) -> set[str]
     """Every adapter that the lists name for a caller: the same in all of them."""
     cards = {card["id"] for card in http.get("/v1/models", headers=headers).json()["data"]} - {"tiny"}
     ours = {one["name"] for one in http.get("/v1/lora_adapters", headers=headers).json()["data"]}
-    dynamo = {one["name"] for one in http.get("/v1/list_lora_adapters", headers=headers).json()["loras"]}
+    dynamo = {one["lora_id"] for one in http.get("/v1/list_lora_adapters", headers=headers).json()["loras"]}
+    ids = set(http.get("/v1/loras", headers=headers).json()["loras"])
     loaded = set(http.get("/metadata", headers=headers).json()["lora"]["loaded_loras"])
+    events = {"/".join(one["key"][::3]) for one in http.get("/v1/events", headers=headers).json()["data"]}
     one_by_one = {
         name
         for name in ("team-a/sql", "team-b/law")
         if http.get(f"/v1/models/{name}", headers=headers).status_code == 200
     }
-    assert cards == ours == dynamo == loaded == one_by_one
+    assert cards == ours == dynamo == ids == loaded == events == one_by_one
     return cards
 
 
 def test_lists(sidecar: Sidecar, token_file: Path) -> None:
     """Names of namespaces that a caller may not read are in none of `/v1/models`, `/v1/lora_adapters`,
-    `/v1/list_lora_adapters` and `/metadata`."""
-    http = sidecar(token_file, ("-",))
+    `/v1/list_lora_adapters`, `/v1/loras`, `/v1/events`, `/v1/dashboard` and `/metadata`."""
+    http = sidecar(token_file, ("-",))  # the dashboard's are in tests/dashboard/test_board.py
     assert names(http) == set()
     assert names(http, bearer("the-engines-key")) == set()
     assert names(http, bearer(CI_A)) == {"team-a/sql"}

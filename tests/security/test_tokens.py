@@ -16,15 +16,23 @@ from starlette.routing import Route
 
 from lora_fs.sidecar.server import auth, tokens
 from lora_fs.sidecar.server.tokens import BadTokenFile, Token, find, parse
+from tests.reconcile.test_plan import RECORD
 from tests.security.conftest import BOARD_A, CI_A, OPERATORS, TOKENS, Sidecar, Tenants, bearer, load
 from tests.server.conftest import FakeEngine
 
 
 def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
-    """What a load or unload of a name is answered."""
-    body = load(name) if act == "load" else {"lora_name": name}
+    """What a load or unload of a name is answered, by vLLM's call and by Dynamo's."""
     headers = bearer(token) if token is not None else {}
-    return http.post(f"/v1/{act}_lora_adapter", json=body, headers=headers).status_code
+    if act == "load":
+        vllm = http.post("/v1/load_lora_adapter", json=load(name), headers=headers)
+        body = {"lora_name": name, "source": {"uri": RECORD.spec.source.uri}}
+        dynamo = http.post("/v1/loras", json=body, headers=headers)
+    else:
+        vllm = http.post("/v1/unload_lora_adapter", json={"lora_name": name}, headers=headers)
+        dynamo = http.delete(f"/v1/loras/{name}", headers=headers)
+    assert vllm.status_code == dynamo.status_code
+    return vllm.status_code
 
 
 def test_no_token_file(sidecar: Sidecar) -> None:

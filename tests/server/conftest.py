@@ -15,13 +15,20 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.conditions import Since
+from lora_fs.sidecar.reconcile.events import EventLog
+from lora_fs.sidecar.reconcile.measures import Durations
+from lora_fs.sidecar.reconcile.residents import COUNTERS
+from lora_fs.sidecar.reconcile.uploads import Upload
+from lora_fs.sidecar.registry.registration import Registered
 from lora_fs.sidecar.server.ports import LoadRequest, Readiness
+from lora_fs.sidecar.validate import Report
 from tests.reconcile.test_plan import RECORD
 
 
@@ -42,15 +49,39 @@ class FakeReplica:
     built: int = 0
     version: int = 1
     ready: bool = True
+    fetches: Mapping[str, Download] = field(default_factory=dict)
+    uploaded: list[tuple[str, bytes]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
+    users: list[str | None] = field(default_factory=list)
+    testers: tuple[str, ...] = ()
+    since: Since = field(default_factory=Since)
+    events: EventLog = field(default_factory=EventLog)
+    loads: Durations = field(default_factory=Durations)
+    _catalog: tuple[int, int, Catalog] | None = None
 
     def catalog(self) -> Catalog:
-        return Catalog(self.version, {name: Served(name, RECORD) for name in sorted(self.names)})
+        if self._catalog is None or self._catalog[:2] != (self.version, id(self.names)):
+            served = {name: Served(name, RECORD) for name in sorted(self.names)}
+            self._catalog = self.version, id(self.names), Catalog(self.version, served)
+        return self._catalog[2]
 
     def lookup(self, name: str) -> Served | None:
         self.lookups += 1
         return self.catalog().served.get(name)
+
+    def choose(self, served: Served, user: str | None) -> Served:
+        self.users.append(user)
+        if user not in self.testers:
+            return served
+        record = RECORD.model_copy(update={"revision": "v2"})
+        return Served(f"{served.name}@v2", record)
+
+    def requests(self) -> Mapping[tuple[str, str], int]:
+        return {(name, "v1"): 2 for name in self.names}
+
+    def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
+        return self.since.conditions(name, one)
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         return ({"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm"},)
@@ -83,7 +114,8 @@ class FakeReplica:
 
     def status(self, name: str) -> AdapterStatus:
         self.built += 1
-        return AdapterStatus(key=("default", "tiny", "v1", name), generation=1, phase=self.phase(name))
+        namespace = self.catalog().served[name].record.namespace
+        return AdapterStatus(key=(namespace, "tiny", "v1", name), generation=1, phase=self.phase(name))
 
     def statuses(self) -> Mapping[str, AdapterStatus]:
         return {name: self.status(name) for name in self.names}
@@ -105,6 +137,13 @@ class FakeReplica:
             if self.phase(name) is Phase.READY
         }
 
+    def downloads(self) -> Mapping[str, Download]:
+        return self.fetches
+
+    async def upload(self, upload: Upload, *, writer: str) -> Registered:
+        self.uploaded = [(name, chunk) async for name, chunk in upload.files]
+        return Registered(RECORD, True, Report((), None, None, ()))
+
     def staged(self, served: Served) -> bool:
         return self.phase(served.name) is Phase.READY
 
@@ -115,7 +154,16 @@ class FakeReplica:
         return Readiness(self.ready, () if self.ready else ("EngineUnavailable: it is down",))
 
     def counters(self) -> Mapping[str, float]:
-        return {"loads_total": 3}
+        return {**dict.fromkeys(COUNTERS, 0), "loads_total": 3}
+
+    def durations(self) -> Mapping[str, Durations]:
+        return {f"{kind}_seconds": self.loads for kind in ("pass", "stage", "load", "unload")}
+
+    def tiers(self) -> Mapping[str, int]:
+        return {"disk": 2, "engine": 1}
+
+    def figures(self) -> Mapping[str, float]:
+        return {"loads": 3, "tier_disk": 2}
 
 
 class FakeEngine:
@@ -125,6 +173,7 @@ class FakeEngine:
         self.go = threading.Event()
         self.left = threading.Event()
         self.bodies: list[Any] = []
+        self.headers: list[dict[str, str]] = []
         self.missing: set[str] = set()
         self.paths: list[bytes] = []
         routes = [
@@ -136,11 +185,14 @@ class FakeEngine:
     async def anything(self, request: Request) -> Response:
         query = request.scope["query_string"]
         self.paths.append(request.scope["raw_path"] + (b"?" + query if query else b""))
+        if request.url.path.endswith("completions/"):  # as vLLM's routes do
+            return RedirectResponse(str(request.url).removesuffix("/"))
         return JSONResponse({"path": request.url.path})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(dict(request.headers))
         if body.get("model") in self.missing:
             return JSONResponse({"error": {"message": "no", "code": 404}}, 404)
         if not body.get("stream"):

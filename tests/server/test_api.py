@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import httpx
 import openai
 import pytest
 
+from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from tests.server.conftest import FakeEngine, FakeReplica, serving
@@ -50,6 +54,27 @@ def test_two_replicas_list_the_same_bytes(engine_url: str) -> None:
     assert answers[0] == answers[1]
 
 
+def test_some_of_the_adapters(engine_url: str) -> None:
+    """By pattern, labels and phase; what is no selector or no phase is told."""
+    phases = {"b1": Phase.FAILED}
+    app = create_app(FakeReplica(("a1", "b1", "b2"), phases), engine_url=engine_url, admin=Admin(None))
+    with serving(app) as url, httpx.Client(base_url=url) as http:
+
+        def names(**query: str) -> list[str]:
+            answer = http.get("/v1/lora_adapters", params=query).raise_for_status()
+            return [one["name"] for one in answer.json()["data"]]
+
+        assert names() == ["a1", "b1", "b2"]
+        assert names(name="b*") == ["b1", "b2"]
+        assert names(name="b*", phase="Failed") == ["b1"]
+        assert names(labelSelector="!team") == ["a1", "b1", "b2"]
+        assert names(labelSelector="team") == []
+        refused = http.get("/v1/lora_adapters", params={"labelSelector": "a=b=c"})
+        assert refused.status_code == 400
+        assert "not a label selector" in refused.json()["error"]["message"]
+        assert http.get("/v1/lora_adapters", params={"phase": "Broken"}).status_code in {400, 422}
+
+
 def test_chunks_pass_before_the_engine_ends(
     http: httpx.Client, engine: FakeEngine, replica: FakeReplica
 ) -> None:
@@ -81,6 +106,12 @@ def test_an_unknown_model_never_reaches_the_engine(http: httpx.Client, engine: F
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The model `nobody` does not exist."
     assert engine.bodies == []
+
+
+def test_an_empty_name_is_the_base_models(http: httpx.Client, engine: FakeEngine) -> None:
+    """To vLLM it is one, as none is, and so it is with the plugin."""
+    assert http.post("/v1/completions", json={"model": ""}).status_code == 200
+    assert engine.bodies == [{"model": ""}]
 
 
 def test_an_engine_that_forgot_is_told_again(
@@ -115,11 +146,37 @@ def test_a_body_over_the_bound_is_413(http: httpx.Client, engine: FakeEngine) ->
 
 
 def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
-    """A refused connection says so, with Retry-After."""
+    """A refused connection says so, with Retry-After, in words that the operator's pages have."""
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
     with serving(app) as url:
         answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    told = answer.json()["error"]["message"]
+    assert told == "no engine answers at http://127.0.0.1:9: Connection refused"
+
+
+def test_an_engine_that_sends_on_to_itself(http: httpx.Client) -> None:
+    """Its own address is loopback: a client that followed it would reach nothing, or pass the sidecar by."""
+    answer = http.post("/v1/completions/", json={"model": "tiny"}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/v1/completions")
+    assert http.post("/v1/completions/", json={"model": "tiny"}, follow_redirects=True).status_code == 200
+
+
+def test_headers_that_every_server_writes_are_there_once(http: httpx.Client) -> None:
+    """Of an answer that is passed on, too."""
+    names = [name.lower() for name, _ in http.post("/v1/completions", json={"model": "a1"}).headers.raw]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
+    """The reason is TLS's own: its numbers are not the system's, of which 1 is "Operation not permitted"."""
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session:
+            await VllmHttp(session, engine_url.replace("http:", "https:"), timeout_s=5).loaded()
+
+    with pytest.raises(EngineUnavailable, match=r"(?i)\bssl"):
+        asyncio.run(ask())
 
 
 def test_admin_calls_need_the_token(replica: FakeReplica, engine_url: str, tmp_path: Path) -> None:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import JsonObject, Phase
-from lora_fs.sidecar.server import models
+from lora_fs.sidecar.reconcile.residents import COUNTERS
+from lora_fs.sidecar.server import models, observe
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.ports import Served
+from tests.reconcile.conftest import Rig, make_rig
 from tests.server.conftest import FakeReplica
+
+__all__ = ["make_rig"]
 
 pytestmark = pytest.mark.anyio
 SERIES = ("lora_fs_adapter_loaded", "lora_fs_adapter_in_flight", "lora_syncer_adapter_status")
+
+
+def series(text: str) -> dict[str, str]:
+    """Every series by name that a scrape gives, with its value."""
+    return dict(re.findall(r'^(\w+\{adapter_name="[^"]+"\}) (\S+)$', text, re.MULTILINE))
 
 
 def crowd() -> FakeReplica:
@@ -43,7 +55,7 @@ async def test_only_what_is_loaded_or_failed_has_a_series() -> None:
     replica = crowd()
     replica.holds["Ready"] = 3
     text = (await get(replica, "/metrics")).text
-    found = dict(re.findall(r'^(\w+\{adapter_name="[^"]+"\}) (\S+)$', text, re.MULTILINE))
+    found = series(text)
     loaded, in_flight, syncer = SERIES
     assert found == {
         f'{loaded}{{adapter_name="Ready"}}': "1.0",
@@ -53,6 +65,71 @@ async def test_only_what_is_loaded_or_failed_has_a_series() -> None:
         f'{syncer}{{adapter_name="Ready"}}': "1.0",
         f'{syncer}{{adapter_name="Failed"}}': "0.0",
     }
+
+
+async def test_series_are_bounded() -> None:
+    """Of ten thousand that fail a thousand have series, after what is loaded; the rest is counted."""
+    names = [f"a{number:05d}" for number in range(10_000)]
+    replica = FakeReplica((*names, "z"), phases=dict.fromkeys(names, Phase.FAILED))
+    text = (await get(replica, "/metrics")).text
+    assert f'{SERIES[0]}{{adapter_name="z"}} 1.0' in text
+    for name in (*SERIES, "lora_fs_adapter_failed"):
+        assert 999 <= text.count(f"\n{name}{{") <= observe.MAX_NAMES
+    assert "\nlora_fs_adapters_without_series 9001.0\n" in text
+    assert len(text) < 500_000
+
+
+@pytest.mark.parametrize("last", ["unregistered", "registered anew", "failed"])
+async def test_a_series_goes_with_its_adapter(make_rig: Callable[..., Rig], last: str) -> None:
+    """Unregistered, it has none; registered anew, evicted is none; failing again, it has its own again."""
+    rig = make_rig()
+    app = FastAPI()
+    app.include_router(observe.router(rig.replica, Admin(None)))
+
+    async def scrape() -> dict[str, str]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sidecar") as client:
+            return series((await client.get("/metrics")).text)
+
+    rig.volume.put("a")
+    await rig.replica.reconcile()
+    async with rig.replica.hold("a", 5):
+        assert {name: value for name, value in (await scrape()).items() if SERIES[1] in name} == {
+            f'{SERIES[1]}{{adapter_name="a"}}': "1.0"
+        }
+    rig.volume.remove("a")
+    await rig.settle()
+    assert await scrape() == {}
+    if last == "unregistered":
+        return
+    rig.volume.put("a", "v2")
+    await rig.settle()
+    assert await scrape() == {}
+    if last == "failed":
+        rig.engine.refuses["a-v2"] = EngineRejected("no", reason="no")
+        with pytest.raises(EngineRejected):
+            async with rig.replica.hold("a", 5):
+                pass
+        assert (await scrape())[f'{SERIES[2]}{{adapter_name="a"}}'] == "0.0"
+
+
+async def test_counters_are_there_before_their_first_event(make_rig: Callable[..., Rig]) -> None:
+    """With 0: Prometheus sees no increase in a series that begins at 1."""
+    counted = make_rig().replica.counters()
+    assert set(COUNTERS) <= counted.keys()
+    assert set(counted.values()) == {0}
+
+
+async def test_loads_are_timed(make_rig: Callable[..., Rig]) -> None:
+    """The copy, the load and the pass, in seconds, as histograms whose count is that of the loads."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await rig.replica.reconcile()
+    async with rig.replica.hold("a", 5):
+        pass
+    families = {family.name: family for family in observe.Scrape(rig.replica).collect()}
+    for name in ("lora_fs_stage_seconds", "lora_fs_load_seconds"):
+        samples = {s.labels.get("le", s.name): s.value for s in families[name].samples}
+        assert samples["+Inf"] == samples[f"{name}_count"] == 1
 
 
 async def test_phases_are_counted_without_building_statuses() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
+from lora_fs.sidecar.validate import Expectation, files, looks_preallocated, validate
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
@@ -120,10 +120,25 @@ def test_file_that_shrinks_under_the_reader(adapter: Path, monkeypatch: pytest.M
     def shrink(_: int) -> None:
         os.truncate(adapter / WEIGHTS_FILE, 700)
 
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)  # as one that is too large to be read at once
     data = (adapter / WEIGHTS_FILE).read_bytes()
     assert len(data) > 700
     report = validate(adapter, Expectation(), progress=shrink)
     assert {finding.code for finding in report.errors} == {"truncated"}
+
+
+def test_small_file_that_shrinks_once_it_is_open(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file is read whole: one that is shorter by then is truncated, too."""
+    real, size = os.fstat, (adapter / WEIGHTS_FILE).stat().st_size
+
+    def shrink(fd: int) -> os.stat_result:
+        status = real(fd)
+        if status.st_size == size:
+            os.truncate(adapter / WEIGHTS_FILE, size - 8)
+        return status
+
+    monkeypatch.setattr(os, "fstat", shrink)
+    assert {finding.code for finding in validate(adapter).errors} == {"truncated"}
 
 
 def test_no_descriptor_is_left_open(adapter: Path) -> None:

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import State
 from starlette.responses import Response
 
+from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.server import lora, models, observe
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.server import canary, dynamo, events, lora, models, observe, upload
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.dashboard import routes as dashboard
+from lora_fs.sidecar.server.dashboard.board import Board
+from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.errors_http import on_error
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings, load_settings
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
     from lora_fs.worker_patch.api.gate import Behind
 
 logger = logging.getLogger(__name__)
+
+MOST_WAIT_S = 2.0  # for news on the dashboard: a vLLM that ends waits for its requests
 
 
 class _Late:
@@ -64,6 +74,7 @@ class Endpoint:
         self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
+        self._end_tracing: Callable[[], None] = lambda: None
 
     def attach_router(self, app: FastAPI) -> None:
         """Raises ValidationError for settings that are none: the server does not start with them."""
@@ -71,14 +82,23 @@ class Endpoint:
             return
         from lora_fs.worker_patch.api.gate import Gate
 
-        self._settings = load_settings()
+        settings = self._settings = load_settings()
+        if "log_format" in settings.model_fields_set:  # vLLM prints warnings of ours alone, as text
+            logs.configure(settings.log_level, settings.log_format, ids=tracing.ids, logger="lora_fs")
+        self._end_tracing = tracing.start(settings.traces, settings.replica_id)
         replica = cast(Replica, self._late)
         admin = self._admin = Admin(self._settings.token_file, self._settings.public_namespaces)
         trail = Trail(self._settings.audit_file)
+        fleet = Fleet(Layout(settings.root)) if settings.root is not None else None
+        board = Board(replica, fleet, most_wait_s=MOST_WAIT_S)
         routers = (
             models.router(replica, admin),
             lora.router(replica, admin, trail),
+            upload.router(replica, admin, trail),
+            dynamo.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
+            events.router(replica, admin),
             observe.discovery(replica, admin),
+            dashboard.router(replica, admin, board),
         )
         for router in (*routers, self._metrics()):
             # As plain routes: vLLM replaces its own by these, and does not look into a router.
@@ -89,12 +109,15 @@ class Endpoint:
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-            async with inner(app) as state:
-                if self._assembly is None:
-                    yield state
-                    return
-                async with self._assembly.running():
-                    yield state
+            try:
+                async with inner(app) as state:
+                    if self._assembly is None:
+                        yield state
+                        return
+                    async with self._assembly.running(), board.running():
+                        yield state
+            finally:
+                await anyio.to_thread.run_sync(self._end_tracing, limiter=anyio.CapacityLimiter(1))
 
         app.router.lifespan_context = lifespan
 
@@ -112,10 +135,14 @@ class Endpoint:
         engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
         self._assembly = await assemble(settings, expect(settings), engine)
         self._late.replica = self._assembly.replica
-        self._behind = Behind(self._assembly.replica, engine, settings.hold_timeout_s, self._admin)
-        for collector in (Tiers(lambda: engine.seen), observe.Scrape(self._assembly.replica)):
+        self._behind = Behind(
+            self._assembly.replica, engine, settings.hold_timeout_s, self._admin, settings.user_header
+        )
+        replica = self._assembly.replica
+        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), canary.Requests(replica)):
             self._series.register(collector)
-        logger.info("lora-fs serves %s from %s", settings.model, settings.root)
+        told = event("plugin.begins", model=settings.model, root=str(settings.root))
+        logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)
 
     def _metrics(self) -> APIRouter:
         """vLLM's series and ours. Its own registry is another one where there are several API servers."""
@@ -124,9 +151,9 @@ class Endpoint:
         router, by_vllm = APIRouter(), get_prometheus_registry()
 
         @router.get("/metrics", include_in_schema=False)
-        def metrics() -> Response:
-            text = generate_latest(by_vllm) + generate_latest(self._series)
-            return Response(text, media_type=CONTENT_TYPE_LATEST)
+        async def metrics() -> Response:
+            theirs = await anyio.to_thread.run_sync(generate_latest, by_vllm)
+            return Response(theirs + await observe.exposed(self._series), media_type=CONTENT_TYPE_LATEST)
 
         return router
 

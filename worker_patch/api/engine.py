@@ -3,6 +3,7 @@
 What this server loaded is known by the engine's name; integer ids are the records', so that two
 API servers of one engine name the same adapter alike. An adapter with requests in flight is *held*
 in the worker, for ``LINGER_S`` longer than the last of them, so that a busy adapter costs no calls.
+An engine that serves nobody waits for a load, so that nothing takes the interpreter from it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
-from lora_fs.sidecar.model import PolicyKind, Record
+from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.worker_patch.worker.hooks import RPC
 
 LINGER_S = 5.0
 LOOK_S = 0.001  # before the first look at a load, longer and longer before the next
 LOOK_MOST_S = 0.005
+ALONE_S = 0.01  # for so long an engine that serves nobody waits for a load at each look
 FULL_S = 0.1
 FULL_WAIT_S = 10.0
 
@@ -50,9 +52,12 @@ class InProcess:
     ) -> None:
         self._client, self._models, self._user = client, models, user
         self._timeout_s, self._clock = timeout_s, clock
-        self._sequence = 0
+        self._sequence = self._serving = self._loading = 0
+        # Of what other API servers of this engine serve nothing is known.
+        self._only = getattr(client.vllm_config.parallel_config, "_api_process_count", 1) == 1
         self._in_flight: Counter[int] = Counter()
         self._held: dict[int, float] = {}  # id → when its last request ended
+        self._policies: Mapping[str, Policy] = {}
         self.requests: dict[str, LoRARequest] = {}
         self.seen: Answer = {}
 
@@ -77,6 +82,9 @@ class InProcess:
     async def activity(self) -> Activity:
         return Activity(max_loras=self.seen.get("slots"))
 
+    def prefer(self, policies: Mapping[str, Policy]) -> None:
+        self._policies = policies  # the next sync tells them
+
     async def load(self, name: str, path: str, record: Record) -> None:
         spec = record.spec
         policy = spec.policy
@@ -88,17 +96,26 @@ class InProcess:
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
         }
+        self._loading += 1
+        try:
+            await self._load(name, ask)
+        finally:
+            self._loading -= 1
+        self.requests[name] = LoRARequest(name, spec.int_id, path)
+        self._held[spec.int_id] = self._clock()
+
+    async def _load(self, name: str, ask: Answer) -> None:
+        """Ask again and again until the worker has it."""
         started, again, look_s = self._clock(), True, LOOK_S
         while True:
-            answers = await self._call("load", **ask, again=again)
+            alone = self._only and not self._serving and self._loading == 1
+            answers = await self._call("load", **ask, again=again, wait_s=ALONE_S if alone else 0)
             states = {answer["state"]: answer["reason"] for answer in answers}
             waited_s = self._clock() - started
             if "failed" in states:
                 reason = states["failed"]
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
             if states.keys() == {"ready"}:
-                self.requests[name] = LoRARequest(name, spec.int_id, path)
-                self._held[spec.int_id] = self._clock()
                 return
             if "full" in states and waited_s > FULL_WAIT_S:
                 raise EngineUnavailable(f"no room in host memory for {name}: {states['full']}")
@@ -118,6 +135,15 @@ class InProcess:
         await self._call("drop", id=request.lora_int_id)
 
     # -- what the gate asks ----------------------------------------------------------------------
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count a request that vLLM has, whatever its model."""
+        self._serving += 1
+        try:
+            yield
+        finally:
+            self._serving -= 1
 
     @contextmanager
     def using(self, request: LoRARequest) -> Iterator[None]:
@@ -150,7 +176,13 @@ class InProcess:
         for adapter, at in list(self._held.items()):
             if adapter not in self._in_flight and now - at >= linger_s:
                 del self._held[adapter]
-        [self.seen, *_] = await self._call("sync", holds=[*self._held.keys() | self._in_flight.keys()])
+        policies = {
+            str(request.lora_int_id): [policy.priority, policy.kind is PolicyKind.PINNED]
+            for name, policy in self._policies.items()
+            if (request := self.requests.get(name)) is not None
+        }
+        holds = [*self._held.keys() | self._in_flight.keys()]
+        [self.seen, *_] = await self._call("sync", holds=holds, policies=policies)
 
     # -- the call --------------------------------------------------------------------------------
 

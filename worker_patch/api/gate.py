@@ -17,8 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.canary import REVISION, user_of
 from lora_fs.sidecar.server.errors_http import refuse, respond
 from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.worker_patch.api.asked import Asked, asked
@@ -26,7 +28,7 @@ from lora_fs.worker_patch.api.engine import InProcess
 
 logger = logging.getLogger(__name__)
 
-_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters"})
 
 
 class Behind(NamedTuple):
@@ -36,10 +38,12 @@ class Behind(NamedTuple):
     engine: InProcess
     hold_timeout_s: float
     admin: Admin
+    user_header: str | None = None
 
 
 class _Body(msgspec.Struct):
     model: str | None = None
+    user: object = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -57,7 +61,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         body, receive = await _read(receive)
-        name = _model(scope, body)
+        name, user = _asked(scope, body)
         served = behind.replica.lookup(name) if name is not None else None
         try:
             if served is not None and behind.admin.limits_reading:
@@ -67,24 +71,30 @@ class Gate:
             await refuse(error)(scope, receive, send)
             return
         if name is None or served is None:
-            await self._app(scope, receive, send)
+            with behind.engine.serving():
+                await self._app(scope, receive, send)
             return
         try:
-            await self._pass(behind, name, scope, receive, send)
+            chosen = behind.replica.choose(served, user_of(Headers(scope=scope), behind.user_header, user))
+            await self._pass(behind, name, chosen, scope, receive, send)
         except LoraFsError as error:
             await respond(error, "model")(scope, receive, send)
 
-    async def _pass(self, behind: Behind, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        replica, engine, timeout_s, _ = behind
+    async def _pass(
+        self, behind: Behind, name: str, chosen: Served, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        replica, engine = behind.replica, behind.engine
         for _ in range(2):  # an adapter may have been evicted since it was last seen
-            async with replica.hold(name, timeout_s) as engine_name:
+            async with replica.hold(chosen.name, behind.hold_timeout_s) as engine_name:
                 request = engine.requests.get(engine_name)
                 if request is not None:
                     with engine.using(request):
                         if await engine.hold(request):
                             token = asked.set(Asked(name, request))
                             try:
-                                await self._app(scope, receive, _naming(request.lora_path, send))
+                                naming = _naming(request.lora_path, chosen.record.revision, send)
+                                with engine.serving():
+                                    await self._app(scope, receive, naming)
                             finally:
                                 asked.reset(token)
                             return
@@ -92,15 +102,18 @@ class Gate:
         raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
 
 
-def _model(scope: Scope, body: bytes) -> str | None:
+def _asked(scope: Scope, body: bytes) -> tuple[str | None, object]:
+    """The model and the user that a body names."""
     content_type = Headers(scope=scope).get("content-type", "")
-    if content_type.startswith("multipart/"):
-        field = find_model(content_type, body)
-        return field.name if field is not None else None
-    try:
-        return _body.decode(body).model
-    except (msgspec.DecodeError, RecursionError):
-        return None  # vLLM says what is wrong with it
+    if not content_type.startswith("multipart/"):
+        try:
+            asked = _body.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # vLLM takes UTF-16, a byte order mark and NaN, too, or says what is wrong
+        else:
+            return asked.model, asked.user
+    field = find_model(content_type, body)
+    return (field.name, field.user) if field is not None else (None, None)
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
@@ -122,13 +135,14 @@ async def _read(receive: Receive) -> tuple[bytes, Receive]:
     return b"".join(chunks), again
 
 
-def _naming(path: str, send: Send) -> Send:
-    """Say in the answer's headers which bytes served it: ``<digest>/<name>``."""
+def _naming(path: str, revision: str, send: Send) -> Send:
+    """Say in the answer's headers which bytes served it, ``<digest>/<name>``, and their revision."""
     served = "/".join(path.rsplit("/", 2)[-2:]).encode("latin-1", "replace")
+    told = ((b"x-lora-fs-adapter", served), (REVISION, revision.encode()))
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"x-lora-fs-adapter", served)]
+            message["headers"] = [*message.get("headers", ()), *told]
         await send(message)
 
     return named

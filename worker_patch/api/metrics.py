@@ -25,6 +25,9 @@ COUNTERS = {
 }
 
 
+ENGINE = "0"  # the worker that was asked is the first engine's
+
+
 class Tiers(Collector):
     """``seen`` gives the worker's last answer, empty before the first."""
 
@@ -42,10 +45,11 @@ class Tiers(Collector):
         loaded = GaugeMetricFamily(
             "vllm:lora_adapter_loaded",
             "Resident adapters",
-            labels=["adapter_name", "level", "pinned", "rank"],
+            labels=["engine", "adapter_name", "level", "pinned", "rank"],
         )
-        for one in resident:
-            loaded.add_metric([one["name"], one["level"], str(one["pinned"]).lower(), str(one["rank"])], 1)
+        # One name may be there twice, while the old bytes of it leave: a series can be told once.
+        for labels in sorted({_labels(one) for one in resident}):
+            loaded.add_metric([ENGINE, *labels], 1)
         yield loaded
         in_slots = sum(one["level"] == "gpu" for one in resident)
         yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "Adapters in slots", value=in_slots)
@@ -59,3 +63,7 @@ class Tiers(Collector):
         yield GaugeMetricFamily("lora_fs_host_budget_bytes", "Host budget", value=seen["budget_bytes"])
         for name, told in COUNTERS.items():
             yield CounterMetricFamily(f"lora_fs_{name}", told, value=seen["counters"].get(name, 0))
+
+
+def _labels(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    return one["name"], one["level"], str(one["pinned"]).lower(), str(one["rank"])

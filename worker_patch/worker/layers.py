@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
 
 from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Layer, Packed, Shape
-from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, Weights, pack_slab, packed_at
+from lora_fs.kernels.layout import Layer, Shape
+from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, Weights, pack_slab
 
 # Whose way of setting weights is the one written down here; a subclass with its own stays vLLM's.
 _LINEAR = {BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora}
@@ -46,19 +46,11 @@ class Target:
     layer: Layer
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """An adapter that a slot can be filled with. ``views`` are its weights by layer, on the host."""
-
-    slab: Slab
-    views: Mapping[str, Packed] = field(default_factory=dict)
-
-
 class ModelLayers:
     """The layers that were taken over, by name, on a CPU."""
 
     def __init__(self, slots: int, max_rank: int, dtype: torch.dtype) -> None:
-        self._slots, self._max_rank, self._dtype = slots, max_rank, dtype
+        self._slots, self._max_rank, self._dtype, self._pinned = slots, max_rank, dtype, False
         self.targets: dict[str, Target] = {}
 
     def take_over(self, name: str, module: Any) -> bool:
@@ -84,7 +76,7 @@ class ModelLayers:
     def allocate(self) -> None:
         """Set aside what slots need, once every layer was taken over."""
 
-    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Ready:
+    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Slab:
         """Copy an adapter's weights into one block of memory; any thread may.
 
         Args:
@@ -93,18 +85,11 @@ class ModelLayers:
         Raises:
             ShapeError: names the layer and the axis.
         """
-        slab = self._slab(weights, scales)
-        views = {n: packed_at(self.targets[n].shape, at, slab.data) for n, at in slab.places.items()}
-        return Ready(slab, {name: packed for name, packed in views.items() if packed is not None})
-
-    def _slab(
-        self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float], *, pinned: bool = False
-    ) -> Slab:
         shapes = {name: target.shape for name, target in self.targets.items()}
         taken = {n: _weights(self.targets[n], w, scales.get(n, 1.0), self._dtype) for n, w in weights.items()}
-        return pack_slab(shapes, taken, self._dtype, pinned=pinned)
+        return pack_slab(shapes, taken, self._dtype, pinned=self._pinned)
 
-    def fill(self, slot: int, adapter: Ready) -> None:
+    def fill(self, slot: int, adapter: Slab) -> None:
         """Let a slot mean an adapter; layers it leaves alone are emptied."""
         for name, target in self.targets.items():
             target.layer.put(slot, adapter.views.get(name))
@@ -120,7 +105,7 @@ class DeviceLayers(ModelLayers):
 
     def __init__(self, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(slots, max_rank, dtype)
-        self._device = device
+        self._device, self._pinned = device, device.type == "cuda"
         self._filled: set[int] = set()
 
     def allocate(self) -> None:
@@ -132,12 +117,9 @@ class DeviceLayers(ModelLayers):
         for name, target in self.targets.items():
             target.layer = self._arena.layer(name)
 
-    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Ready:
-        return Ready(self._slab(weights, scales, pinned=self._device.type == "cuda"))
-
-    def fill(self, slot: int, adapter: Ready) -> None:
+    def fill(self, slot: int, adapter: Slab) -> None:
         self.empty(slot)
-        self._arena.load(slot, adapter.slab)
+        self._arena.load(slot, adapter)
         self._filled.add(slot)
 
     def empty(self, slot: int) -> None:

@@ -1,6 +1,6 @@
 """Loads beside the step: disk, dtype and packing in a thread, one load an adapter.
 
-The step's thread starts jobs and collects what is ready; it never waits for one. While there are
+The engine's thread starts jobs and collects what is ready; no step waits for one. While there are
 jobs the interpreter hands its lock over ten times as often: a step that comes back from a matrix
 product would otherwise wait up to 5 ms for a thread that reads.
 """
@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -44,7 +45,9 @@ class Loader(Generic[Prepared]):
     def start(self, adapter: int, prepare: Callable[[], Prepared]) -> None:
         """Begin a load, unless there is one of this adapter."""
         if adapter not in self._jobs:
-            sys.setswitchinterval(SWITCH_S)
+            if not self._jobs:
+                self._usual_switch_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
             self._jobs[adapter] = (self._threads.submit(prepare), time.monotonic())
 
     def later(self, work: Callable[[], object]) -> None:
@@ -54,6 +57,11 @@ class Loader(Generic[Prepared]):
     def loading(self, adapter: int) -> bool:
         """Whether its load has not been collected."""
         return adapter in self._jobs
+
+    def wait(self, adapter: int, most_s: float) -> None:
+        """Let its load have the processor, and the interpreter's lock, until it ends or for ``most_s``."""
+        if adapter in self._jobs:
+            futures.wait([self._jobs[adapter][0]], most_s)
 
     def collect(self) -> list[Done[Prepared]]:
         """The loads that ended since the last call."""

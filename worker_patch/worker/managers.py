@@ -150,6 +150,11 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     def loading(self, adapter: int) -> bool:
         return self._loader.loading(adapter)
 
+    def wait(self, adapter: int, most_s: float) -> None:
+        """Wait for a load while the engine has nothing to do."""
+        self._loader.wait(adapter, most_s)
+        self.collect()
+
     def collect(self) -> None:
         """Admit the loads that ended."""
         for done in self._loader.collect():

@@ -14,9 +14,10 @@ from vllm.lora.layers import ClassificationHeadWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
+from lora_fs.kernels.slabs import Slab
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.fits import check_fits
-from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers, Ready
+from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.tiers import Tiers
 
@@ -27,16 +28,16 @@ class Resident(LoRAModel):  # type: ignore[misc]
     """An adapter in the host tier.
 
     Attributes:
-        ready: its weights for the layers that were taken over; ``loras`` has the rest.
+        slab: its weights for the layers that were taken over; ``loras`` has the rest.
     """
 
-    def __init__(self, adapter: LoRAModel, ready: Ready) -> None:
-        taken = ready.slab.places
+    def __init__(self, adapter: LoRAModel, slab: Slab) -> None:
+        taken = slab.places
         rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
         super().__init__(
             adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
         )
-        self.ready = ready
+        self.slab = slab
 
 
 class AsOnDisk(LoRAModel):  # type: ignore[misc]
@@ -142,7 +143,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def _fill(self, index: int, adapter: Resident) -> None:
         """Let a slot mean an adapter: ours by reference, what stayed vLLM's by its own copies."""
-        self.layers.fill(index, adapter.ready)
+        self.layers.fill(index, adapter.slab)
         for name, module in self.modules.items():
             if name in self.layers.targets:
                 continue
@@ -193,7 +194,7 @@ def size_bytes(lora: Resident) -> int:
 
 
 def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
-    yield lora.ready.slab.data
+    yield lora.slab.data
     for weights in lora.loras.values():
         for part in (weights.lora_a, weights.lora_b):
             yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)

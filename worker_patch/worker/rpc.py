@@ -1,4 +1,4 @@
-"""What the API server asks of the worker, between two steps; every call returns at once.
+"""What the API server asks of the worker, between two steps; no call waits that a step might wait for.
 
 Called through vLLM's ``collective_rpc("lora_fs", ...)``. Arguments and answers are plain JSON
 values, since that is what crosses the processes without pickling.
@@ -20,26 +20,27 @@ Answer = dict[str, Any]
 def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
-    ``ask``: ``id, name, path, size_bytes, priority, pinned, user, sequence, again`` (a failure is forgotten).
+    ``ask``: ``id, name, path, size_bytes, priority, pinned, user, sequence, again`` (a failure is forgotten)
+    and ``wait_s``: for so long the engine has nothing better to do.
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()
     adapter = ask["id"]
     manager.forget_blank(adapter)
-    entry = manager.tiers.entries.get(adapter)
-    if entry is not None:
+    known = adapter in manager.tiers.entries or manager.loading(adapter)
+    if not known and (ask["again"] or adapter not in manager.failures):
+        try:
+            manager.begin_load(LoRARequest(ask["name"], adapter, ask["path"]), ask)
+        except NoRoom as error:
+            return {"state": "full", "reason": str(error)}
+    if ask["wait_s"] and manager.loading(adapter):
+        manager.wait(adapter, ask["wait_s"])
+    if adapter in manager.tiers.entries:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])
         manager.named.setdefault(adapter, (ask["name"], ask["path"]))
         return {"state": "ready", "reason": ""}
-    if manager.loading(adapter):
-        return {"state": "loading", "reason": ""}
-    if adapter in manager.failures and not ask["again"]:
+    if adapter in manager.failures and not manager.loading(adapter):
         return {"state": "failed", "reason": manager.failures[adapter]}
-    request = LoRARequest(ask["name"], adapter, ask["path"])
-    try:
-        manager.begin_load(request, ask)
-    except NoRoom as error:
-        return {"state": "full", "reason": str(error)}
     return {"state": "loading", "reason": ""}
 
 
@@ -59,9 +60,13 @@ def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
 
 def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
-    """Say which holds are still meant, and see what is where. ``ask``: ``user, holds, sequence``."""
+    """Say which holds are still meant and what is kept how, and see what is where.
+
+    ``ask``: ``user, holds, sequence``, and ``policies``: id → priority, and whether it is pinned.
+    """
     manager.collect()
     tiers = manager.tiers
+    tiers.prefer({int(adapter): tuple(policy) for adapter, policy in ask["policies"].items()})
     tiers.keep_holds(ask["user"], set(ask["holds"]), ask["sequence"])
     resident = {
         str(adapter): {

@@ -9,7 +9,7 @@ what the step uses; and what is pinned only if the step itself needs every slot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -178,6 +178,14 @@ class Tiers:
         if not self.entries[adapter].pinned and self._pins_left() <= 0:
             raise NoRoom(f"one of {len(self.slots)} slots stays free of pinned adapters")
         self.entries[adapter].pinned = True
+
+    def prefer(self, policies: Mapping[int, tuple[int, bool]]) -> None:
+        """Keep these so from now on: id → priority, and whether it is pinned; the greatest ones first."""
+        known = {adapter: policy for adapter, policy in policies.items() if adapter in self.entries}
+        for adapter, (priority, _) in known.items():
+            self.entries[adapter].priority, self.entries[adapter].pinned = priority, False
+        for adapter in sorted((one for one in known if known[one][1]), key=lambda one: -known[one][0]):
+            self.entries[adapter].pinned = self._pins_left() > 0
 
     def _pins_left(self) -> int:
         return len(self.slots) - 1 - sum(entry.pinned for entry in self.entries.values())

@@ -34,7 +34,7 @@ def test_ours_passes_the_gate(scripts: SimpleNamespace, ranks: str, spread: str)
     """Through the arena and the plan that are timed, over every copy of the layer."""
     work = make_work(scripts, ranks=ranks, spread=spread)
     before = [y.clone() for y in work.y]
-    right, refused, errors = scripts.bench_gpu_ops.checked(work, {"vllm": "", "sglang": ""})
+    right, refused, errors = scripts.gpu_timing.checked(work, {"vllm": "", "sglang": ""})
     assert list(right) == ["ours"]
     assert refused == {}
     assert 0 < errors["ours"] <= 1
@@ -58,7 +58,7 @@ def test_a_wrong_way_is_refused(
 
     ways: dict[str, Callable[[int], None] | str] = {"peer": faulty, "absent": "no such wheel"}
     monkeypatch.setattr(scripts.peers, "ways", lambda work, without: ways)
-    right, refused, _ = scripts.bench_gpu_ops.checked(work, {})
+    right, refused, _ = scripts.gpu_timing.checked(work, {})
     assert right == {}
     assert "times the tolerance" in refused["peer"]
     assert refused["absent"] == "no such wheel"
@@ -73,5 +73,5 @@ def test_ours_has_to_be_the_same_twice(scripts: SimpleNamespace) -> None:
         honest(copy)
         work.y[copy][0, 0] *= 1 + 2**-7 * (next(runs) % 2)
 
-    assert scripts.bench_gpu_ops.check(work, honest, twice=True) <= 1
-    assert scripts.bench_gpu_ops.check(work, shaky, twice=True) == float("inf")
+    assert scripts.gpu_timing.check(work, honest, twice=True) <= 1
+    assert scripts.gpu_timing.check(work, shaky, twice=True) == float("inf")

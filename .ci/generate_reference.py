@@ -1,0 +1,232 @@
+"""Write ``docs/reference/``: the HTTP API from the sidecar's OpenAPI document, the JSON from ``schemas/``.
+
+``make schemas`` runs it; a test fails while the pages differ from what it would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from lora_fs.sidecar.errors import LoraFsError, TemporaryError
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.errors_http import KINDS, TABLE
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/reference"
+FILES = ("marker", "head", "record", "pointer", "quota", "replica-status")
+VOLUME, API = "Files on the volume", "Bodies of the HTTP API"
+Schema = dict[str, Any]
+
+HTTP = """\
+# HTTP API
+
+Written from the sidecar's own `/openapi.json` by `make schemas`. The sidecar answers on port 8001. With the
+[plugin](../engine.md) the same routes are on vLLM's port, but for the dashboard, and for `/health` and
+`/metrics`, which stay vLLM's. Every other path under `/v1/` goes to the engine, once the adapter is loaded
+that the body names as its `model`. Who may call what: [security](../howto/security.md).
+
+| Route | |
+|---|---|
+"""
+ERRORS = """
+## Errors
+
+Every error has the body [ErrorBody](schemas.md#errorbody). `type` is OpenAI's word for it.
+
+| Status | `type` | When |
+|---|---|---|
+"""
+SCHEMAS = """\
+# JSON files and bodies
+
+Written from [schemas/](../../schemas) by `make schemas`. Each is a JSON Schema, draft 2020-12, and in the
+package `lora_fs.schemas`. What the files mean together: [the format](../format.md). The routes:
+[HTTP API](http.md). A field in **bold** has to be there.
+"""
+
+
+def kind(schema: Schema, elsewhere: frozenset[str] = frozenset()) -> str:
+    """A field's type, in words; the types of ``elsewhere`` are told in schemas.md, others here."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}]({'schemas.md' * (name in elsewhere)}#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(kind(one, elsewhere) for one in schema["anyOf"])
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(one)}`" for one in schema["enum"])
+    match schema.get("type"):
+        case "array" if "prefixItems" in schema:
+            return f"list of {', '.join(kind(one, elsewhere) for one in schema['prefixItems'])}"
+        case "array":
+            return f"list of {kind(schema.get('items', {}), elsewhere)}"
+        case "object" if isinstance(schema.get("additionalProperties"), dict):
+            return f"map of text to {kind(schema['additionalProperties'], elsewhere)}"
+        case "string":
+            return f"text, `{schema['pattern']}`" if "pattern" in schema else "text"
+        case None:
+            return "anything"
+        case plain:
+            return str(plain)
+
+
+def cell(text: str) -> str:
+    """Text that a table can hold."""
+    return " ".join(text.replace("|", "\\|").replace("``", "`").split())
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.rstrip(".")
+    return text and f"{text[0].upper()}{text[1:]}."
+
+
+def table(schema: Schema, elsewhere: frozenset[str]) -> Iterator[str]:
+    """The fields of an object; nothing for what is none."""
+    if not schema.get("properties"):
+        return
+    yield "\n| Field | Type | Meaning |\n|---|---|---|"
+    for name, field in schema["properties"].items():
+        required = name in schema.get("required", ())
+        shown = f"**`{name}`**" if required else f"`{name}`"
+        meaning = sentence(field.get("description", ""))
+        if not required and field.get("default") is not None:
+            meaning += f" Default: `{json.dumps(field['default'])}`."
+        yield f"| {shown} | {cell(kind(field, elsewhere))} | {cell(meaning)} |"
+
+
+def section(
+    name: str, schema: Schema, note: str = "", elsewhere: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """One type: its name, what it is, its fields or its values."""
+    yield f"\n### {name}\n"
+    yield f"{note} {cell(sentence(schema.get('description', '')))}".strip()
+    if "enum" in schema:
+        yield f"\nOne of {kind(schema)}."
+    yield from table(schema, elsewhere)
+
+
+def stored_types() -> dict[str, dict[str, tuple[Schema, str]]]:
+    """Every type of ``schemas/`` once, by heading and name, with the file that it is told in."""
+    found: dict[str, dict[str, tuple[Schema, str]]] = {
+        "Files on the volume": {},
+        "Bodies of the HTTP API": {},
+    }
+    parts: dict[str, tuple[Schema, str]] = {}
+    names = sorted(path.stem for path in (ROOT / "schemas").glob("*.json"))
+    for name in sorted(
+        names, key=lambda one: (one not in FILES, FILES.index(one) if one in FILES else 0, one)
+    ):
+        schema = json.loads((ROOT / f"schemas/{name}.json").read_text())
+        heading = VOLUME if name in FILES else API
+        found[heading].setdefault(schema["title"], (schema, name))
+        for title, part in schema.get("$defs", {}).items():
+            parts.setdefault(title, (part, ""))
+    whole = {title for types in found.values() for title in types}
+    return {**found, "Parts of them": {title: parts[title] for title in sorted(parts.keys() - whole)}}
+
+
+def schemas_page() -> str:
+    """``schemas.md``."""
+    lines = [SCHEMAS]
+    for heading, types in stored_types().items():
+        lines.append(f"\n## {heading}")
+        for name, (schema, file) in types.items():
+            lines += section(name, schema, f"[`{file}.json`](../../schemas/{file}.json):" if file else "")
+    return tidy(lines)
+
+
+def openapi() -> Schema:
+    """What the sidecar answers to ``/openapi.json``."""
+    replica = SimpleNamespace(model="", namespaces=(), replica_id="")
+    return create_app(cast("ReplicaPort", replica), engine_url="http://engine", admin=Admin(None)).openapi()
+
+
+def body(content: Schema, elsewhere: frozenset[str]) -> str:
+    """What a request or an answer holds, by media type."""
+    told = []
+    for media, what in content.items():
+        schema = what.get("schema", {})
+        told.append(kind(schema, elsewhere) if "$ref" in schema else f"`{media}`")
+    return " or ".join(told)
+
+
+def http_page() -> str:
+    """``http.md``."""
+    document = openapi()
+    known = frozenset(name for types in stored_types().values() for name in types)
+    routes = [
+        (method.upper(), path, route)
+        for path, methods in document["paths"].items()
+        for method, route in methods.items()
+    ]
+    lines = [HTTP.rstrip("\n")]
+    for method, path, route in routes:
+        anchor = f"{method}-{path}".lower().translate({ord(one): None for one in "/{}."})
+        lines.append(f"| [`{method} {path}`](#{anchor}) | {cell(route['summary'])} |")
+    for method, path, route in routes:
+        lines += [f"\n## {method} {path}\n", f"{route['summary'].rstrip('.')}."]
+        if route.get("description"):
+            lines.append(f"\n{cell(route['description'])}")
+        if route.get("parameters"):
+            lines.append("\n| Parameter | In | Type | Meaning |\n|---|---|---|---|")
+            for one in route["parameters"]:
+                shown = f"**`{one['name']}`**" if one.get("required") else f"`{one['name']}`"
+                what, about = cell(kind(one["schema"], known)), cell(sentence(one.get("description", "")))
+                lines.append(f"| {shown} | {one['in']} | {what} | {about} |")
+        if "requestBody" in route:
+            lines.append(f"\nBody: {body(route['requestBody']['content'], known)}.")
+        lines.append("\n| Status | Answer |\n|---|---|")
+        answers: dict[str, list[str]] = {}
+        for status, answer in sorted(route["responses"].items()):
+            answers.setdefault(body(answer.get("content", {}), known) or "nothing", []).append(status)
+        lines += [f"| {', '.join(statuses)} | {what} |" for what, statuses in answers.items()]
+    lines.append(ERRORS.rstrip("\n"))
+    for error, status, name in TABLE:
+        when = "Anything else." if error is LoraFsError else first_sentence(error)
+        again = " `Retry-After` says when to ask again." if issubclass(error, TemporaryError) else ""
+        lines.append(f"| {status} | `{name}` | {when}{again} |")
+    callers = {401: "No token, or none of the token file.", 403: "The token is not for that."}
+    lines += [f"| {status} | `{KINDS[status]}` | {when} |" for status, when in callers.items()]
+    more = {name: schema for name, schema in document["components"]["schemas"].items() if name not in known}
+    if more:
+        lines.append("\n## Other bodies")
+        for name, schema in more.items():
+            lines += section(name, schema, elsewhere=known)
+    return tidy(lines)
+
+
+def first_sentence(error: type[Exception]) -> str:
+    """What an error's class says of itself."""
+    text = inspect.cleandoc(error.__doc__ or "").partition("\n\n")[0]
+    return cell(text.partition(". ")[0].rstrip(".") + ".")
+
+
+def tidy(lines: list[str]) -> str:
+    """One text, without runs of empty lines."""
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text.strip() + "\n"
+
+
+PAGES = {"schemas.md": schemas_page, "http.md": http_page}
+
+
+def main() -> None:
+    """Write them."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, render in PAGES.items():
+        (FOLDER / name).write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""pin, unpin and set: what is said of a registered name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.wait import wait_for
+from lora_fs.sidecar.model import Pointer, PolicyKind, Record
+from lora_fs.sidecar.registry import amend
+from lora_fs.sidecar.settings import writer_id
+
+
+@click.command()
+@parameters.name
+@click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def pin(context: Context, name: str, priority: int | None, wait: float | None, output: str) -> None:
+    """Keep NAME in every engine, whatever needs its place.
+
+    \b
+    Examples:
+      lora-fs pin support --wait 20
+    """
+    said = {"kind": PolicyKind.PINNED.value} | ({} if priority is None else {"priority": priority})
+    changes = [amend.with_policy(context.default_policy(), said)]
+    with context.opened() as registry:
+        records = amend.amend(registry, context.scope(), name, changes, writer=writer_id())
+    _tell(context, records, None, wait, output)
+
+
+@click.command()
+@parameters.name
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def unpin(context: Context, name: str, wait: float | None, output: str) -> None:
+    """Give NAME the policy back that it had before it was pinned.
+
+    \b
+    Examples:
+      lora-fs unpin support
+    """
+    with context.opened() as registry:
+        records = amend.unpin(registry, context.scope(), name, writer=writer_id())
+    _tell(context, records, None, wait, output)
+
+
+@click.command("set")
+@parameters.name
+@click.option(
+    "--revision",
+    metavar="R",
+    callback=parameters.segment("revision"),
+    help="This revision only [default: every one]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([*(kind.value for kind in PolicyKind), "default"]),
+    help="When it is in the engine; default: as each sidecar is set",
+)
+@click.option(
+    "--ttl", callback=parameters.seconds, metavar="TIME", help="Idle time of a lazy adapter: 90s, 1h"
+)
+@click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater is loaded first")
+@click.option(
+    "--label",
+    multiple=True,
+    callback=parameters.labels_or_none,
+    metavar="K=V",
+    help="Set a label; K- takes it away; repeatable",
+)
+@click.option(
+    "--keep-revisions",
+    callback=parameters.count_or_none,
+    metavar="N",
+    help="gc keeps so many revisions of it; none: as the namespace says",
+)
+@click.option(
+    "--if-generation",
+    type=click.IntRange(1),
+    metavar="G",
+    help="Only if its record is of this generation still; exit 4 if not",
+)
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def set_fields(
+    context: Context,
+    name: str,
+    revision: str | None,
+    policy: str | None,
+    ttl: int | None,
+    priority: int | None,
+    label: dict[str, str | None],
+    keep_revisions: str | None,
+    if_generation: int | None,
+    wait: float | None,
+    output: str,
+) -> None:
+    """Change what is said of NAME: when it is loaded, its labels, how many revisions are kept.
+
+    \b
+    Examples:
+      lora-fs set support --policy eager --priority 10
+      lora-fs set support --ttl 15m --label team=care --label old-
+      lora-fs set support --keep-revisions 5
+    """
+    said: dict[str, Any] = {"ttl_s": ttl, "priority": priority}
+    said = {field: value for field, value in said.items() if value is not None}
+    if policy == "default" and said:
+        raise click.UsageError("--policy default leaves --ttl and --priority to each sidecar, too")
+    changes: list[amend.Change] = []
+    if policy == "default":
+        changes.append(amend.without_policy)
+    elif policy is not None or said:
+        kind = {} if policy is None else {"kind": policy}
+        changes.append(amend.with_policy(context.default_policy(), {**kind, **said}))
+    if label:
+        changes.append(amend.with_labels(label))
+    if not changes and keep_revisions is None:
+        raise click.UsageError("say what to change: --policy, --ttl, --priority, --label or --keep-revisions")
+    scope, records, pointer = context.scope(), [], None
+    with context.opened() as registry:
+        if changes:
+            records = amend.amend(
+                registry, scope, name, changes, writer=writer_id(), revision=revision, expect=if_generation
+            )
+        if keep_revisions is not None:
+            count = None if keep_revisions == "none" else int(keep_revisions)
+            pointer = amend.keep_revisions(registry, scope, name, count, writer=writer_id())
+    _tell(context, records, pointer, wait, output)
+
+
+def _tell(
+    context: Context, records: Sequence[Record], pointer: Pointer | None, wait: float | None, output: str
+) -> None:
+    context.noted.update(revision=",".join(record.revision for record in records))
+    written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
+    if output == "json":
+        told = [record.model_dump(mode="json") for record in records]
+        context.emit({"records": told, "pointer": pointer.model_dump(mode="json") if pointer else None})
+    for record in records if output == "text" else ():
+        policy = record.spec.policy
+        loaded = policy.kind.value if policy is not None else "policy as each sidecar is set"
+        context.say(f"{record.name}@{record.revision}: {loaded}, generation {record.generation}")
+    if pointer is not None and output == "text":
+        context.say(f"{pointer.name}: gc keeps {pointer.keep_revisions or 'as many as the namespace says'}")
+    if wait is not None:
+        wait_for(context, context.scope(), written, wait)
+
+
+COMMANDS = (pin, unpin, set_fields)

@@ -1,0 +1,79 @@
+"""canary: another revision answers a share of the requests for a name."""
+
+from __future__ import annotations
+
+import click
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.wait import wait_for
+from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.model import AdapterKey, Pointer
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.settings import writer_id
+
+
+@click.command()
+@parameters.name
+@parameters.other_revision
+@click.option(
+    "--percent",
+    type=click.IntRange(0, 100),
+    metavar="P",
+    help="Its share [default: as it is, at first 0]",
+)
+@click.option("--finish", is_flag=True, help="Let it serve the name, and end the trial")
+@click.option("--abort", is_flag=True, help="Let it answer nothing more, and end the trial")
+@parameters.wait
+@parameters.output
+@click.pass_obj
+def canary(
+    context: Context,
+    name: str,
+    revision: str | None,
+    percent: int | None,
+    finish: bool,
+    abort: bool,
+    wait: float | None,
+    output: str,
+) -> None:
+    """Let REVISION answer a share of the requests for NAME; or raise, finish or abort that.
+
+    \b
+    Examples:
+      lora-fs canary support v2 --percent 5 --wait 20
+      lora-fs canary support --percent 50
+      lora-fs canary support --finish
+      lora-fs canary support --abort
+    """
+    if finish + abort + (revision is not None or percent is not None) > 1:
+        raise click.UsageError("--finish, --abort and a revision or --percent exclude each other")
+    scope = context.scope()
+    with context.opened() as registry:
+        if finish or abort:
+            pointer = operations.end_canary(registry, scope, name, finish=finish, writer=writer_id())
+        elif revision is None and percent is None:
+            pointer = _running(context, registry, name)
+        else:
+            pointer = operations.set_canary(registry, scope, name, revision, percent, writer=writer_id())
+    trial = pointer.canary
+    tried = trial.revision if trial is not None else pointer.revision
+    context.noted.update(revision=tried)
+    if output == "json":
+        context.emit({"pointer": pointer.model_dump(mode="json")})
+    else:
+        share = f", {trial.revision} answers {trial.percent} % of the requests" if trial is not None else ""
+        context.say(f"{name} serves {pointer.revision}{share}")
+    if wait is not None and tried is not None:
+        wait_for(context, scope, [pointer], wait, loads=AdapterKey(*scope, tried, name))
+
+
+def _running(context: Context, registry: Registry, name: str) -> Pointer:
+    pointer = operations.active(registry, context.scope(), name)
+    if pointer is None or pointer.canary is None:
+        raise NotFound(f"{name} has no canary in {context.scope()}: say which revision to try")
+    return pointer
+
+
+COMMANDS = (canary,)

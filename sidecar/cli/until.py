@@ -1,0 +1,140 @@
+"""wait: until every live replica is where it should be with a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+
+from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.wait import (
+    LIVE_S,
+    LOOK_MOST_S,
+    LOOK_S,
+    UNDER_WAY,
+    age_s,
+    has_seen,
+    public_name,
+    read_reports,
+    unreadable_and_young,
+)
+from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
+from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.reconcile.conditions import TYPES
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.store import Registry
+
+READY, DELETED, CONDITION = "ready", "deleted", "condition="
+
+
+class Aim(click.ParamType[str]):
+    """``ready``, ``deleted``, ``condition=Loaded`` or ``condition=Loaded=False``."""
+
+    name = "aim"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind, _, holds = value.removeprefix(CONDITION).partition("=")
+        is_condition = value.startswith(CONDITION) and kind in TYPES and holds in ("", "True", "False")
+        if value in (READY, DELETED) or is_condition:
+            return value
+        kinds = ", ".join(f"condition={one}" for one in TYPES)
+        self.fail(f"write ready, deleted, {kinds}, or one of these followed by =False", param, ctx)
+
+
+@click.command("wait")
+@parameters.name
+@click.option(
+    "--for",
+    "aim",
+    type=Aim(),
+    metavar="WHAT",
+    default=READY,
+    show_default=True,
+    help="ready, deleted, condition=Available or condition=Loaded; with =False: that it is not",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    callback=parameters.finite,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait no longer",
+)
+@click.pass_obj
+def wait(context: Context, name: str, aim: str, timeout: float) -> None:
+    """Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not.
+
+    \b
+    Examples:
+      lora-fs wait support
+      lora-fs wait support --for condition=Loaded --timeout 120
+      lora-fs wait support --for deleted
+    """
+    scope, layout, registry = context.scope(), Layout(context.root()), context.registry()
+    deadline, pause_s = time.monotonic() + timeout, LOOK_S
+    while True:
+        try:
+            lagging = list(_lagging(registry, layout, scope, name, aim))
+        except TemporaryError as error:
+            lagging = [f"that cannot be told now ({error})"]
+        if not lagging:
+            context.say(f"{name}: {aim} on every replica")
+            return
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise WaitTimeout(f"{name} is not {aim} after {timeout:g} s: {', '.join(lagging)}")
+        time.sleep(min(pause_s, remaining))
+        pause_s = min(1.5 * pause_s, LOOK_MOST_S)
+
+
+def _lagging(registry: Registry, layout: Layout, scope: Scope, name: str, aim: str) -> Iterator[str]:
+    """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
+    pointer = operations.active(registry, scope, name)
+    record = _served(registry, scope, name, pointer)
+    if record is None and aim != DELETED:
+        raise NotFound(f"{name} serves nothing in {scope}: `lora-fs list` shows what is registered")
+    if aim == DELETED and (left := operations.present_revisions(registry, scope, name)):
+        yield f"{', '.join(sorted(left))} {'is' if len(left) == 1 else 'are'} registered"
+        return
+    reports = read_reports(layout)
+    live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
+    yield from (f"{one} (its report cannot be read)" for one in unreadable_and_young(layout, reports))
+    if not live and aim != DELETED:
+        yield f"no live replica of {scope} has reported"
+    written = [body for body in (pointer, record) if body is not None]
+    for status in live:
+        if not all(has_seen(status, body) for body in written):
+            yield f"{status.replica} has not seen it yet"
+        elif (why := _not_yet(status, scope, name, aim)) is not None:
+            yield f"{status.replica} {why}"
+
+
+def _served(registry: Registry, scope: Scope, name: str, pointer: Pointer | None) -> Record | None:
+    if pointer is None or pointer.revision is None:
+        return None
+    record = registry.latest(registry.records(AdapterKey(*scope, pointer.revision, name)))[1]
+    return record if record is not None and record.present else None
+
+
+def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | None:
+    """Why a replica is not there; what it does not tell of is simply evicted."""
+    public = public_name(status, scope, name)
+    one = status.adapters.get(public)
+    phase = one.phase if one is not None else Phase.EVICTED
+    why = (
+        f"({phase.value}{': ' + (one.message or one.reason) if one and (one.message or one.reason) else ''})"
+    )
+    if aim == DELETED:
+        left = [told for told in status.adapters if told.partition("@")[0] == public]
+        return f"still has it {why}" if left else None
+    if aim == READY:
+        return why if phase in UNDER_WAY or not TYPES["Available"](phase) else None
+    kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
+    return why if TYPES[kind](phase) != (wanted != "False") else None
+
+
+COMMANDS = (wait,)

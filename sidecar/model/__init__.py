@@ -1,0 +1,74 @@
+"""What a record is and what is desired: frozen types and the grammar of names. No I/O here.
+
+*Desired* is what the volume says, *loaded* is what the engine says, *status* is what one
+replica observed. Every field of a type that is written to the volume is part of the
+on-disk format (``docs/format.md``); unknown fields survive a read and a write.
+"""
+
+from lora_fs.sidecar.model.findings import Finding, Severity
+from lora_fs.sidecar.model.names import (
+    RESERVED_NAMESPACES,
+    SEGMENT,
+    AdapterKey,
+    Scope,
+    check_segment,
+    model_slug,
+)
+from lora_fs.sidecar.model.records import (
+    AdapterSpec,
+    Canary,
+    FileEntry,
+    LoraShape,
+    Origin,
+    Pointer,
+    Policy,
+    PolicyKind,
+    Previous,
+    Quota,
+    Record,
+    Source,
+    State,
+)
+from lora_fs.sidecar.model.status import (
+    AdapterStatus,
+    Condition,
+    Download,
+    Event,
+    EventList,
+    Phase,
+    ReplicaStatus,
+)
+from lora_fs.sidecar.model.stored import API_VERSION, JsonObject
+
+__all__ = [
+    "API_VERSION",
+    "RESERVED_NAMESPACES",
+    "SEGMENT",
+    "AdapterKey",
+    "AdapterSpec",
+    "AdapterStatus",
+    "Canary",
+    "Condition",
+    "Download",
+    "Event",
+    "EventList",
+    "FileEntry",
+    "Finding",
+    "JsonObject",
+    "LoraShape",
+    "Origin",
+    "Phase",
+    "Pointer",
+    "Policy",
+    "PolicyKind",
+    "Previous",
+    "Quota",
+    "Record",
+    "ReplicaStatus",
+    "Scope",
+    "Severity",
+    "Source",
+    "State",
+    "check_segment",
+    "model_slug",
+]

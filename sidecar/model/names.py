@@ -1,0 +1,81 @@
+"""The grammar of names, and what they identify: a scope, an adapter's revision."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from lora_fs.sidecar.errors import InvalidName
+
+SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RESERVED_NAMESPACES = frozenset({"lora-fs.json", "HEAD"})
+
+Segment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+FileName = Annotated[str, Field(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]{0,254}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def check_segment(what: str, value: str) -> str:
+    """Return ``value`` if it may become a folder's name, else raise InvalidName."""
+    if not SEGMENT.fullmatch(value):
+        raise InvalidName(
+            what,
+            value,
+            "use 1 to 128 of A-Z a-z 0-9 . _ - and begin with a letter or a digit",
+        )
+    if what == "namespace" and value in RESERVED_NAMESPACES:
+        raise InvalidName(what, value, "this name is kept for the registry's own files")
+    return value
+
+
+def model_slug(model: str) -> str:
+    """Name the folder of a base model: ``Qwen/Qwen2.5-7B`` → ``Qwen--Qwen2.5-7B``.
+
+    A filesystem path gives its last component, so that a model mounted at ``/models/llama``
+    and served as ``llama`` are one scope.
+
+    Raises:
+        InvalidName: nothing usable is left.
+    """
+    bare = model.rstrip("/")
+    if bare.startswith(("/", "./", "../", "~")):
+        bare = bare.rsplit("/", 1)[-1]
+    return check_segment("model", bare.replace("/", "--"))
+
+
+class Scope(NamedTuple):
+    """One base model of one tenant: the folder ``<namespace>/<model>``."""
+
+    namespace: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.model}"
+
+
+class AdapterKey(NamedTuple):
+    """The identity of a revision: ``namespace/model/revision/name``."""
+
+    namespace: str
+    model: str
+    revision: str
+    name: str
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.namespace, self.model)
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+    @classmethod
+    def checked(cls, namespace: str, model: str, revision: str, name: str) -> AdapterKey:
+        """Build a key from text of unknown origin; raises InvalidName."""
+        return cls(
+            check_segment("namespace", namespace),
+            check_segment("model", model),
+            check_segment("revision", revision),
+            check_segment("name", name),
+        )

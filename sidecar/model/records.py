@@ -1,0 +1,194 @@
+"""What is desired, as the volume says it: records, pointers, quotas."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import FailFast, Field, field_validator
+
+from lora_fs.sidecar.model.names import AdapterKey, Digest, FileName, Segment
+from lora_fs.sidecar.model.stored import Stored, one_by_one
+
+_LORA_SHAPES: dict[LoraShape, LoraShape] = {}
+_MOST_LORA_SHAPES = 1_024
+
+
+class PolicyKind(StrEnum):
+    """When an adapter is in the engine."""
+
+    LAZY = "lazy"  # loaded at the first request, evicted after ttl_s idle
+    STICKY = "sticky"  # loaded at the first request, kept
+    EAGER = "eager"  # loaded at boot, by priority, while it fits
+    PINNED = "pinned"  # loaded at boot, never evicted
+
+
+class Policy(Stored):
+    """When to load and evict. ``ttl_s``: idle seconds before a lazy adapter is evicted."""
+
+    kind: PolicyKind = PolicyKind.LAZY
+    ttl_s: int = Field(default=3600, ge=1)
+    priority: int = 0
+
+
+class FileEntry(Stored):
+    """One file of an artifact: ``path`` is its name in the artifact's folder, and leads nowhere else."""
+
+    _alike = ("path",)
+
+    path: FileName
+    size_bytes: int = Field(ge=0)
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class LoraShape(Stored):
+    """What ``adapter_config.json`` and the tensor header agree on."""
+
+    _alike = ("dtype",)
+
+    rank: int = Field(ge=1)
+    alpha: float
+    target_modules: Annotated[tuple[str, ...], FailFast()]
+    dtype: str
+    use_rslora: bool = False
+
+
+class Source(Stored):
+    """Where the bytes came from: a uri without credentials, and the pinned commit or etag."""
+
+    uri: str
+    pin: str | None = None
+
+
+class AdapterSpec(Stored):
+    """What an adapter is.
+
+    Attributes:
+        path: the artifact's folder; relative to the registry's root, or absolute when linked.
+        digest: over the served files' paths, sizes and hashes (``registry.artifacts``).
+        fingerprint: over (path, size, mtime) of the folder when it was adopted; tells a
+            folder that changed in place from one that did not, without reading it.
+        int_id: the engine's integer id: 63 bits, the same on every replica.
+        allowed: codes of findings that were allowed when it was registered; a replica allows them, too.
+    """
+
+    _alike = ("base_model",)
+
+    source: Source
+    path: str
+    base_model: str
+    digest: Digest
+    size_bytes: int = Field(ge=0)
+    files: Annotated[tuple[FileEntry, ...], FailFast()]
+    lora: LoraShape
+    int_id: int = Field(ge=1, lt=2**63)
+    policy: Policy | None = None
+    labels: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
+    fingerprint: str | None = None
+    allowed: Annotated[tuple[str, ...], FailFast()] = ()
+
+    @field_validator("lora")
+    @classmethod
+    def _share(cls, value: LoraShape) -> LoraShape:
+        if len(_LORA_SHAPES) < _MOST_LORA_SHAPES:
+            return _LORA_SHAPES.setdefault(value, value)
+        return _LORA_SHAPES.get(value, value)
+
+
+class Previous(Stored):
+    """The generation a writer built on."""
+
+    generation: int = Field(ge=1)
+    sum: str
+
+
+class _Generation(Stored):
+    """What every generation-named file carries besides its content."""
+
+    _alike = ("namespace", "model", "name", "revision", "previous_revision", "writer", "origin")
+
+    apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
+    namespace: Segment
+    model: Segment
+    name: Segment
+    generation: int = Field(ge=1)
+    previous: Previous | None = None
+    epoch: int = Field(default=1, ge=1)
+    request_id: str
+    token: str
+    writer: str
+    updated_at: str  # RFC 3339; for people, no decision rests on it
+    sum: str = ""
+
+
+class State(StrEnum):
+    """Whether the thing named is wanted."""
+
+    PRESENT = "present"
+    DELETED = "deleted"
+
+
+Origin = Literal["register", "api", "folder", "import"]
+
+
+class Record(_Generation):
+    """One generation of one revision: the truth about it."""
+
+    kind: Literal["Adapter"] = "Adapter"
+    revision: Segment
+    uid: str
+    state: State
+    origin: Origin
+    keep_files: bool = False
+    spec: AdapterSpec
+
+    @property
+    def key(self) -> AdapterKey:
+        return AdapterKey(self.namespace, self.model, self.revision, self.name)
+
+    @property
+    def present(self) -> bool:
+        return self.state is State.PRESENT
+
+
+class Canary(Stored):
+    """A share of requests for the plain name that another revision answers."""
+
+    revision: Segment
+    percent: int = Field(ge=0, le=100)
+
+
+class Pointer(_Generation):
+    """Which revision the plain name serves; ``revision`` is None once the name is withdrawn.
+
+    Attributes:
+        keep_revisions: how many of the name gc keeps registered; None: as the namespace says.
+    """
+
+    kind: Literal["ActivePointer"] = "ActivePointer"
+    revision: Segment | None
+    previous_revision: Segment | None = None
+    canary: Canary | None = None
+    keep_revisions: int | None = Field(default=None, ge=1)
+
+
+class Quota(Stored):
+    """``<namespace>/.quota.json``: what a namespace may register; null where nothing bounds it.
+
+    Attributes:
+        adapters: names, of all its models together.
+        size_bytes: of all its registered revisions together.
+        registrations_per_minute: records written that say present.
+        keep_revisions: of each name, where the name itself does not say: gc withdraws older ones.
+    """
+
+    apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
+    kind: Literal["Quota"] = "Quota"
+    namespace: Segment
+    adapters: int | None = Field(default=None, ge=0)
+    size_bytes: int | None = Field(default=None, ge=0)
+    registrations_per_minute: int | None = Field(default=None, ge=0)
+    keep_revisions: int | None = Field(default=None, ge=1)
+    writer: str
+    updated_at: str
+    sum: str = ""

@@ -1,0 +1,125 @@
+"""What one replica observed, and tells the others: hints, on which no decision rests."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import FailFast, Field
+
+from lora_fs.sidecar.model.stored import Stored, one_by_one
+
+
+class Phase(StrEnum):
+    """Where an adapter stands on one replica."""
+
+    PENDING = "Pending"
+    DOWNLOADING = "Downloading"
+    VALIDATING = "Validating"
+    LOADING = "Loading"
+    READY = "Ready"
+    EVICTED = "Evicted"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+
+
+class Condition(Stored):
+    """One thing that is true of an adapter on a replica or not, in the shape that Kubernetes has."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+    lastTransitionTime: str  # RFC 3339: when ``status`` was last another
+
+
+class AdapterStatus(Stored):
+    """What one replica last observed of one served name. ``since``: RFC 3339, of the phase."""
+
+    key: tuple[str, str, str, str]
+    generation: int
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    attempts: int = 0
+    retry_in_s: float | None = None
+    since: str = ""
+
+
+class Download(Stored):
+    """What a replica fetches now, to be registered: it is no adapter yet.
+
+    Attributes:
+        name: what clients will send as their model.
+        source: a uri without credentials.
+        phase: Downloading, and Validating once all of it is here.
+        size_bytes: None where the source does not say.
+        since: RFC 3339.
+    """
+
+    name: str
+    namespace: str
+    source: str
+    phase: Phase
+    reason: str = ""
+    received_bytes: int = Field(default=0, ge=0)
+    size_bytes: int | None = Field(default=None, ge=0)
+    since: str = ""
+
+
+class ReplicaStatus(Stored):
+    """``.replicas/<replica>.json``: a hint, replaced whole; see docs/format.md.
+
+    Attributes:
+        engine: "ready", "unknown" or "rejected: …".
+        adapters: by served name; Evicted ones are only counted.
+        recent: series seen lately → generation: answers `--wait`.
+        downloads: by the name they will have.
+        figures: counters, and what is in which tier, as of this write.
+    """
+
+    apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
+    kind: Literal["ReplicaStatus"] = "ReplicaStatus"
+    replica: str
+    model: str
+    namespaces: Annotated[tuple[str, ...], FailFast()]
+    url: str | None = None
+    engine: str = "unknown"
+    heartbeat: int = 0
+    updated_at: str = ""
+    counts: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
+    adapters: Annotated[dict[str, AdapterStatus], one_by_one(AdapterStatus)] = Field(default={})
+    recent: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
+    conditions: Annotated[tuple[str, ...], FailFast()] = ()
+    downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
+    figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
+    sum: str = ""
+
+
+class Event(Stored):
+    """Something that happened on a replica; what happens again is counted, as Kubernetes does.
+
+    Attributes:
+        key: namespace, model, revision, name; None of the replica itself.
+        first_at, last_at: RFC 3339, by the replica's clock.
+    """
+
+    type: Literal["Normal", "Warning"] = "Normal"
+    reason: str
+    message: str = ""
+    key: tuple[str, str, str, str] | None = None
+    count: int = Field(default=1, ge=1)
+    first_at: str
+    last_at: str
+
+
+class EventList(Stored):
+    """``.events/<replica>.json``: what happened there lately, the oldest first: a hint, replaced whole."""
+
+    apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
+    kind: Literal["EventList"] = "EventList"
+    replica: str
+    model: str
+    updated_at: str = ""
+    events: Annotated[tuple[Event, ...], FailFast()] = ()
+    sum: str = ""

@@ -1,0 +1,99 @@
+"""What a pass decides about: the names the engine holds and those it might, each with its policy here.
+
+Names of the engine come in, as they were read last; ``plan`` takes what is made of them. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lora_fs.sidecar.model import Policy, PolicyKind
+from lora_fs.sidecar.reconcile import plan
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.residents import Residents
+from lora_fs.sidecar.reconcile.staging import Stager
+
+Lookup = Callable[[str], Served | None]
+
+
+class Subjects:
+    """Of one replica.
+
+    Args:
+        default: the policy of what has none.
+        max_loaded: how many adapters may be loaded; None where the engine's own bound is all.
+    """
+
+    def __init__(
+        self,
+        namespaces: tuple[str, ...],
+        residents: Residents,
+        stager: Stager,
+        default: Policy,
+        max_loaded: int | None,
+    ) -> None:
+        self._namespaces, self._residents, self._stager = namespaces, residents, stager
+        self._default, self._max_loaded = default, max_loaded
+        self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
+
+    def resident(
+        self, catalog: Catalog, lookup: Lookup, is_withdrawn: Callable[[str], bool]
+    ) -> list[plan.Resident]:
+        """What is loaded. Of what nothing is known, as while its record cannot be read, none is decided."""
+        residents, found = self._residents, []
+        for name, path in residents.paths.items():
+            served = lookup(name)
+            if served is None and not is_withdrawn(name):
+                continue
+            found.append(
+                plan.Resident(
+                    name,
+                    served.record if served is not None else None,
+                    served is not None and self._stager.path(served.record) == path,
+                    residents.in_flight(name),
+                    residents.idle_s(name),
+                    self._policy(catalog, name, served),
+                    self._tenant(name),
+                )
+            )
+        return found
+
+    def absent(self, catalog: Catalog, lookup: Lookup) -> list[plan.Absent]:
+        """What is to be loaded unasked, and is not."""
+        if self._to_preload is None:
+            fits = self._max_loaded is not None and len(catalog.served) <= self._max_loaded
+            self._to_preload = frozenset(catalog.served) if fits else frozenset()
+        self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
+        policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
+        policies |= {name: catalog.policy_of(one, self._default) for name, one in catalog.unasked.items()}
+        found = (lookup(name) for name in policies)
+        missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
+        waits, tenant = self._residents.waits, self._tenant
+        return [plan.Absent(s.name, policies[s.name], not waits(s), tenant(s.name)) for s in missing]
+
+    def pin_problem(self, catalog: Catalog, capacity: int | None) -> str | None:
+        """More is pinned than may be, in words."""
+        policies = (catalog.policy_of(one, self._default) for one in catalog.unasked.values())
+        pinned = sum(policy.kind is PolicyKind.PINNED for policy in policies)
+        if capacity is None or pinned < capacity:
+            return None
+        return (
+            f"PinnedBeyondSlots: {pinned} adapters are pinned; one of {capacity} places stays for others: "
+            "unpin some, or let more be loaded"
+        )
+
+    def _policy(self, catalog: Catalog, name: str, served: Served | None) -> Policy:
+        """A copy that the plain name does not serve, nor tries, is lazy, whatever the adapter's policy."""
+        if served is None:
+            return self._default
+        plain = name.partition("@")[0]
+        policy = catalog.policy_of(served, self._default)
+        active, trial = catalog.served.get(plain), catalog.trials.get(plain)
+        named = [*([active] if active is not None else []), *([trial.served] if trial is not None else [])]
+        if not any(one.record is served.record for one in named):
+            return policy.model_copy(update={"kind": PolicyKind.LAZY})
+        return policy
+
+    def _tenant(self, name: str) -> str:
+        """The namespace of a public name or an engine's."""
+        return name.partition("/")[0] if len(self._namespaces) > 1 else self._namespaces[0]

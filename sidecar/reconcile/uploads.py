@@ -1,0 +1,178 @@
+"""An adapter that a client sends: onto the volume as it comes, then checked and registered like any other.
+
+Nothing of it is held in memory but what has not been written yet. What is refused, too large, too slow
+or broken off is removed at once; what a killed replica leaves is gc's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Finding, Scope
+from lora_fs.sidecar.registry import artifacts, atomic, registration
+from lora_fs.sidecar.registry.operations import present_revisions
+from lora_fs.sidecar.registry.registration import Registered, Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.sources import tarball
+from lora_fs.sidecar.sources.offer import ARCHIVE
+from lora_fs.sidecar.validate import Expectation
+
+Result = TypeVar("Result")
+
+WRITE_BYTES = 4 << 20
+URI = "upload:"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What is sent.
+
+    Attributes:
+        files: chunks, each with the name of its file; ARCHIVE is a tar. One file after the other.
+        size_bytes: as announced; None if it was not.
+    """
+
+    name: str
+    files: AsyncIterator[tuple[str, bytes]]
+    revision: str | None = None
+    activate: bool = True
+    size_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Uploads:
+    """Those of one replica. ``most_bytes``, ``most_s``: bounds on each."""
+
+    registry: Registry
+    expectation: Expectation
+    most_bytes: int
+    most_s: float
+    _threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
+
+    async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Callable[[], Registered]:
+        """Write all of it onto the volume; returns what registers it, blocking, and then removes it.
+
+        Raises:
+            TooLarge, OverQuota, InputError: it is not taken.
+            SourceUnavailable: it did not come in time. VolumeUnavailable: it cannot be written.
+        """
+        key = AdapterKey(*scope, upload.revision or "v1", name)
+        self._check_size(upload.size_bytes or 0)
+        folder = artifacts.temporary_in(self.registry.layout.incoming(scope))
+        kept = False
+        try:
+            with anyio.fail_after(self.most_s):
+                await self._in_thread(partial(self._begin, key, folder, upload.size_bytes or 0))
+                await self._write(folder, upload.files)
+            kept = True
+        except TimeoutError as error:
+            raise SourceUnavailable(f"the upload of {name} took more than {self.most_s:.0f} s") from error
+        finally:
+            if not kept:
+                with anyio.CancelScope(shield=True):
+                    await self._in_thread(partial(artifacts.discard, folder))
+        wanted = Registration(
+            name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
+        )
+        return partial(self._register, scope, wanted, folder, writer)
+
+    def _begin(self, key: AdapterKey, folder: Path, size_bytes: int) -> None:
+        self.registry.check_writable()
+        if not present_revisions(self.registry, key.scope, key.name):  # else these bytes may be there
+            self.registry.accounts.check(key, size_bytes)
+        atomic.make_folder(folder)
+
+    async def _write(self, folder: Path, files: AsyncIterator[tuple[str, bytes]]) -> None:
+        seen: dict[str, BinaryIO] = {}
+        waiting, size = bytearray(), 0
+        current: str | None = None
+        try:
+            async for name, chunk in files:
+                size += len(chunk)
+                self._check_size(size)
+                if name != current:
+                    if current is not None:
+                        await self._in_thread(partial(_append, seen[current], bytes(waiting)))
+                        waiting.clear()
+                    if name in seen or name not in (*tarball.TAKEN, ARCHIVE):
+                        raise InputError(
+                            f"{name[:80]!a} is sent twice, or is no file that is served: send "
+                            f"{', '.join(tarball.TAKEN[:2])}, or one tar"
+                        )
+                    seen[name] = await self._in_thread(partial(_create, folder / name))
+                    current = name
+                waiting += chunk
+                if len(waiting) >= WRITE_BYTES:
+                    await self._in_thread(partial(_append, seen[name], bytes(waiting)))
+                    waiting.clear()
+            if current is None:
+                raise InputError("nothing was sent: send a tar, or the adapter's files")
+            await self._in_thread(partial(_append, seen[current], bytes(waiting)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(partial(_close, list(seen.values())))
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.most_bytes:
+            raise TooLarge(
+                f"the upload is more than {self.most_bytes} bytes, which LORA_FS_FETCH_MAX_BYTES allows"
+            )
+
+    def _register(self, scope: Scope, wanted: Registration, folder: Path, writer: str) -> Registered:
+        try:
+            archive = folder / ARCHIVE
+            source = folder
+            if archive.exists():
+                source = folder / "adapter"
+                atomic.make_folder(source)
+                tarball.unpack(archive, source, "the upload", self.most_bytes)
+            atomic.sync_names(source)
+            ready = replace(wanted, source=source)
+            return registration.register(self.registry, scope, ready, self.expectation, writer=writer)
+        except InvalidAdapter as error:  # where it lay meanwhile is no place that its sender knows
+            raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error
+        finally:
+            artifacts.discard(folder)
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+
+
+def _as_sent(finding: Finding, folder: Path) -> Finding:
+    said = {"message": finding.message, "hint": finding.hint}
+    told = {field: text.replace(str(folder), "what was sent") for field, text in said.items()}
+    return finding.model_copy(update=told)
+
+
+def _create(path: Path) -> BinaryIO:
+    try:
+        return path.open("xb", buffering=0)
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot write {path}") from error
+
+
+def _append(file: BinaryIO, data: bytes) -> None:
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot write {file.name}") from error
+
+
+def _close(files: list[BinaryIO]) -> None:
+    try:
+        for file in files:
+            os.fsync(file.fileno())
+            file.close()
+    except OSError as error:
+        raise VolumeUnavailable(f"cannot write the upload: {os.strerror(error.errno or 0)}") from error

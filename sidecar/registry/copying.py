@@ -1,0 +1,82 @@
+"""The copy of an adapter's served files that the registry keeps: made beside its place, then renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry import artifacts, atomic
+from lora_fs.sidecar.registry.artifacts import Progress
+from lora_fs.sidecar.registry.store import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Of ``files`` of ``source``, whose digest is ``digest``, at the place of ``key``.
+
+    Attributes:
+        moved: ``source`` lies in ``.incoming/`` and is moved, not copied.
+        follow: whether ``source``, or a folder on its way, may be a symlink.
+    """
+
+    registry: Registry
+    key: AdapterKey
+    source: Path
+    files: tuple[str, ...]
+    digest: str
+    progress: Progress | None
+    moved: bool
+    follow: bool
+
+    @property
+    def target(self) -> Path:
+        """Its place."""
+        return self.registry.layout.artifact(self.key)
+
+    def is_there(self) -> bool:
+        """Whether a folder lies in its place."""
+        return atomic.is_folder(self.target)
+
+    def make(self) -> None:
+        """Copy, and place. Raises as ``made`` and ``place`` do."""
+        with self.made() as incoming:
+            self.place(incoming)
+
+    @contextmanager
+    def made(self) -> Iterator[Path]:
+        """The files under a temporary name, for as long as the block lasts.
+
+        Raises:
+            Conflict: they changed while they were copied.
+            InputError, VolumeUnavailable: see ``artifacts.copy_files``.
+        """
+        if self.moved:
+            yield self.source
+            return
+        incoming = artifacts.temporary_in(self.registry.layout.incoming(self.key.scope))
+        try:
+            copied = artifacts.copy_files(
+                self.source, incoming, self.files, self.progress, follow=self.follow
+            )
+            if artifacts.digest_of(copied) != self.digest:
+                raise Conflict(f"{self.source} changed while it was copied: try again")
+            yield incoming
+        finally:
+            artifacts.discard(incoming)
+
+    def place(self, incoming: Path) -> None:
+        """Give the copy its name.
+
+        Raises:
+            Conflict: other bytes lie there.
+            VolumeUnavailable: it cannot be moved.
+        """
+        if artifacts.place(incoming, self.target):
+            return
+        there = artifacts.hash_files(self.target, self.files)
+        if artifacts.digest_of(there) != self.digest:
+            raise Conflict(f"{self.target} holds other bytes: revisions never change; register a new one")

@@ -1,0 +1,149 @@
+"""One look at the volume: what was known before, and what is read on top of it.
+
+A body that cannot be read is a problem and a name to be tried again; the last one that can be read
+stays in force. Nothing known is forgotten here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Generic, NamedTuple
+
+from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry.desired import Growing, Key
+from lora_fs.sidecar.registry.layout import Generation, Listing, Place, generation_name
+from lora_fs.sidecar.registry.reading import Body, ScopeListing, Series
+from lora_fs.sidecar.registry.store import Registry
+
+BATCH = 512  # bodies asked for at once, where several threads read
+
+
+class _Wanted(NamedTuple, Generic[Key, Body]):
+    """A generation that is listed and not held."""
+
+    key: Key
+    series: Series[Body]
+    generation: Generation
+
+
+class Learning:
+    """What was known before, and what is read on top of it. ``unread``: names not read before."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        readers: int,
+        known: tuple[Growing[AdapterKey, Record], Growing[tuple[Scope, str], Pointer]],
+        unread: Mapping[Path, set[str]],
+    ) -> None:
+        self._registry, self._readers, self._unread_before = registry, readers, unread
+        self.records, self.pointers = known
+        self.problems: dict[str, str] = {}
+        self.unread: dict[Path, set[str]] = {}
+        self.failures: list[VolumeUnavailable] = []
+        self.learned = False
+
+    def refuse(self, failures: Iterable[VolumeUnavailable]) -> None:
+        """Raise what keeps the first state from being known. No permission is a lasting answer."""
+        for error in failures:
+            if not isinstance(error.__cause__, PermissionError):
+                raise error
+
+    def told(self, place: Place) -> bool:
+        """Read a generation that HEAD names; False if a listing has to tell what is in force."""
+        scope, revision, name, generation = place
+        if revision is None:
+            series = self._registry.pointers(scope, name)
+            return self._learn_told(self.pointers, _Wanted((scope, name), series, generation))
+        key = AdapterKey(*scope, revision, name)
+        return self._learn_told(self.records, _Wanted(key, self._registry.records(key), generation))
+
+    def _learn_told(self, known: Growing[Key, Body], one: _Wanted[Key, Body]) -> bool:
+        held = known.get(one.key)
+        if held is not None and held.generation == one.generation.generation:
+            return one.generation.token in ("", held.token)  # else it is a sibling, which listings tell of
+        self._learn(known, [one])
+        return not self.problems
+
+    def scope(self, scope: Scope, listing: ScopeListing, last: ScopeListing) -> None:
+        """Read what is new in a scope."""
+        layout = self._registry.layout
+        for revision, entries in listing.revisions.items():
+            folder = layout.revision(scope, revision)
+            news = self._news(folder, entries, last.revisions.get(revision))
+            found = entries.records
+            wanted = (
+                (AdapterKey(*scope, revision, name), Series(Record, folder, scope, revision, name))
+                for name in news
+            )
+            self._learn(self.records, [_Wanted(key, series, found[key.name]) for key, series in wanted])
+        folder, found = layout.active(scope), listing.active.records
+        news = self._news(folder, listing.active, last.active)
+        series_of = {name: Series(Pointer, folder, scope, None, name) for name in news}
+        self._learn(self.pointers, [_Wanted((scope, n), one, found[n]) for n, one in series_of.items()])
+
+    def _news(self, folder: Path, listing: Listing, last: Listing | None) -> list[str]:
+        for name, count in listing.siblings.items():
+            newest = folder / generation_name(name, *listing.records[name])
+            self.problems[f"{newest}: siblings"] = (
+                f"Conflict: {count} writers published the same generation of {name}; {newest.name} is in "
+                "force, and the next write settles it"
+            )
+        unread = self._unread_before.get(folder, set())
+        if last is listing:
+            return [name for name in unread if name in listing.records]
+        held = last.records if last is not None else {}
+        return [name for name, found in listing.records.items() if held.get(name) != found or name in unread]
+
+    def _learn(self, known: Growing[Key, Body], wanted: list[_Wanted[Key, Body]]) -> None:
+        missing = [
+            one
+            for one in wanted
+            if (held := known.get(one.key)) is None or _generation(held, one.generation) < one.generation
+        ]
+        for one, found in zip(missing, self._read(missing), strict=True):
+            if not isinstance(found, CorruptRecord | VolumeUnavailable):
+                known.put(one.key, found)
+                self.learned = True
+                continue
+            self.problems[str(one.series.folder / generation_name(one.series.name, *one.generation))] = str(
+                found
+            )
+            self.unread.setdefault(one.series.folder, set()).add(one.series.name)
+            good = self._last_good(one.series, found)
+            held = known.get(one.key)
+            if good is not None and (held is None or held.generation < good.generation):
+                known.put(one.key, good)
+                self.learned = True
+
+    def _read(self, wanted: list[_Wanted[Key, Body]]) -> Iterator[Body | CorruptRecord | VolumeUnavailable]:
+        if self._readers == 1 or len(wanted) <= self._readers:
+            yield from map(self._try, wanted)
+            return
+        with ThreadPoolExecutor(self._readers, "lora-fs-read") as threads:
+            for begin in range(0, len(wanted), BATCH):
+                yield from threads.map(self._try, wanted[begin : begin + BATCH])
+
+    def _try(self, one: _Wanted[Key, Body]) -> Body | CorruptRecord | VolumeUnavailable:
+        try:
+            return self._registry.read(one.series, one.generation)
+        except (CorruptRecord, VolumeUnavailable) as error:
+            return error
+
+    def _last_good(self, series: Series[Body], error: LoraFsError) -> Body | None:
+        if isinstance(error, VolumeUnavailable):
+            self.failures.append(error)
+            return None
+        try:
+            return self._registry.latest(series)[1]
+        except VolumeUnavailable as failure:
+            self.failures.append(failure)
+            return None
+
+
+def _generation(body: Record | Pointer, listed: Generation) -> Generation:
+    """A body's own generation, to be compared with a listed one: with a token where names have it."""
+    return Generation(body.generation, body.token if listed.token else "")

@@ -1,0 +1,82 @@
+"""Which revision answers a request: who asks, what is told of it, and the name in the answer.
+
+A client asks for a plain name and is answered under it, whatever the engine calls what answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers
+
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+REVISION: Final = b"x-lora-fs-revision"
+MAX_SERIES: Final = 1_000
+_NAMED = ("application/json", "text/event-stream")
+
+
+def user_of(headers: Headers, header: str | None, said: object) -> str | None:
+    """Who asks, for a canary: what the header says that is set for it, else the body's ``user``."""
+    given = headers.get(header) if header is not None else None
+    return given or (said if isinstance(said, str) and said else None)
+
+
+class Renamed:
+    """An answer's bytes with the model's name in place of the engine's, as they come.
+
+    A text cannot hold ``"model":"name"`` unescaped, so only fields are meant. What may be the
+    beginning of one is kept until the next bytes come.
+    """
+
+    def __init__(self, engine_name: str, name: str) -> None:
+        forms = ('"model":"{}"', '"model": "{}"')
+        self._forms = [(form.format(engine_name).encode(), form.format(name).encode()) for form in forms]
+        self._kept = b""
+
+    @staticmethod
+    def concerns(content_type: str) -> bool:
+        """Whether a body of this type names its model."""
+        return content_type.partition(";")[0].strip().lower() in _NAMED
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be sent of what came so far."""
+        data = self._kept + data
+        for engines, ours in self._forms:
+            data = data.replace(engines, ours)
+        ends = max(_ends_with_the_beginning_of(form, data) for form, _ in self._forms)
+        self._kept = data[len(data) - ends :]
+        return data[: len(data) - ends]
+
+    def end(self) -> bytes:
+        """The rest, when nothing more comes."""
+        rest, self._kept = self._kept, b""
+        return rest
+
+
+def _ends_with_the_beginning_of(form: bytes, data: bytes) -> int:
+    longest = min(len(form) - 1, len(data))
+    return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
+
+
+class Requests(Collector):
+    """Requests by the revision that answered them, and which share a canary has. Read at each scrape."""
+
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["adapter_name", "revision"]
+        requests = CounterMetricFamily("lora_fs_revision_requests", "By what answered", labels=labels)
+        for (name, revision), count in sorted(self._replica.requests().items())[:MAX_SERIES]:
+            requests.add_metric([name, revision], count)
+        share = GaugeMetricFamily("lora_fs_canary_percent", "Of the requests for the name", labels=labels)
+        for name, trial in sorted(self._replica.catalog().trials.items()):
+            share.add_metric([name, trial.served.record.revision], trial.percent)
+        yield from (requests, share)

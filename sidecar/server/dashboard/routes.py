@@ -1,0 +1,133 @@
+"""``GET /`` and what it is made of, and the data behind it: under ``/v1``, read as the other lists are.
+
+The page itself holds no data and asks nobody for a token. It loads from here alone, and says so.
+"""
+
+# No postponed annotations: FastAPI has to see ``Request``, of a function inside one.
+
+import asyncio
+import gzip
+import hashlib
+import mimetypes
+from collections.abc import Coroutine
+from importlib import resources
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.bodies import ErrorBody
+from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+PAGE: Final = "index.html"
+
+
+def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["dashboard"])
+    for name, (data, kind, tag) in _files().items():
+        path = "/" if name == PAGE else f"/dashboard/{name}"
+        routes.add_api_route(path, _file(data, kind, tag), methods=["GET"], include_in_schema=False)
+
+    @routes.get(
+        "/v1/dashboard",
+        summary="What the dashboard shows: all of it, or what changed",
+        responses={
+            200: {"content": {"application/json": {}}},
+            204: {"description": "Nothing changed"},
+            400: {"model": ErrorBody},
+            "default": {"model": ErrorBody},
+        },
+        response_class=Response,
+    )
+    async def changes(
+        request: Request,
+        since: Annotated[str, Query(max_length=64, description="`since` of the last answer")] = "",
+        wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="For a change")] = 0,
+    ) -> Response:
+        sight = await admin.sight(request.headers)
+        body = await _unless_left(request, board.answer(Since.parse(since), sight, wait_s))
+        if body is None:
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+        else:
+            body = gzip.decompress(body)
+        return Response(body, media_type="application/json", headers=headers)
+
+    @routes.get(
+        "/v1/dashboard/adapters/{name:path}",
+        summary="One adapter on every replica",
+        responses={
+            200: {"content": {"application/json": {}}},
+            404: {"model": ErrorBody},
+            "default": {"model": ErrorBody},
+        },
+        response_class=JSONResponse,
+    )
+    async def adapter(name: str, request: Request) -> Response:
+        served = replica.catalog().served.get(name)
+        if served is None or served.record.namespace not in await admin.sight(request.headers):
+            raise NotFound(f"The model `{name[:200]}` does not exist.")
+        statuses = await board.described(served)
+        told: dict[str, Any] = {
+            "name": name,
+            "record": served.record.model_dump(mode="json"),
+            "residency": replica.residency().get(name),
+            "staged": replica.staged(served),
+            "replicas": {other: one.model_dump(mode="json") for other, one in statuses.items()},
+        }
+        return JSONResponse(told, headers={"Cache-Control": "no-store"})
+
+    return routes
+
+
+async def _unless_left(request: Request, answer: Coroutine[Any, Any, bytes | None]) -> bytes | None:
+    """The answer; None if nobody waits for it any more."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, gone = asyncio.create_task(answer), asyncio.create_task(left())
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+def _files() -> dict[str, tuple[bytes, str, str]]:
+    """Name → content, type and tag of every file of the page; they are read once."""
+    found = {}
+    for file in (resources.files(__package__) / "static").iterdir():
+        data = file.read_bytes()
+        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        found[file.name] = (data, kind, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
+    return found
+
+
+def _file(data: bytes, kind: str, tag: str) -> Any:
+    async def answer(request: Request) -> Response:
+        headers = {**HEADERS, "ETag": tag}
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=kind, headers=headers)
+
+    return answer

@@ -1,0 +1,110 @@
+"""``hf://org/repo[@revision][/folder]``: the Hugging Face Hub, or the one that HF_ENDPOINT names.
+
+huggingface_hub's client says which commit the revision is and what lies in it; the pin is that commit.
+Its token (HF_TOKEN, or the one it was logged in with) goes to the hub and not to where the hub redirects.
+Bytes are read by ``web``, since its own downloads begin anew after a kill.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import replace
+from urllib.parse import unquote
+
+from lora_fs.sidecar.errors import InputError, NotFound, SourceUnavailable
+from lora_fs.sidecar.sources.offer import Offer, Options, Piece, wanted
+from lora_fs.sidecar.sources.uri import Uri, parse
+from lora_fs.sidecar.sources.web import Http
+
+
+class Hub:
+    """One folder of one commit."""
+
+    def __init__(self, uri: Uri, options: Options) -> None:
+        self._uri, self._options = uri, options
+        self._repo, self._revision, self._folder = _parts(uri)
+
+    def look(self) -> Offer:
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        commit, files = self._files()
+        inside = {
+            posixpath.basename(path): size
+            for path, (size, _, _) in files.items()
+            if posixpath.dirname(path) == self._folder
+        }
+        try:
+            names = wanted(inside)
+        except InputError as error:
+            raise InputError(f"{self._uri}: {error}") from error
+        headers = build_hf_headers(library_name="lora-fs")
+        # The hub redirects to wherever it keeps large files: it is trusted with that.
+        http = Http(replace(self._options, check=lambda _: None), headers)
+        pieces = []
+        for name in names:
+            size, sha256, oid = files[posixpath.join(self._folder, name)]
+            url = hf_hub_url(
+                self._repo, name, subfolder=self._folder or None, revision=commit, endpoint=constants.ENDPOINT
+            )
+            read = http.reader(parse(url), size)
+            pieces.append(Piece(name, size, read, size is not None, sha256, None if sha256 else oid))
+        return Offer(str(self._uri), commit, tuple(pieces))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _files(
+        self, *, again: bool = True
+    ) -> tuple[str, dict[str, tuple[int | None, str | None, str | None]]]:
+        """The commit, and of each file of the repository its size, its SHA-256 or its git id.
+
+        Args:
+            again: ask once more where no answer came: of a kept connection that the hub has closed none does.
+        """
+        from huggingface_hub import HfApi, errors
+
+        try:
+            info = HfApi(library_name="lora-fs").model_info(
+                self._repo, revision=self._revision, files_metadata=True, timeout=self._options.stall_s
+            )
+        except errors.GatedRepoError as error:
+            raise InputError(
+                f"{self._uri} is gated: accept its terms on the hub, and set HF_TOKEN to a token of who did"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise NotFound(
+                f"{self._uri}: the hub has no such repository, or it is private: set HF_TOKEN"
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise NotFound(f"{self._uri}: the repository has no revision {self._revision!a}") from error
+        except errors.OfflineModeIsEnabled as error:
+            raise InputError(f"{self._uri}: HF_HUB_OFFLINE is set: the hub is not asked") from error
+        except ValueError as error:
+            raise InputError(f"{self._uri}: {str(error)[:200]}") from error
+        except Exception as error:  # the client's HTTP library has errors of its own
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if status is None and again:
+                return self._files(again=False)
+            told = f"answered {status}" if status else f"does not answer ({type(error).__name__})"
+            raise SourceUnavailable(f"{self._uri}: the hub {told}") from error
+        if not info.sha:
+            raise SourceUnavailable(f"{self._uri}: the hub did not say which commit it is")
+        files = {
+            one.rfilename: (one.size, one.lfs.sha256 if one.lfs else None, one.blob_id)
+            for one in info.siblings or ()
+        }
+        return info.sha, files
+
+
+def _parts(uri: Uri) -> tuple[str, str | None, str]:
+    """The repository, the revision, and the folder in it."""
+    if not uri.path:
+        raise InputError(f"{uri}: write hf://org/repo, hf://org/repo@revision or hf://org/repo/folder")
+    if uri.sha256:
+        raise InputError(f"{uri}: the hub says what the files have to be: leave #sha256= out")
+    name, _, revision = uri.path[0].partition("@")
+    rest = list(uri.path[1:])
+    if revision == "refs" and len(rest) >= 2:  # refs/pr/1, a revision with slashes
+        revision, rest = "/".join((revision, *rest[:2])), rest[2:]
+    return f"{uri.place}/{name}", unquote(revision) or None, "/".join(rest)

@@ -1,0 +1,64 @@
+"""Which source a text names: our own, those that installed packages add, and a downloader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.sources.bucket import Bucket
+from lora_fs.sidecar.sources.downloader import Downloader, downloaded
+from lora_fs.sidecar.sources.hub import Hub
+from lora_fs.sidecar.sources.offer import Options, Source
+from lora_fs.sidecar.sources.uri import Uri, is_uri, parse, scheme_of
+from lora_fs.sidecar.sources.web import Web
+from lora_fs.sidecar.validate.report import shown
+
+GROUP = "lora_fs.sources"
+LOCAL = frozenset({"file", "pvc"})
+BUILT_IN: dict[str, Callable[[Uri, Options], Source]] = {
+    "hf": Hub,
+    "s3": Bucket,
+    "gs": Bucket,
+    "http": Web,
+    "https": Web,
+}
+
+
+def is_remote(text: str, plugin: str | None = None) -> bool:
+    """Whether it has to be fetched: a URI that names no folder here, or a name for the downloader."""
+    return scheme_of(text) not in LOCAL if is_uri(text) else plugin is not None
+
+
+@contextmanager
+def opened(text: str, options: Options, plugin: str | None = None) -> Iterator[Source]:
+    """The source that ``text`` names, closed at the end.
+
+    Args:
+        plugin: the downloader's class, for what is no URI of a known scheme.
+    Raises:
+        InputError: no source has this scheme, or it may not be asked.
+    """
+    source = _open(text, options, plugin)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _open(text: str, options: Options, plugin: str | None) -> Source:
+    scheme = scheme_of(text)
+    added = {point.name: point for point in metadata.entry_points(group=GROUP)}
+    factory: Callable[[Uri, Options], Source] | None = BUILT_IN.get(scheme)
+    if factory is None and scheme in added:
+        factory = added[scheme].load()
+    if factory is None:
+        if plugin is not None:
+            options.check(downloaded(text))
+            return Downloader(text, plugin)
+        known = ", ".join(f"{name}://" for name in sorted({*BUILT_IN, *LOCAL, *added}))
+        raise InputError(f"{shown(scheme)}:// is no source that is known here: {known}")
+    uri = parse(text)
+    options.check(uri)
+    return factory(uri, options)

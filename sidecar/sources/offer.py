@@ -1,0 +1,160 @@
+"""What every source does: look, and say which files there are and how to read them.
+
+A package adds a scheme by the entry-point group ``lora_fs.sources``: its name is the scheme, its
+object is called with the ``Uri`` and the ``Options``, and gives a ``Source``. It reads bytes and
+nothing else. Bounds, resuming, parallel reads, hashing and placing are ``transfer``'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lora_fs.sidecar.errors import InputError, SourceUnavailable
+from lora_fs.sidecar.sources.uri import Uri
+from lora_fs.sidecar.validate.config import CONFIG_FILE
+from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
+
+CARRIED = ("metadata.json", "README.md")
+MAX_CARRIED_BYTES = 1 << 20
+ARCHIVE = ".archive"  # the name of a piece that is unpacked
+
+Read = Callable[[int, int | None], AbstractContextManager[Iterator[bytes]]]
+
+
+class Changed(SourceUnavailable):
+    """The file is another one than it was when it was looked at: what came of it is of no use."""
+
+    spoiled = True
+
+
+class NotRanged(SourceUnavailable):
+    """The server sends whole files alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of an offer.
+
+    Attributes:
+        name: in the adapter's folder; ARCHIVE is unpacked into it.
+        size_bytes: None where the server does not say it.
+        read: opens ``[start, end)``, to the end where that is None; raises SourceUnavailable when it
+            breaks off, Changed, NotRanged.
+        ranged: whether a part of it can be asked for.
+        sha256, git_oid: what its bytes have to have; None: not known.
+    """
+
+    name: str
+    size_bytes: int | None
+    read: Read = field(repr=False)
+    ranged: bool = True
+    sha256: str | None = None
+    git_oid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What lies at a source now. ``pin``: its commit, etag or hash: the same pin is the same bytes."""
+
+    uri: str
+    pin: str | None
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Of all pieces; None if one does not say."""
+        sizes = [piece.size_bytes for piece in self.pieces]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+class Source(Protocol):
+    """Where one adapter comes from."""
+
+    def look(self) -> Offer:
+        """Ask what there is, without fetching it.
+
+        Raises:
+            NotFound, InputError: there is no adapter, or it may not be read.
+            SourceUnavailable: it did not answer.
+        """
+
+    def close(self) -> None:
+        """Let go of what was held; called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a source is told.
+
+    Attributes:
+        check: raises InputError for a URI that may not be asked, as a redirect may name.
+        stall_s: how long to wait for a connection, and for its next byte.
+        netrc_file: holds the passwords of web servers.
+    """
+
+    check: Callable[[Uri], None] = lambda _: None
+    stall_s: float = 30.0
+    netrc_file: Path | None = None
+
+
+@dataclass(slots=True)
+class Meter:
+    """Bounds one fetch and tells how far it is.
+
+    Attributes:
+        most_bytes, most_s: what it may take.
+        tell: called with what arrived and what there is in all, None if that is not known.
+        stop: asked now and then; True ends the fetch, which can be resumed.
+    """
+
+    most_bytes: int
+    most_s: float
+    tell: Callable[[int, int | None], None] = lambda _, __: None
+    stop: Callable[[], bool] = lambda: False
+    total: int | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def check_size(self, uri: str, size_bytes: int | None) -> None:
+        """Refuse what is too large before any of it is fetched."""
+        if size_bytes is not None and size_bytes > self.most_bytes:
+            raise InputError(
+                f"{uri} is {size_bytes} bytes; {self.most_bytes} are the most that is fetched: raise "
+                "LORA_FS_FETCH_MAX_BYTES"
+            )
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the fetch is given up."""
+        return self.most_s - (time.monotonic() - self.started)
+
+    def check_time(self, uri: str) -> None:
+        """End what takes too long; what arrived stays and is gone on from."""
+        if self.left_s <= 0:
+            raise SourceUnavailable(
+                f"{uri} was not fetched in {self.most_s:.0f} s: ask again, it goes on from where it is; or "
+                "raise LORA_FS_FETCH_TIMEOUT_S"
+            )
+        if self.stop():
+            raise SourceUnavailable(f"{uri}: the fetch was stopped; ask again, it goes on from where it is")
+
+
+def wanted(names: dict[str, int | None]) -> list[str]:
+    """Which files of a folder an engine is served, and which are carried along.
+
+    Args:
+        names: with their sizes.
+    Raises:
+        InputError: there is no adapter among them.
+    """
+    weights = next((name for name in (WEIGHTS_FILE, *PICKLES) if name in names), None)
+    if CONFIG_FILE not in names or weights is None:
+        missing = CONFIG_FILE if CONFIG_FILE not in names else WEIGHTS_FILE
+        held = ", ".join(sorted(names)[:8]) or "nothing"
+        raise InputError(f"no adapter lies there: {missing} is missing; it holds {held}")
+    small = [name for name in CARRIED if name in names and (names[name] or 0) <= MAX_CARRIED_BYTES]
+    return [CONFIG_FILE, weights, *small]

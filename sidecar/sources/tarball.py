@@ -1,0 +1,102 @@
+"""An adapter out of a tar of unknown origin: the files that are served, and nothing else.
+
+No member's name becomes a path: a file is taken for its last segment, which is one of five. Links,
+devices and sparse files under such a name are refused, and so is a tar that holds two adapters, leaves
+its folder, or unpacks to more than is allowed. Nothing is read into memory but a header.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.sources.offer import CARRIED, MAX_CARRIED_BYTES
+from lora_fs.sidecar.validate.config import CONFIG_FILE
+from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
+from lora_fs.sidecar.validate.report import shown
+
+MOST_MEMBERS = 10_000
+MOST_HEADER_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
+TAKEN = (CONFIG_FILE, WEIGHTS_FILE, *PICKLES, *CARRIED)
+
+_BROKEN = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError)
+_HEADERS = frozenset(
+    (
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    )
+)
+
+
+class _Member(tarfile.TarInfo):
+    """tarfile reads a header of any size into memory: one that is too large is refused before."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _HEADERS and member.size > MOST_HEADER_BYTES:
+            raise tarfile.HeaderError(f"a header of {member.size} bytes")
+        return member
+
+
+def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
+    """Write the served files of the adapter in a tar, packed or not, into a folder that is there.
+
+    Raises:
+        InputError: it is no tar, was cut, or is not one adapter.
+        VolumeUnavailable: the files cannot be written.
+    """
+    try:
+        with tarfile.open(file, "r:*", tarinfo=_Member) as archive:
+            inside: str | None = None
+            for name, member in _adapter(archive, uri, most_bytes):
+                parent = member.name.rpartition("/")[0].removeprefix("./")
+                if inside not in (None, parent):
+                    raise InputError(f"{uri} holds more than one adapter: pack one folder")
+                inside = parent
+                reader = archive.extractfile(member)
+                assert reader is not None
+                _write(reader, folder / name)
+    except _BROKEN as error:
+        why = shown(str(error).partition("\n")[0].rstrip(":"))
+        raise InputError(f"{uri} is no tar, or was cut: {why}; send a .tar or .tar.gz") from error
+    except OSError as error:
+        raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno or 0)}") from error
+
+
+def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    size = 0
+    for count, member in enumerate(archive):
+        size += max(0, member.size)
+        if count >= MOST_MEMBERS or size > most_bytes:
+            raise InputError(
+                f"{uri} unpacks to more than {MOST_MEMBERS} files or {most_bytes} bytes: pack the adapter "
+                "alone, or raise LORA_FS_FETCH_MAX_BYTES"
+            )
+        parts = member.name.split("/")
+        if member.name.startswith("/") or ".." in parts:
+            raise InputError(f"{uri}: {shown(member.name)} leaves its folder")
+        if parts[-1] not in TAKEN or member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise InputError(f"{uri}: {shown(member.name)} is not a regular file")
+        if parts[-1] not in CARRIED or member.size <= MAX_CARRIED_BYTES:
+            yield parts[-1], member
+
+
+def _write(reader: IO[bytes], target: Path) -> None:
+    with target.open("wb") as out:
+        while chunk := reader.read(CHUNK_BYTES):
+            out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())

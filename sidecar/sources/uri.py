@@ -1,0 +1,115 @@
+"""A source as it is written: taken apart, and shown without what is secret in it. Pure: no I/O.
+
+``hf://org/repo[@revision][/folder]``, ``s3://bucket/key``, ``gs://bucket/key``, ``http(s)://host/path``,
+``file:///path``, ``pvc://claim/path``, and whatever scheme an installed package adds. A remote one may end
+in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.validate.report import shown
+
+ALIASES = {"huggingface": "hf", "gcs": "gs", "s3a": "s3"}
+WEB = frozenset({"http", "https"})
+NO_QUERY = frozenset({"hf", "s3", "gs"})
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+LONGEST = 4_096
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+_SHA256 = re.compile(r"sha256=([0-9A-Fa-f]{64})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Uri:
+    """A URI of a remote source. ``str()`` is what may be written and shown.
+
+    Attributes:
+        scheme: lower case, aliases resolved.
+        place: the host with its port, the bucket, or the organisation.
+        path: the segments behind it, as they were written.
+        sha256: of the file it names, from the fragment.
+    """
+
+    scheme: str
+    place: str
+    path: tuple[str, ...]
+    sha256: str | None = None
+    query: str = field(default="", repr=False)
+    userinfo: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{'/'.join((self.place, *self.path))}"
+
+    @property
+    def request(self) -> str:
+        """What is asked for: with the query, without userinfo and fragment."""
+        return str(self) + (f"?{self.query}" if self.query else "")
+
+    def beside(self, name: str) -> Uri:
+        """Another file of the same folder."""
+        return Uri(self.scheme, self.place, (*self.path[:-1], name), None, self.query, self.userinfo)
+
+
+def is_uri(text: str) -> bool:
+    """Whether it is written as ``scheme://…``."""
+    return _SCHEME.fullmatch(text) is not None
+
+
+def scheme_of(text: str) -> str:
+    """The scheme in lower case, aliases resolved; empty where there is none."""
+    match = _SCHEME.fullmatch(text)
+    return ALIASES.get(match[1].lower(), match[1].lower()) if match else ""
+
+
+def parse(text: str) -> Uri:
+    """Take a URI apart.
+
+    Raises:
+        InputError: it is none, or could be read in more than one way.
+    """
+    match = _SCHEME.fullmatch(text)
+    if match is None or len(text) > LONGEST:
+        raise InputError("the source is no URI: write scheme://place/path")
+    scheme, rest = scheme_of(text), match[2]
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    place, _, path = rest.partition("/")
+    userinfo, _, place = place.rpartition("@")
+    if scheme in WEB:
+        place = place.lower().removesuffix(DEFAULT_PORTS[scheme])
+    told = f"{scheme}://{shown(place)}"
+    if fragment and not (digest := _SHA256.fullmatch(fragment)):
+        raise InputError(f"{told}: what stands behind # is no #sha256= with 64 hex digits")
+    if query and scheme in NO_QUERY:
+        raise InputError(f"{told}: {scheme}:// takes no query: leave out what stands behind ?")
+    if scheme in WEB and place and not _HOST.fullmatch(place):
+        raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
+    if not place:
+        raise InputError(f"{told} names no place: write {scheme}://place/path")
+    segments = tuple(path.rstrip("/").split("/")) if path.rstrip("/") else ()
+    for segment in (place, *segments):
+        plain = unquote(segment)
+        if plain in ("", ".", "..") or unquote(plain) in (".", ".."):
+            raise InputError(f"{told}: its path has an empty part, . or ..: write it out")
+        if _CONTROL.search(plain) or (scheme in WEB and " " in segment):
+            raise InputError(f"{told}: its path has a blank, a backslash or a control character in it")
+        if "/" in plain and scheme != "hf":  # a revision may be refs%2Fpr%2F1
+            raise InputError(f"{told}: its path has %2F in it: write it out")
+    return Uri(scheme, place, segments, digest[1].lower() if fragment and digest else None, query, userinfo)
+
+
+def redacted(text: str) -> str:
+    """A source as it may be written and shown, also where it cannot be taken apart."""
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return text
+    rest = re.split(r"[?#]", match[2], maxsplit=1)[0]
+    place, slash, path = rest.partition("/")
+    return f"{scheme_of(text)}://{place.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,95 @@
+"""What a new operator runs into in the first hour, and what is said then."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from lora_fs.sidecar.engine.vllm_http import VllmHttp
+from lora_fs.sidecar.errors import EngineUnavailable
+from lora_fs.sidecar.model import Phase
+from tests.cli.conftest import LORA_FS, LoraFs
+
+Folder = Callable[[int], str]
+Report = Callable[..., None]
+PLACES = ("--root", "--stage-dir", "--token-file", "--allowed-source")  # "" would be the working directory
+REFUSED = "^no engine answers at http://127.0.0.1:9: Connection refused$"
+
+
+def test_both_settings_are_asked_for_at_once(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not one after the other."""
+    monkeypatch.delenv("LORA_FS_ROOT")
+    monkeypatch.delenv("LORA_FS_MODEL")
+    asked = lora_fs("status")
+    assert asked.code == 2
+    assert "LORA_FS_MODEL" in asked.err
+    assert "LORA_FS_ROOT" in asked.err
+
+
+@pytest.mark.parametrize("command", ["list", "status"])
+def test_another_model_is_not_an_empty_registry(lora_fs: LoraFs, folder: Folder, command: str) -> None:
+    """A name that is misspelt is answered with those that there are; scripts get what they got."""
+    assert lora_fs("register", "a", folder(1)).code == 0
+    ran = lora_fs("--model", "tinny", command)
+    assert ran.code == 0
+    assert ran.err == "lora-fs: nothing is registered in default/tinny; there is default/tiny\n"
+    assert lora_fs("--model", "tinny", command, "-o", "json").err == ""
+
+
+def test_a_replicas_trouble_takes_one_line(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """Findings have a line each where there is room for them; a table has none."""
+    lora_fs("register", "a", folder(1))
+    report("r0", phases={"a": Phase.READY}, conditions=("NotAdopted: x cannot be served:\n  - weights: cut",))
+    (told,) = (line for line in lora_fs("status").out.splitlines() if "NotAdopted" in line)
+    assert "cannot be served: - weights: cut" in told
+
+
+def test_an_engine_that_is_not_there_is_told_so() -> None:
+    """By its address and the system's own word, not by a client library's."""
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session:
+            await VllmHttp(session, "http://127.0.0.1:9", timeout_s=5).loaded()
+
+    with pytest.raises(EngineUnavailable, match=REFUSED):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--port", "99999", "less than or equal to 65535"),
+        ("--max-loaded", "0", "greater than or equal to 1"),
+        ("--engine", "localhost:8000", "http://HOST:PORT"),
+        ("--engine", "http://localhost:8000/v1", "without /v1"),
+        *((option, "", "is a variable unset?") for option in PLACES),
+    ],
+)
+def test_a_sidecars_option_that_cannot_be(lora_fs: LoraFs, option: str, value: str, why: str) -> None:
+    """It is a usage error that tells the value, not a traceback, and not an engine waited for."""
+    ran = lora_fs("sidecar", option, value)
+    assert (ran.code, value in ran.err, why in ran.err) == (2, True, True), ran.err
+
+
+def test_a_port_in_use(root: Path, tmp_path: Path) -> None:
+    """It failed: 3 would say that there is no registry."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = ["--host", "127.0.0.1", "--port", str(taken.getsockname()[1])]
+        words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), *where]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{where[-1]}" in done.stderr
+    assert "listening on port" not in done.stderr
+
+
+def test_a_stage_folder_in_the_registry(root: Path) -> None:
+    """Every replica would stage there, and each remove what the others need."""
+    words = [LORA_FS, "sidecar", "--stage-dir", str(root / "stage")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "local to this replica" in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,136 @@
+"""A real sidecar in this process, over a real registry, whose engine alone is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from lora_fs.sidecar.cli.serve import Server
+from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.registry import atomic, operations, registration
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.dashboard.fleet import Fleet
+from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.validate import Expectation
+from tests.reconcile.conftest import FakeEngine
+from tests.registry.conftest import write_adapter
+
+SCOPE = Scope("default", "tiny")
+HERE = "here"
+
+
+@dataclass
+class Live:
+    """A sidecar that answers at ``url``, and the volume under it."""
+
+    url: str
+    root: Path
+    registry: Registry
+    sources: Path
+    reports: dict[str, ReplicaStatus] = field(default_factory=dict)
+
+    def register(self, name: str, scope: Scope = SCOPE, labels: Mapping[str, str] | None = None) -> None:
+        """As the command does."""
+        folder = write_adapter(self.sources / name, seed=hash(name) % 1000)
+        wanted = Registration(name, folder, folder.as_uri(), labels=labels or {})
+        registration.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
+
+    def unregister(self, name: str, scope: Scope = SCOPE) -> None:
+        """As the command does."""
+        operations.unregister(self.registry, scope, name, all_revisions=True, writer="test")
+
+    def report(
+        self,
+        replica: str,
+        phases: Mapping[str, Phase],
+        message: str = "",
+        *,
+        conditions: tuple[str, ...] = (),
+        downloads: Mapping[str, Download] | None = None,
+        age_s: float = 0,
+        scope: Scope = SCOPE,
+    ) -> None:
+        """Write what another replica would."""
+        at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
+        status = ReplicaStatus(
+            replica=replica,
+            model=scope.model,
+            namespaces=(scope.namespace,),
+            engine="ready",
+            updated_at=at.isoformat(),
+            adapters={
+                name: AdapterStatus(
+                    key=(*scope, "v1", name.partition("@")[0]), generation=1, phase=phase, message=message
+                )
+                for name, phase in phases.items()
+            },
+            conditions=conditions,
+            downloads=dict(downloads or {}),
+            figures={"tier_disk": 7, "request_hits": 90, "request_misses": 10},
+        )
+        layout = Layout(self.root)
+        layout.replicas.mkdir(exist_ok=True)
+        atomic.replace(layout.replica(replica), seal(status))
+        self.reports[replica] = status
+
+
+@contextmanager
+def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterator[Live]:
+    """Start one, and end it."""
+    root = folder / "volume"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic, "UNLINK_AFTER_S", 0.0)
+        registry = Registry(root, create=True)
+    settings = Settings(root=root, model="tiny", replica_id=HERE, stage_dir=folder / "stage", **given)  # type: ignore[arg-type]
+    servers: list[uvicorn.Server] = []
+
+    async def serve() -> None:
+        assembly = await assemble(settings, Expectation(("tiny",)), FakeEngine())
+        app = create_app(
+            assembly.replica,
+            engine_url="http://127.0.0.1:9",
+            admin=admin or Admin(None),
+            background=assembly.running,
+            fleet=Fleet(Layout(root)),
+        )
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+        servers.append(Server(config, app.state.end))
+        await servers[0].serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    while not (servers and servers[0].started):
+        thread.join(0.01)
+        assert thread.is_alive(), "the sidecar ended before it started"
+    port = servers[0].servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url) as client:
+        while client.get("/readyz").status_code != httpx.codes.OK:
+            threading.Event().wait(0.02)
+    try:
+        yield Live(url, root, registry, folder / "sources")
+    finally:
+        servers[0].should_exit = True
+        thread.join(20)
+        registry.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    with sidecar(tmp_path) as one:
+        yield one

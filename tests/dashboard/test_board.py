@@ -1,0 +1,227 @@
+"""The data behind the dashboard, over HTTP: changes alone, to whom they concern, and never a stalled loop."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lora_fs.sidecar.model import Phase, Scope
+from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.dashboard import board
+from tests.dashboard.conftest import HERE, Live, sidecar
+
+WAIT_S = 20
+Told = dict[str, Any]
+
+
+class Reader:
+    """A page without a browser: asks, takes over the changes, asks on."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url, self.headers = url, {"Authorization": f"Bearer {token}"} if token else {}
+        self.since = ""
+        self.rows: dict[str, list[Any]] = {}
+        self.columns: list[str] = []
+        self.replicas: dict[str, Any] = {}
+        self.told: list[Told] = []
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, headers=self.headers, timeout=60)
+
+    def read(self, wait_s: float = WAIT_S) -> Told | None:
+        """One answer, None if nothing changed."""
+        answer = self.get(f"/v1/dashboard?since={self.since}&wait_s={wait_s}")
+        assert answer.status_code in (200, 204), answer.text
+        if answer.status_code == 204:
+            return None
+        told: Told = answer.json()
+        if told["full"]:
+            self.rows, self.replicas = {}, {}
+        self.since, self.columns = told["since"], told["columns"]
+        for name in told["gone"]:
+            del self.rows[name]
+        self.rows |= {row[0]: row for row in told["rows"]}
+        self.replicas |= told["replicas"]
+        self.told.append(told)
+        return told
+
+    def until(self, holds: Callable[[Reader], bool]) -> None:
+        """Read on until it holds."""
+        deadline = time.monotonic() + WAIT_S
+        while not holds(self):
+            assert time.monotonic() < deadline, (self.rows, self.replicas)
+            self.read()
+
+    def cell(self, name: str, replica: str) -> str | None:
+        """The letter of an adapter on a replica; None where there is none."""
+        if name not in self.rows or replica not in self.columns:
+            return None
+        return str(self.rows[name][6][self.columns.index(replica)])
+
+
+def test_changes_come_alone(live: Live) -> None:
+    """One report that changed sends its row, not the others; a name that is withdrawn is told gone."""
+    for name in ("a", "b", "c"):
+        live.register(name)
+    live.report("other", {"a": Phase.READY})
+    reader = Reader(live.url)
+    reader.until(lambda r: set(r.rows) == {"a", "b", "c"} and r.cell("a", "other") == "R")
+    seen = len(reader.told)
+    live.report("other", {"a": Phase.READY, "b": Phase.FAILED}, "the bytes are not the registered ones")
+    reader.until(lambda r: r.cell("b", "other") == "F")
+    assert [row[0] for told in reader.told[seen:] for row in told["rows"]] == ["b"]
+    live.unregister("c")
+    reader.until(lambda r: "c" not in r.rows)
+    assert not any(told["full"] for told in reader.told[seen:])
+
+
+def test_a_reader_of_another_process_gets_all(live: Live) -> None:
+    """A ``since`` that this process never gave, or nonsense, is nothing."""
+    live.register("a")
+    for since in ("", "00000000.7.1", "nonsense", "..", "a.b.c", "\u0661.\u0661.\u0661"):
+        reader = Reader(live.url)
+        reader.since = since
+        reader.until(lambda r: "a" in r.rows)
+        assert reader.told[0]["full"]
+
+
+def test_a_lost_replica_is_not_empty(live: Live) -> None:
+    """What it said last is shown, and that it is not live; a damaged report is told, and costs no cell."""
+    live.register("a")
+    live.report("old", {"a": Phase.READY}, age_s=120)
+    reader = Reader(live.url)
+    reader.until(lambda r: r.cell("a", "old") == "R")
+    assert reader.replicas["old"]["live"] is False
+    Layout(live.root).replica("old").write_bytes(b"{torn")
+    reader.until(lambda r: "old" in (r.told[-1]["problem"] or ""))
+    assert reader.cell("a", "old") == "R"
+    Layout(live.root).replica("old").unlink()
+    reader.until(lambda r: r.columns == [HERE])
+
+
+def test_replicas_of_another_model_are_not_shown(live: Live) -> None:
+    """They are of another fleet on the same volume."""
+    live.register("a")
+    live.report("stranger", {"a": Phase.READY}, scope=Scope("default", "other-model"))
+    live.report("sibling", {"a": Phase.READY})
+    reader = Reader(live.url)
+    reader.until(lambda r: r.cell("a", "sibling") == "R")
+    assert reader.columns == [HERE, "sibling"]
+
+
+def test_an_adapter_on_every_replica(live: Live) -> None:
+    """Its record, and what each replica says of it; a name that is not there is a 404."""
+    live.register("a")
+    live.report("other", {"a": Phase.FAILED}, "torn")
+    with httpx.Client(base_url=live.url) as client:
+        while (answer := client.get("/v1/dashboard/adapters/a")).status_code == 404:
+            threading.Event().wait(0.02)
+        told = answer.json()
+        assert told["record"]["name"] == "a"
+        assert told["replicas"]["other"]["message"] == "torn"
+        assert client.get("/v1/dashboard/adapters/none").status_code == 404
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> Any:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-team-a-only name=a namespaces=team-a\nfor-all-of-them name=ops\n")
+    with sidecar(tmp_path, Admin(tokens, ("-",)), namespaces=("team-a", "team-b")) as one:
+        for space in ("team-a", "team-b"):
+            one.register(f"of-{space}", Scope(space, "tiny"))
+        yield one
+
+
+def test_tenants_do_not_see_each_other(tenants: Live) -> None:
+    """Rows, names that went, conditions and details are of what the caller may read."""
+    team, nobody, operators = (
+        Reader(tenants.url, "for-team-a-only"),
+        Reader(tenants.url),
+        Reader(tenants.url, "for-all-of-them"),
+    )
+    operators.until(lambda r: len(r.rows) == 2)
+    team.until(lambda r: set(r.rows) == {"team-a/of-team-a"})
+    nobody.read()
+    assert nobody.rows == {}
+    tenants.report(
+        "other",
+        {},
+        conditions=("NotAdopted: team-b/tiny/v1/secret: torn",),
+        scope=Scope("team-a", "tiny"),
+    )
+    for reader in (team, operators):
+        reader.until(lambda r: bool(r.replicas.get("other", {}).get("conditions")))
+    assert team.replicas["other"]["conditions"] == ["NotAdopted"]
+    assert "secret" in operators.replicas["other"]["conditions"][0]
+    tenants.unregister("of-team-b", Scope("team-b", "tiny"))
+    operators.until(lambda r: len(r.rows) == 1)
+    team.read(wait_s=1)
+    assert "of-team-b" not in json.dumps(team.told)
+    path = "/v1/dashboard/adapters/team-a/of-team-a"
+    assert [r.get(path).status_code for r in (team, operators, nobody)] == [200, 200, 404]
+
+
+def test_who_has_all_waits(live: Live) -> None:
+    """Without news the answer is 204, after the time that was asked for and not before."""
+    reader = Reader(live.url)
+    reader.until(lambda r: HERE in r.replicas)
+    while reader.read(wait_s=0.2) is not None:
+        pass
+    started = time.monotonic()
+    while reader.read(wait_s=0.5) is not None:
+        started = time.monotonic()
+    assert time.monotonic() - started >= 0.4
+
+
+def test_a_hung_volume_stops_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports that cannot be read are a word on the page; own rows and every other route go on."""
+    monkeypatch.setattr(board, "LOOK_S", 0.2)
+    hang, read = threading.Event(), atomic.list_names
+
+    def stuck(path: Path) -> Any:
+        if path.name == ".replicas":
+            hang.wait(30)
+        return read(path)
+
+    monkeypatch.setattr(atomic, "list_names", stuck)
+    live.register("a")
+    reader = Reader(live.url)
+    try:
+        reader.until(lambda r: bool(r.told) and "does not answer" in (r.told[-1]["problem"] or ""))
+        reader.until(lambda r: "a" in r.rows)
+        assert httpx.get(f"{live.url}/health").status_code == 200
+    finally:
+        hang.set()
+    reader.until(lambda r: r.told[-1]["problem"] is None)
+
+
+def test_nobody_looks_for_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A while after the last reader no report is read any more; the next reader finds all."""
+    monkeypatch.setattr(board, "IDLE_S", 0.3)
+    monkeypatch.setattr(board, "PERIOD_S", 0.05)
+    looks, read = list[float](), atomic.list_names
+
+    def counted(path: Path) -> Any:
+        if path.name == ".replicas":
+            looks.append(time.monotonic())
+        return read(path)
+
+    monkeypatch.setattr(atomic, "list_names", counted)
+    reader = Reader(live.url)
+    reader.read()
+    asked = time.monotonic()
+    while time.monotonic() - asked < 1.0:
+        threading.Event().wait(0.05)
+    assert looks
+    assert looks[-1] - asked < 0.8
+    live.register("late")
+    reader.until(lambda r: "late" in r.rows)

@@ -1,0 +1,287 @@
+"""The dashboard in a real Chromium: what is seen, by eye, by keyboard and by a screen reader.
+
+``.ci/chromium.py`` has the browser, or says why there is none; ``LORA_FS_REQUIRE_CHROMIUM`` makes that
+a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_FILE_PATH
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from lora_fs.sidecar.model import Download, Phase
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from tests.dashboard.conftest import HERE, Live, sidecar
+from tests.server.conftest import FakeReplica, serving
+
+SCRIPT = Path(__file__).parents[2] / ".ci/chromium.py"
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
+    program = found.stdout.strip()
+    if not program:
+        assert "LORA_FS_REQUIRE_CHROMIUM" not in os.environ, found.stderr
+        pytest.skip(found.stderr.strip())
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens a page that may ask its own origin alone, and says nothing on its console."""
+    said: list[str] = []
+    contexts = []
+
+    def start(url: str, *, quiet: bool = True, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        if quiet:
+            page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        origin = url.partition("#")[0]
+        page.on("request", lambda one: None if one.url.startswith(origin) else said.append(one.url))
+        page.goto(url)
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A fleet of three with four adapters; tests that read alone share it."""
+    with sidecar(tmp_path_factory.mktemp("fleet")) as one:
+        for name in ("billing", "search", "sql", "support"):
+            one.register(name, labels={"team": "finance"} if name == "billing" else {})
+        one.report("other-0", {"billing": Phase.READY, "sql": Phase.FAILED}, "the bytes are not <b>whole</b>")
+        one.report("other-1", {"billing": Phase.READY, "support": Phase.LOADING})
+        yield one
+
+
+def row(page: Page, name: str) -> Any:
+    """An adapter's row, as a screen reader finds it."""
+    return page.get_by_role("row").filter(has=page.get_by_role("gridcell", name=name, exact=True))
+
+
+def test_adapters_and_replicas_are_shown(shared: Live, open_page: Open) -> None:
+    """Each with its phase everywhere, in words and by cell; a reason is text, whatever is in it."""
+    page = open_page(shared.url)
+    expect(row(page, "sql")).to_contain_text("1 failed")
+    expect(row(page, "sql")).to_contain_text("the bytes are not <b>whole</b>")
+    expect(row(page, "billing").get_by_role("img", name="on 3 replicas: 2 ready")).to_be_visible()
+    assert row(page, "sql").locator(".strip i").evaluate_all("all => all.map((one) => one.className)") == [
+        "pE",
+        "pF",
+        "pE",
+    ]
+    assert page.locator("#replicas th").all_text_contents() == [HERE, "other-01", "other-1"]  # with failures
+    expect(page.get_by_text("Replicas live")).to_be_visible()
+    expect(page.locator("#tiles")).to_contain_text("3 / 3")
+    expect(page).to_have_title("(1) lora-fs · tiny")
+
+
+def test_a_change_is_shown_without_a_reload(live: Live, open_page: Open) -> None:
+    """What is registered comes, what fails is announced, what is withdrawn goes, a download moves."""
+    live.register("first")
+    page = open_page(live.url)
+    expect(row(page, "first")).to_be_visible()
+    live.register("second")
+    expect(row(page, "second")).to_be_visible()
+    live.report("other", {"second": Phase.FAILED}, "torn")
+    expect(row(page, "second")).to_contain_text("torn")
+    expect(page.locator("#said")).to_have_text("1 more adapters are failing: 1 in all")
+    download = Download(
+        name="big",
+        namespace="default",
+        source="s3://a/b",
+        phase=Phase.DOWNLOADING,
+        received_bytes=30_000_000,
+        size_bytes=120_000_000,
+    )
+    live.report("other", {"second": Phase.READY}, downloads={"big": download})
+    expect(page.get_by_role("progressbar", name="download of big")).to_have_js_property("value", 0.25)
+    expect(page.locator("#downloads")).to_contain_text("30.0 MB of 120 MB")
+    live.unregister("first")
+    expect(row(page, "first")).to_have_count(0)
+
+
+def test_search_filter_and_sort(shared: Live, open_page: Open) -> None:
+    """By words, by phase, by replica; the address keeps them for whom it is sent to."""
+    page = open_page(shared.url)
+    expect(row(page, "support")).to_be_visible()
+    rows = page.locator("#scroll .row:visible")
+    page.get_by_role("searchbox").fill("FINANCE bill")
+    expect(rows).to_have_count(1)
+    expect(page.locator("#shown")).to_have_text("1 of 4")
+    page.keyboard.press("Escape")
+    expect(rows).to_have_count(4)
+    page.get_by_role("button", name="Failed 1").click()
+    expect(rows.locator(".c-adapter")).to_have_text(["sql"])
+    page.get_by_role("button", name="All 4").click()
+    page.get_by_role("button", name="other-1: ready").click()
+    expect(rows.locator(".c-adapter")).to_have_text(["billing", "support"])
+    again = open_page(page.url)
+    expect(again.locator("#scroll .row:visible .c-adapter")).to_have_text(["billing", "support"])
+    page.keyboard.press("Escape")
+    page.get_by_role("columnheader", name="State").get_by_role("button").click()
+    expect(rows.locator(".c-adapter").first).to_have_text("sql")
+    expect(page.get_by_role("columnheader", name="State")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_by_keyboard(shared: Live, open_page: Open) -> None:
+    """Search, walk the rows, open one, read it, and come back to where one was."""
+    page = open_page(shared.url)
+    expect(row(page, "sql")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("s")
+    page.keyboard.press("Enter")
+    grid = page.get_by_role("grid")
+    expect(grid).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    active = grid.get_attribute("aria-activedescendant")
+    expect(page.locator(f"#{active}")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(f"#{active}")).to_contain_text("sql")
+    page.keyboard.press("Enter")
+    details = page.get_by_role("complementary", name="sql")
+    expect(details.get_by_role("heading", name="sql")).to_be_focused()
+    there = details.get_by_role("row", name="other-0 Failed")
+    expect(there).to_contain_text("the bytes are not <b>whole</b>")
+    expect(details).to_contain_text("rank 4")
+    page.keyboard.press("Escape")
+    expect(details).to_be_hidden()
+    expect(grid).to_be_focused()
+
+
+def test_ten_thousand_rows(open_page: Open) -> None:
+    """A screenful of them are elements; the last one is a key away; a search leaves what matches."""
+    many = {f"a{number:05d}": Phase.EVICTED for number in range(10_000)}
+    replica = FakeReplica((*many, "b"), phases=many)
+    with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
+        page = open_page(url)
+        expect(row(page, "a00000")).to_be_visible()
+        assert page.locator("#scroll .row").count() < 80
+        expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "10002")
+        page.get_by_role("grid").focus()
+        page.keyboard.press("End")
+        expect(row(page, "b")).to_have_attribute("aria-rowindex", "10002")
+        page.get_by_role("searchbox").fill("a0999")
+        expect(page.locator("#scroll .row:visible")).to_have_count(10)
+        page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes(shared: Live, open_page: Open, scheme: str) -> None:
+    """The system's is taken, and the other one by a button that is remembered."""
+    page = open_page(shared.url, color_scheme=scheme)
+    colour = "getComputedStyle(document.documentElement).backgroundColor"
+    first = page.evaluate(colour)
+    page.get_by_role("button", name="Dark or light").click()
+    second = page.evaluate(colour)
+    dark, light = "rgb(14, 18, 24)", "rgb(245, 246, 249)"
+    assert (first, second) == ((dark, light) if scheme == "dark" else (light, dark))
+    page.reload()
+    assert page.evaluate(colour) == second
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(shared: Live, open_page: Open, scheme: str) -> None:
+    """axe finds nothing in either theme: rows, details and the token's dialog."""
+    page = open_page(shared.url, color_scheme=scheme)
+    expect(row(page, "sql")).to_be_visible()
+    assert violations(page) == []
+    row(page, "sql").click()
+    expect(page.get_by_role("complementary", name="sql").get_by_role("table")).to_be_visible()
+    assert violations(page) == []
+    page.get_by_role("button", name="Token").click()
+    assert violations(page) == []
+
+
+def violations(page: Page) -> list[str]:
+    """What axe has against the page as it is, best practices included."""
+    if not page.evaluate("typeof axe !== 'undefined'"):
+        page.evaluate(AXE_FILE_PATH.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+
+
+def test_a_token_is_asked_for_and_kept_to_the_tab(tmp_path: Path, open_page: Open) -> None:
+    """Without one public namespaces alone are shown; it travels in a header, and never in an address."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("s3cret-of-ops name=ops\n")
+    with sidecar(tmp_path, Admin(tokens, ("-",))) as live:
+        live.register("private")
+        page = open_page(live.url)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        expect(page.get_by_text("Public namespaces are shown")).to_be_visible()
+        expect(page.locator("#scroll .row:visible")).to_have_count(0)
+        page.get_by_role("button", name="Token").click()
+        page.get_by_label("A token that may read").fill("s3cret-of-ops")
+        page.get_by_role("button", name="Use").click()
+        expect(row(page, "private")).to_be_visible()
+        assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+        assert not any("s3cret" in url for url in [*asked, page.url])
+        page.get_by_role("button", name="Token").click()
+        page.get_by_role("button", name="Forget").click()
+        expect(row(page, "private")).to_have_count(0)
+        assert page.evaluate("sessionStorage.length") == 0
+        page.context.close()
+
+
+def test_a_sidecar_that_ends_is_told(tmp_path: Path, open_page: Open) -> None:
+    """What was seen stays, and the page says that it is not live."""
+    with sidecar(tmp_path) as live:
+        live.register("a")
+        page = open_page(live.url, quiet=False)
+        expect(row(page, "a")).to_be_visible()
+        expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    expect(page.locator("#live")).to_have_attribute("data-state", "lost")
+    expect(row(page, "a")).to_be_visible()
+
+
+def test_nothing_from_elsewhere_can_run(shared: Live, open_page: Open) -> None:
+    """The policy refuses scripts in the page, markup from text, other hosts and frames."""
+    page = open_page(shared.url, quiet=False)
+    tried = page.evaluate(
+        """async () => {
+          const found = [];
+          try { document.body.innerHTML = '<p>x</p>'; found.push('markup'); } catch {}
+          try { await fetch('http://127.0.0.1:1/'); } catch {}
+          const script = document.createElement('script');
+          try { script.textContent = 'window.ran = true'; document.body.append(script); } catch {}
+          if (window.ran) found.push('script');
+          return found;
+        }"""
+    )
+    assert tried == []
+    policy = page.request.get(shared.url).headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none';")
+    framed = page.evaluate(
+        f"""() => new Promise((done) => {{
+          const frame = document.createElement('iframe');
+          frame.onload = () => done(frame.contentDocument === null ? 'other' : frame.contentDocument.title);
+          frame.src = {json.dumps(shared.url)};
+          document.body.append(frame);
+        }})"""
+    )
+    assert "lora-fs" not in framed

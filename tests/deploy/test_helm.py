@@ -1,0 +1,335 @@
+"""The Helm chart, rendered: by gotpl, Go's templates and Helm's functions in Python, since no helm can be had
+from PyPI, Debian or npm. Values are merged and checked against the schema as helm does; what comes out goes
+through the API's own schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from copy import deepcopy
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from gotpl import TemplateExecutionError
+from gotpl.exts.helm import HelmTemplateEngine
+from jsonschema import Draft7Validator, ValidationError
+
+from lora_fs.sidecar.settings import Settings
+from tests.cli.conftest import parse
+from tests.deploy import test_kubernetes as plain
+from tests.deploy.test_kubernetes import Object, environment, mounts
+
+CHART = plain.FOLDER.parent / "helm/lora-fs"
+TEMPLATES = {f"lora-fs/templates/{path.name}": path.read_text() for path in (CHART / "templates").iterdir()}
+META: Object = yaml.safe_load((CHART / "Chart.yaml").read_text())
+VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
+EVERYTHING: Object = {
+    "namespaces": ["team-a", "team-b"],
+    "imagePullSecrets": [{"name": "mine"}],
+    "engine": {
+        "args": ["--tensor-parallel-size=2", '--chat-template={{"}}"'],
+        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+        "cacheClaim": "models",
+    },
+    "sidecar": {"maxLoaded": None, "env": [{"name": "LORA_FS_LOG_LEVEL", "value": "debug"}]},
+    "storage": {"storageClassName": "nfs"},
+    "stage": {"medium": "Memory"},
+    "tokenSecret": "lora-fs-token",
+    "nim": {"claim": "nim-store", "path": "loras"},
+    "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"a": "b"}},
+    "serviceAccount": {"annotations": {"role": "arn:aws:iam::1:role/x"}},
+    "podDisruptionBudget": {"maxUnavailable": "25%"},
+    "networkPolicy": {
+        "from": [{"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}],
+        "egress": [{"ports": [{"port": 9000, "protocol": "TCP"}]}],
+    },
+    "podLabels": {"team": "ml"},
+    "podAnnotations": {"prometheus.io/scrape": "true"},
+    "priorityClassName": "high",
+    "runtimeClassName": "nvidia",
+    "nodeSelector": {"gpu": "h100"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+}
+NOTHING: Object = {
+    "storage": {"existingClaim": "there"},
+    "serviceAccount": {"create": False},
+    "podDisruptionBudget": {"enabled": False},
+    "networkPolicy": {"enabled": False},
+}
+CASES = {"defaults": {}, "everything": EVERYTHING, "nothing": NOTHING}
+MODES = ("sidecar", "plugin")
+KINDS = {
+    "Deployment",
+    "Service",
+    "PersistentVolumeClaim",
+    "ServiceAccount",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+}
+
+
+def merged(defaults: Object, given: Object) -> Object:
+    """As helm merges: maps key by key, anything else replaced; null removes a default."""
+    found = deepcopy(defaults)
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(found.get(name), dict):
+            found[name] = merged(found[name], value)
+        elif value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def render(given: Object, release: str = "demo") -> dict[str, str]:
+    """Every template's text, by its file's name."""
+    values = merged(VALUES, given)
+    Draft7Validator(SCHEMA).validate(values)
+    context = {
+        "Values": values,
+        "Release": {"Name": release, "Namespace": "ml", "Service": "Helm", "IsInstall": True, "Revision": 1},
+        "Chart": {"Name": META["name"], "Version": META["version"], "AppVersion": META["appVersion"]},
+        "Capabilities": {"KubeVersion": {"Version": "v1.33.0", "Major": "1", "Minor": "33"}},
+    }
+    engine = HelmTemplateEngine.from_sources(TEMPLATES)
+    named = {name: {**context, "Template": {"Name": name}} for name in TEMPLATES if not name.endswith(".tpl")}
+    return {Path(name).name: text for name, text in engine.render(named).items()}
+
+
+def objects(given: Object, release: str = "demo") -> dict[str, Object]:
+    """What would be applied, by kind."""
+    texts = render(given, release)
+    found = [
+        one for name, text in texts.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text)
+    ]
+    kinds = {one["kind"]: one for one in found if one is not None}
+    assert len(kinds) == sum(one is not None for one in found)
+    return kinds
+
+
+def pod(kinds: dict[str, Object]) -> Object:
+    spec: Object = kinds["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_fits_the_api(case: str, mode: str, version: str) -> None:
+    """Whatever the values, every field is one that this Kubernetes knows."""
+    found = objects({**CASES[case], "mode": mode})
+    assert set(found) == (KINDS if case != "nothing" else {"Deployment", "Service"})
+    for one in found.values():
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+if shutil.which("helm") is not None:  # in every other run gotpl alone renders
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("case", CASES)
+    def test_helm_renders_the_same(tmp_path: Path, case: str, mode: str) -> None:
+        """Where there is a helm, it agrees with what the other tests look at."""
+        values = tmp_path / "values.yaml"
+        values.write_text(yaml.safe_dump({**CASES[case], "mode": mode}))
+        command = ["helm", "template", "demo", str(CHART), "--namespace", "ml", "--values", str(values)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        theirs = {one["kind"]: one for one in yaml.safe_load_all(text) if one is not None}
+        assert theirs == objects({**CASES[case], "mode": mode})
+
+
+def test_a_template_that_is_wrong_is_seen() -> None:
+    """The engine has teeth: a template that is not there, and text that is no template, are errors."""
+    for broken in ('{{ include "missing" . }}', "{{ .Values.model | nosuch }}", "{{ if }}"):
+        with pytest.raises(Exception, match=r".") as caught:
+            HelmTemplateEngine.from_sources({"a.yaml": broken}).render({"a.yaml": {"Values": {}}})
+        assert isinstance(caught.value, TemplateExecutionError) or "gotpl" in type(caught.value).__module__
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mode": "both"},
+        {"replica": 3},
+        {"namespaces": []},
+        {"namespaces": ["../x"]},
+        {"engine": {"maxLoraRank": 17}},
+        {"engine": {"args": ["tensor-parallel-size"]}},
+        {"stage": {"maxBytes": 1}},
+        {"storage": {"accessModes": ["ReadOnlyMany"]}},
+    ],
+)
+def test_the_schema_refuses(given: Object) -> None:
+    """A typo or a value that cannot work ends `helm install`, not the pod."""
+    with pytest.raises(ValidationError):
+        render(given)
+
+
+def test_the_schema_knows_every_value() -> None:
+    """Nothing in values.yaml is missing from the schema, nor the other way round."""
+
+    def names(schema: Object, where: str = "") -> set[str]:
+        found = set()
+        for name, inner in schema.get("properties", {}).items():
+            found |= {where + name} | names(inner, f"{where}{name}.")
+        return found
+
+    def given(values: Object, schema: Object, where: str = "") -> set[str]:
+        found = set()
+        for name, value in values.items():
+            inner = schema.get("properties", {}).get(name, {})
+            found |= {where + name}
+            if isinstance(value, dict) and "properties" in inner:
+                found |= given(value, inner, f"{where}{name}.")
+        return found
+
+    assert names(SCHEMA) - {"global"} == given(VALUES, SCHEMA)
+
+
+def test_every_value_is_explained() -> None:
+    """A comment stands above each, or above the group it begins."""
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    for number, line in enumerate(lines):
+        name = line.strip()
+        if ":" not in line or name.startswith(("#", "-", "requests", "limits", "cpu", "memory", "nvidia")):
+            continue
+        block = lines[max(0, number - 8) : number]
+        assert any(one.strip().startswith("#") for one in block), f"line {number + 1}: {name}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_lora_fs_is_locked_down(case: str, mode: str) -> None:
+    """Not root, no new privileges, no capabilities, no root that can be written, no token of the cluster."""
+    kinds = objects({**CASES[case], "mode": mode})
+    (ours,) = pod(kinds)["initContainers"]
+    assert ours["securityContext"] == plain.SIDECAR["securityContext"]
+    assert pod(kinds)["automountServiceAccountToken"] is False
+    assert pod(kinds)["enableServiceLinks"] is False, "a release named vllm would set VLLM_PORT"
+    assert pod(kinds)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (engine,) = pod(kinds)["containers"]
+    assert engine["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for container in (ours, engine):
+        assert container["resources"]["requests"]["memory"]
+        assert container["resources"]["limits"]["memory"]
+    if case != "nothing":
+        assert kinds["ServiceAccount"]["automountServiceAccountToken"] is False
+        assert pod(kinds)["serviceAccountName"] == kinds["ServiceAccount"]["metadata"]["name"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_mount_has_its_volume(case: str, mode: str) -> None:
+    """No mount without a volume, no volume without a mount; the claim is the one that is made or named."""
+    kinds = objects({**CASES[case], "mode": mode})
+    spec = pod(kinds)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    (ours,), (engine,) = spec["initContainers"], spec["containers"]
+    assert set(volumes) == set(mounts(ours)) | set(mounts(engine))
+    made = kinds.get("PersistentVolumeClaim", {"metadata": {"name": "there"}})
+    assert volumes["adapters"]["persistentVolumeClaim"]["claimName"] == made["metadata"]["name"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_selectors_agree(case: str, mode: str) -> None:
+    """Service, budget and policy are of the pods and of no other release's."""
+    kinds = objects({**CASES[case], "mode": mode})
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selector = kinds["Service"]["spec"]["selector"]
+    assert selector.items() <= labels.items()
+    assert kinds["Deployment"]["spec"]["selector"]["matchLabels"] == selector
+    assert objects({"mode": mode}, "other")["Service"]["spec"]["selector"] != selector
+    if case != "nothing":
+        assert kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == selector
+        assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == selector
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clients_reach_the_port_that_loads(mode: str) -> None:
+    """Beside a sidecar its own, in the plugin's mode the engine's; probes ask what is there."""
+    kinds = objects({"mode": mode})
+    (ours,), (engine,) = pod(kinds)["initContainers"], pod(kinds)["containers"]
+    serving = ours if mode == "sidecar" else engine
+    (port,) = serving["ports"]
+    assert port["name"] == kinds["Service"]["spec"]["ports"][0]["targetPort"]
+    assert kinds["NetworkPolicy"]["spec"]["ingress"][0]["ports"][0]["port"] == port["name"]
+    assert port["containerPort"] == (8001 if mode == "sidecar" else 8000)
+    assert serving["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert serving["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 1200
+    if mode == "sidecar":
+        assert ours["restartPolicy"] == "Always"
+        assert ours["startupProbe"]["httpGet"]["path"] == "/health"
+        assert "--host=127.0.0.1" in engine["args"]
+        assert "ports" not in engine
+        assert mounts(engine)["stage"] == {"name": "stage", "mountPath": "/stage", "readOnly": True}
+    else:
+        assert "restartPolicy" not in ours
+        assert str(parse(ours["args"]).params["dir"]) == "/plugin"
+        assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_settings_accept_the_environment(case: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every LORA_FS_ variable is a setting, and what lora-fs reads is what the values said."""
+    given = {**CASES[case], "mode": mode}
+    spec, values = pod(objects(given)), merged(VALUES, given)
+    (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
+    for name, entry in environment(container).items():
+        if name.startswith("LORA_FS_"):
+            assert name.removeprefix("LORA_FS_").lower() in Settings.model_fields
+        if name.startswith(("LORA_FS_", "NIM_")):
+            monkeypatch.setenv(name, entry.get("value", "demo-0"))
+    settings = Settings()
+    assert settings.model == values["model"]
+    assert settings.namespaces == tuple(values["namespaces"])
+    assert settings.max_loaded == values["sidecar"].get("maxLoaded")
+    assert settings.max_rank == values["engine"]["maxLoraRank"]
+    assert settings.replica_id == "demo-0"
+    assert str(settings.root) == mounts(container)["adapters"]["mountPath"]
+    assert str(settings.stage_dir) == mounts(container)["stage"]["mountPath"]
+    (engine,) = spec["containers"]
+    assert f"--model={settings.model}" in engine["args"]
+
+
+def test_everything_reaches_the_pod() -> None:
+    """What the values say is where they say it is."""
+    kinds = objects(EVERYTHING)
+    spec, (engine,) = pod(kinds), pod(kinds)["containers"]
+    assert engine["args"][-2:] == EVERYTHING["engine"]["args"]
+    assert environment(engine)["HF_TOKEN"] == EVERYTHING["engine"]["env"][0]
+    for name in ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "imagePullSecrets"):
+        assert spec[name] == EVERYTHING[name]
+    assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
+    assert kinds["NetworkPolicy"]["spec"]["ingress"][0]["from"] == EVERYTHING["networkPolicy"]["from"]
+    assert EVERYTHING["networkPolicy"]["egress"][0] in kinds["NetworkPolicy"]["spec"]["egress"]
+    assert kinds["PersistentVolumeClaim"]["spec"]["storageClassName"] == "nfs"
+    assert kinds["PersistentVolumeClaim"]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_notes_are_commands_that_run(mode: str) -> None:
+    """They name the release's own objects, and the commands in them parse."""
+    notes = render({"mode": mode}, "blue")["NOTES.txt"]
+    assert "deployment/blue" in notes
+    assert "http://blue.ml/v1" in notes
+    for line in notes.splitlines():
+        if " -- " in line:
+            parse(line.split("lora-fs ", 2)[-1].split())
+
+
+def test_the_chart_is_the_version_that_it_installs() -> None:
+    """The image's default tag is the one that the manifests name."""
+    image = pod(objects({}))["initContainers"][0]["image"]
+    assert image == plain.SIDECAR["image"]
+    assert META["kubeVersion"].startswith(f">={plain.VERSIONS[0]}")

@@ -1,0 +1,51 @@
+"""The reference pages are what `make schemas` writes, and they tell of everything that is served."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
+
+import pytest
+
+from tests.docs.blocks import ROOT
+
+
+def generator() -> ModuleType:
+    """``.ci/generate_reference.py``, imported."""
+    spec = spec_from_file_location("generate_reference", ROOT / ".ci/generate_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = generator()
+
+
+@pytest.mark.parametrize("name", REFERENCE.PAGES)
+def test_the_page_is_current(name: str) -> None:
+    """After a change of a schema or a route: `make schemas`."""
+    assert (ROOT / "docs/reference" / name).read_text() == REFERENCE.PAGES[name]()
+
+
+def test_every_route_has_its_section() -> None:
+    """What OpenAPI tells, the page tells."""
+    told = re.findall(r"^## ([A-Z]+ /\S*)$", (ROOT / "docs/reference/http.md").read_text(), re.MULTILINE)
+    paths = REFERENCE.openapi()["paths"]
+    assert told == [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+
+
+def test_every_route_says_what_it_is_for() -> None:
+    """A summary that FastAPI made of a function's name is none."""
+    for methods in REFERENCE.openapi()["paths"].values():
+        for route in methods.values():
+            assert route["summary"].count(" ") >= 1 or route["summary"] in ("Liveness",), route["summary"]
+
+
+def test_no_answer_is_told_that_is_never_given() -> None:
+    """FastAPI's own 422 is none: what breaks a route's types is told as vLLM tells it."""
+    assert "HTTPValidationError" not in REFERENCE.openapi()["components"]["schemas"]

@@ -1,0 +1,96 @@
+"""A real vLLM with the plugin and a token file: who may register, list and use what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.replica import PROMPT, PluginReplica
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.volume import Volume
+from lora_fs.demo.waiting import wait_until
+
+OPERATORS, READER = "all-of-it-4711", "looks-at-a-42"
+TOKENS = f"{OPERATORS} name=operators\n{READER} name=board-a namespaces=team-a verbs=read\n"
+LISTED_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def replica(
+    farm: EngineFarm,
+    model_dir: Path,
+    adapters: Callable[[int], Path],
+    volume_root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[PluginReplica]:
+    """Serves a public namespace and one that takes a token, an adapter in each."""
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "tokens").write_text(TOKENS)
+    volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
+    settings = {
+        "namespaces": "default,team-a",
+        "public_namespaces": "default",
+        "token_file": str(folder / "tokens"),
+    }
+    with closing(PluginReplica("a", farm, model_dir, volume, folder / "run", settings=settings)) as replica:
+        volume.run("register", "open", str(adapters(20)))
+        volume.run("--namespace", "team-a", "register", "own", str(adapters(21)))
+        replica.wait_ready()
+        seen = {"default/open", "team-a/own"}
+        wait_until("both are listed", lambda: seen <= names(replica, OPERATORS), timeout_s=LISTED_S)
+        yield replica
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def names(replica: PluginReplica, token: str | None) -> set[str]:
+    listed = replica.http.get("/v1/models", headers=bearer(token)).raise_for_status()
+    return {card["id"] for card in listed.json()["data"]}
+
+
+def complete(replica: PluginReplica, model: str, token: str | None) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    return replica.http.post("/v1/completions", json=body, headers=bearer(token))
+
+
+def load(replica: PluginReplica, folder: Path, token: str | None) -> httpx.Response:
+    body = {"lora_name": "default/new", "lora_path": str(folder)}
+    return replica.http.post("/v1/load_lora_adapter", json=body, headers=bearer(token))
+
+
+def shape(response: httpx.Response, name: str) -> Any:
+    """What an answer says, whatever the name in it."""
+    return response.status_code, response.text.replace(name, "NAME")
+
+
+def test_names_are_listed_to_who_may_read_them(replica: PluginReplica) -> None:
+    """Without a token the public ones alone."""
+    assert names(replica, None) == {MODEL_NAME, "default/open"}
+    for token in (READER, OPERATORS):
+        assert names(replica, token) == {MODEL_NAME, "default/open", "team-a/own"}
+
+
+def test_who_may_not_read_gets_the_answer_of_a_name_that_does_not_exist(replica: PluginReplica) -> None:
+    """With a token of its namespace it is served, and what is public is served to all."""
+    refused = complete(replica, "team-a/own", None)
+    assert refused.status_code == 404
+    assert shape(refused, "team-a/own") == shape(complete(replica, "team-a/no", None), "team-a/no")
+    assert complete(replica, "team-a/own", READER).status_code == 200
+    assert complete(replica, "default/open", None).status_code == 200
+
+
+def test_who_may_register(replica: PluginReplica, adapters: Callable[[int], Path]) -> None:
+    """401 without a token, 403 with one that is not good for it; with one that is, it is served."""
+    assert load(replica, adapters(22), None).status_code == 401
+    assert load(replica, adapters(22), READER).status_code == 403
+    assert complete(replica, "default/new", None).status_code == 404
+    assert load(replica, adapters(22), OPERATORS).status_code == 200
+    assert complete(replica, "default/new", None).status_code == 200

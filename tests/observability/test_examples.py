@@ -1,0 +1,146 @@
+"""The Grafana dashboard and the alerts: PromQL that parses, about series and labels that are served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
+
+from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.server.observe import Scrape
+from lora_fs.worker_patch.api.metrics import Tiers
+from tests.server.conftest import FakeReplica
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples/observability"
+GRAFANA: dict[str, Any] = json.loads((FOLDER / "grafana.json").read_text())
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+FROM_PROMETHEUS = {"instance", "job", "le", "__name__"}
+PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+LEGEND = re.compile(r"\{\{ *\$?(?:labels\.)?(\w+) *\}\}")
+VARIABLES = {"$__rate_interval": "5m", "$job": ".+", "$instance": ".+", "${datasource}": "p"}
+
+
+def families() -> Iterator[Metric]:
+    """Every family that a sidecar or the plugin serves, with a series of each."""
+    replica = FakeReplica(("a", "b"), phases={"b": Phase.FAILED}, ready=False)
+    yield from Scrape(replica).collect()
+    seen = {
+        "resident": {"1": {"name": "a", "level": "gpu", "pinned": False, "rank": 8}},
+        "slots": 2,
+        "budget_bytes": 1,
+        "used_bytes": 0,
+        "counters": {},
+    }
+    yield from Tiers(lambda: seen).collect()
+    from lora_fs.sidecar.server.canary import Requests
+
+    yield from Requests(replica).collect()
+
+
+def served() -> dict[str, set[str]]:
+    """Name → labels of every series that can be asked for."""
+    found: dict[str, set[str]] = {name: set() for name in PROCESS}
+    for family in families():
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+SERVED = served()
+
+
+def grafana_expressions() -> Iterator[tuple[str, str]]:
+    """Title and expression of every panel's query."""
+    for panel in GRAFANA["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in VARIABLES.items():
+                expression = expression.replace(name, value)
+            yield panel["title"], expression
+
+
+EXPRESSIONS = [*grafana_expressions(), *((rule["alert"], rule["expr"]) for rule in RULES)]
+
+
+def selectors(expression: object) -> Iterator[promql_parser.VectorSelector]:
+    """Every selector of series in a parsed expression."""
+    if isinstance(expression, promql_parser.VectorSelector):
+        yield expression
+    for name in ("expr", "lhs", "rhs", "vector_selector", "param"):
+        inner = getattr(expression, name, None)
+        if isinstance(inner, promql_parser.Expr):
+            yield from selectors(inner)
+    for argument in getattr(expression, "args", None) or ():
+        yield from selectors(argument)
+
+
+def test_selectors_are_found() -> None:
+    """In calls, aggregations, ranges, subqueries and on both sides of an operator."""
+    text = 'sum by (x) (rate(a{l="1"}[5m])) / (b offset 5m) or max_over_time(c[1h:5m]) > topk(3, d)'
+    assert [one.name for one in selectors(promql_parser.parse(text))] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
+def test_what_is_asked_for_is_served(title: str, expression: str) -> None:
+    """It parses, and each series that it names is served with the labels that it names."""
+    found = list(selectors(promql_parser.parse(expression)))
+    assert found
+    for one in found:
+        assert one.name in SERVED, one.name
+        named = {matcher.name for matcher in one.matchers.matchers}
+        assert named <= SERVED[one.name] | FROM_PROMETHEUS, (one.name, named)
+
+
+@pytest.mark.parametrize("panel", GRAFANA["panels"], ids=lambda panel: panel["title"])
+def test_legends_name_labels_that_the_query_keeps(panel: dict[str, Any]) -> None:
+    """A label that an aggregation drops is an empty legend."""
+    for target in panel["targets"]:
+        kept = {
+            word
+            for group in re.findall(r"by \(([^)]*)\)", target["expr"])
+            for word in re.split(r",\s*", group)
+        }
+        assert set(LEGEND.findall(target["legendFormat"])) <= (kept or FROM_PROMETHEUS)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_rule_says_what_to_do(rule: dict[str, Any]) -> None:
+    """Each has a severity and a summary; pages that it names are there."""
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["summary"]
+    for page in re.findall(r"docs/[\w/.-]+\.md", rule["annotations"].get("description", "")):
+        assert (ROOT / page).exists()
+
+
+def test_panels_do_not_overlap() -> None:
+    """Each has its own place on the grid of 24 columns."""
+    taken: set[tuple[int, int]] = set()
+    for panel in GRAFANA["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not taken & cells
+        taken |= cells
+
+
+def test_every_timed_work_is_a_histogram() -> None:
+    """Quantiles over replicas are made of buckets."""
+    kinds = {family.name for family in families() if isinstance(family, HistogramMetricFamily)}
+    assert "lora_fs_load_seconds" in kinds
+    assert any(isinstance(family, InfoMetricFamily) for family in families())

@@ -1,0 +1,169 @@
+"""Spans when asked for, with the sender's as their parent; without, nothing is even imported."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from lora_fs.sidecar import tracing
+from lora_fs.sidecar.errors import EngineRejected
+from lora_fs.sidecar.logs import JsonLines
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from tests.reconcile.conftest import Rig, make_rig
+from tests.server.conftest import FakeEngine, FakeReplica, engine, engine_url, replica, serving
+
+__all__ = ["engine", "engine_url", "make_rig", "replica"]
+
+SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE, PARENT = (int(part, 16) for part in SENDER.split("-")[1:3])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use(provider)
+    yield exporter
+    tracing.use(None)
+    provider.shutdown()
+
+
+def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    """The one finished span of that name."""
+    (found,) = [span for span in spans.get_finished_spans() if span.name == name]
+    return found
+
+
+def attributes(span: ReadableSpan) -> dict[str, object]:
+    return dict(span.attributes or {})
+
+
+def test_a_request_is_a_part_of_its_senders_trace(
+    spans: InMemorySpanExporter, engine: FakeEngine, engine_url: str, replica: FakeReplica
+) -> None:
+    """The engine is told our span as its parent, in the same trace."""
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None))
+    with serving(app) as url:
+        headers = {"traceparent": SENDER, "tracestate": "vendor=1"}
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, headers=headers)
+        assert answer.status_code == 200
+    span = named(spans, "proxy")
+    assert span.kind is SpanKind.SERVER
+    assert span.context.trace_id == TRACE
+    assert span.parent is not None
+    assert span.parent.span_id == PARENT
+    assert attributes(span) == {
+        "http.request.method": "POST",
+        "url.path": "/v1/completions",
+        "lora_fs.adapter": "default/tiny/v1/a1",
+        "http.response.status_code": 200,
+    }
+    assert engine.headers[-1]["traceparent"] == f"00-{TRACE:032x}-{span.context.span_id:016x}-01"
+    assert engine.headers[-1]["tracestate"] == "vendor=1"
+
+
+@pytest.mark.anyio
+async def test_a_load_is_a_part_of_the_request_that_waits_for_it(
+    spans: InMemorySpanExporter, rig: Rig
+) -> None:
+    """The copy and the engine's load are spans of their own under the request's, the unload is one, too."""
+    rig.volume.put("a")
+    await rig.replica.reconcile()
+    with tracing.span("request"):
+        async with rig.replica.hold("a", 5):
+            pass
+    request = named(spans, "request")
+    for name in ("stage", "load"):
+        span = named(spans, name)
+        assert span.parent is not None
+        assert span.parent.span_id == request.context.span_id
+        assert attributes(span) == {"lora_fs.adapter": "default/tiny/v1/a"}
+    rig.volume.remove("a")
+    await rig.replica.reconcile()
+    assert named(spans, "unload").end_time
+
+
+@pytest.mark.anyio
+async def test_an_error_is_told_by_its_kind_alone(spans: InMemorySpanExporter, rig: Rig) -> None:
+    """Its text may quote what a client or another tenant wrote."""
+    rig.engine.refuses["a-v1"] = EngineRejected("no: s3cret", reason="no")
+    rig.volume.put("a")
+    await rig.replica.reconcile()
+    with pytest.raises(EngineRejected):
+        async with rig.replica.hold("a", 5):
+            pass
+    span = named(spans, "load")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "EngineRejected"
+    assert "s3cret" not in span.to_json()
+
+
+def test_lines_name_their_span(spans: InMemorySpanExporter) -> None:
+    """A line of JSON that is written in a span says which."""
+    record = logging.LogRecord("x", logging.INFO, "", 0, "here", (), None)
+    formatter = JsonLines(ids=tracing.ids)
+    with tracing.span("outer"):
+        inside = json.loads(formatter.format(record))
+    outside = json.loads(formatter.format(record))
+    assert inside["trace_id"] == f"{named(spans, 'outer').context.trace_id:032x}"
+    assert "trace_id" not in outside
+
+
+def test_nothing_is_imported_when_off() -> None:
+    """The sidecar runs without the extra, and headers pass as they are."""
+    program = """
+import sys
+for name in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.trace"):
+    sys.modules[name] = None  # any import fails
+from lora_fs.sidecar import tracing
+import lora_fs.sidecar.cli.main, lora_fs.sidecar.server.app
+tracing.start("off", "r")()
+with tracing.span("x", carrier={}, a__b=1):
+    tracing.note(a=1)
+assert tracing.outgoing([("traceparent", "t")]) == [("traceparent", "t")]
+assert tracing.ids() == {}
+try:
+    tracing.start("otlp", "r")
+except Exception as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "LORA_FS_TRACES=otlp needs the extra: install lora-fs[otel]"
+
+
+def test_spans_leave_by_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of JSON a span, named as OTEL_SERVICE_NAME says; ending sends what is left."""
+    program = """
+from lora_fs.sidecar import tracing
+end = tracing.start("console", "r7")
+with tracing.span("stage", lora_fs__adapter="a"):
+    pass
+end()
+"""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "fleet-a")
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    told = json.loads(ran.stdout)
+    assert told["name"] == "stage"
+    assert told["resource"]["attributes"]["service.name"] == "fleet-a"
+    assert told["resource"]["attributes"]["service.instance.id"] == "r7"

@@ -1,0 +1,178 @@
+"""The catalog that is made from the one before it is the one that is made from nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, PolicyKind, Record, Scope, State
+from lora_fs.sidecar.reconcile.catalog import Catalog, build, find
+from lora_fs.sidecar.reconcile.plan import ALWAYS
+from lora_fs.sidecar.registry.desired import Desired, Growing, no_pointers, no_records
+from tests.reconcile.test_plan import RECORD
+
+ONE = ("team",)
+SEVERAL = ("team", "team-b", "team.c")  # "team-b/" sorts before "team/", and "team" before "team-b"
+NAMES, REVISIONS, DIGESTS = ("a", "b", "c"), ("v1", "v2"), ("1", "2")
+POINTER = Pointer(
+    namespace="team",
+    model="tiny",
+    name="a",
+    generation=1,
+    request_id="r",
+    token="t",
+    writer="test",
+    updated_at="",
+    revision=None,
+)
+
+
+def record(
+    namespace: str, name: str, revision: str, digest: str, policy: Policy | None, there: bool
+) -> Record:
+    spec = RECORD.spec.model_copy(update={"digest": digest, "policy": policy})
+    state = State.PRESENT if there else State.DELETED
+    told = {"namespace": namespace, "name": name, "revision": revision, "spec": spec, "state": state}
+    return RECORD.model_copy(update=told)
+
+
+def pointer(namespace: str, name: str, revision: str | None, canary: Canary | None) -> Pointer:
+    told = {"namespace": namespace, "name": name, "revision": revision, "canary": canary}
+    return POINTER.model_copy(update=told)
+
+
+@dataclass
+class Volume:
+    """The desired state as a view keeps it: parts without a change are the very ones before."""
+
+    namespaces: tuple[str, ...]
+    desired: Desired = field(default_factory=Desired)
+
+    def write(self, *written: Record | Pointer, restored: bool = False) -> None:
+        """At once; ``restored``: on top of nothing."""
+        known = Desired() if restored else self.desired
+        records, pointers = Growing(known.records), Growing(known.pointers)
+        for one in written:
+            if isinstance(one, Record):
+                records.put(one.key, one)
+            else:
+                pointers.put((Scope(one.namespace, one.model), one.name), one)
+        self.desired = Desired(self.desired.version + 1, records.whole(), pointers.whole())
+
+    def fill(self, each: int) -> None:
+        """So many adapters in each namespace, no two of the same bytes."""
+        for namespace in self.namespaces:
+            for name in (f"a{number}" for number in range(each)):
+                digest = f"{namespace}-{name}"
+                self.write(
+                    record(namespace, name, "v1", digest, None, True), pointer(namespace, name, "v1", None)
+                )
+
+    def walk(self, chance: random.Random) -> None:
+        """Something is written: any record or pointer there may be; rarely all is as in an old backup."""
+        names = [(namespace, name) for namespace in self.namespaces for name in NAMES]
+        written: list[Record | Pointer] = []
+        for namespace, name in chance.sample(names, chance.randint(0, 3)):
+            if chance.random() < 0.6:
+                policy = chance.choice([None, *(Policy(kind=kind) for kind in PolicyKind)])
+                told = chance.choice(REVISIONS), chance.choice(DIGESTS), policy, chance.random() < 0.7
+                written.append(record(namespace, name, *told))
+            if chance.random() < 0.6:
+                canary = chance.choice([None, Canary(revision=chance.choice(REVISIONS), percent=5)])
+                written.append(pointer(namespace, name, chance.choice([*REVISIONS, None]), canary))
+        kept: list[Record | Pointer] = []
+        if restored := chance.random() < 0.1:
+            kept += [one for one in self.desired.records.values() if chance.random() < 0.6]
+            kept += [one for one in self.desired.pointers.values() if chance.random() < 0.6]
+        self.write(*kept, *written, restored=restored)
+
+
+def said(catalog: Catalog) -> tuple[object, ...]:
+    """What a catalog says; the plain names in their order."""
+    trials = catalog.trials.items()
+    return (
+        [(one.name, one.record) for one in catalog.in_order()],
+        {name: one.record for name, one in catalog.unasked.items()},
+        dict(catalog.conflicts),
+        {name: (one.served.name, one.served.record, one.percent) for name, one in trials},
+        {digest for digest in DIGESTS if digest in catalog.digests},
+    )
+
+
+def defined(
+    desired: Desired, namespaces: tuple[str, ...], engine_names: frozenset[str], default: Policy
+) -> tuple[object, ...]:
+    """The same in its own words: name by name, from the whole state."""
+    served, unasked, conflicts, trials = {}, dict[str, Record](), {}, {}
+    for (scope, bare), to in desired.pointers.items():
+        name = bare if len(namespaces) == 1 else f"{scope.namespace}/{bare}"
+        found = {
+            revision: one
+            for revision in REVISIONS
+            if (one := desired.records.get(AdapterKey(*scope, revision, bare))) is not None and one.present
+        }
+        active = found.get(to.revision or "")
+        if active is not None and name in engine_names:
+            conflicts[name] = active
+        elif active is not None:
+            served[name] = active
+            always = (active.spec.policy or default).kind in ALWAYS
+            unasked |= {name: active} if always else {}
+            if to.canary is not None and to.canary.revision != to.revision and to.canary.revision in found:
+                tried = found[to.canary.revision]
+                trials[name] = (f"{name}@{tried.revision}", tried, to.canary.percent)
+                if always or (tried.spec.policy or default).kind in ALWAYS:
+                    unasked[f"{name}@{tried.revision}"] = tried
+    digests = {one.spec.digest for one in desired.records.values() if one.present}
+    return sorted(served.items()), unasked, conflicts, trials, digests
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([ONE, SEVERAL]), st.sampled_from(PolicyKind))
+def test_made_from_the_last_is_made_from_nothing(
+    seed: int, namespaces: tuple[str, ...], kind: PolicyKind
+) -> None:
+    """After any changes, conflicts, canaries and restores among them, it says what it is defined to say."""
+    chance, volume, default = random.Random(seed), Volume(namespaces), Policy(kind=kind)
+    catalog, engine_names = Catalog(), frozenset[str]()
+    for number in range(40):
+        volume.walk(chance)
+        if chance.random() < 0.1:
+            engine_names = frozenset(chance.sample(["tiny", "a", "b", "team/a", "team-b/c"], 2))
+        given = volume.desired, namespaces, engine_names
+        catalog = build(*given, number, default, catalog)
+        assert said(catalog) == said(build(*given, number, default)) == defined(*given, default)
+        assert all(name == one.name for name, one in (*catalog.served.items(), *catalog.unasked.items()))
+
+
+def test_a_change_makes_what_it_changes() -> None:
+    """Other scopes' parts, and the other names of its own, are the very ones of the catalog before."""
+    volume = Volume(SEVERAL)
+    volume.fill(5)
+    before = build(volume.desired, SEVERAL, (), 1, Policy())
+    volume.write(record("team", "a3", "v1", "new", None, True))
+    after = build(volume.desired, SEVERAL, (), 2, Policy(), before)
+    others = [scope for scope in after.parts if scope.namespace != "team"]
+    assert all(after.parts[scope] is before.parts[scope] for scope in others)
+    assert [name for name, one in after.served.items() if before.served[name] is not one] == ["team/a3"]
+    again = build(replace(volume.desired, version=9), SEVERAL, (), 3, Policy(), after)
+    assert all(again.parts[scope] is after.parts[scope] for scope in after.parts)
+
+
+def test_names_that_are_none_are_not_found() -> None:
+    """Whatever is asked for, with one namespace and with several: a look-up raises nothing."""
+    odd = ("", "/", "a0/", "/a0", "team", "team/", "team/a0/", "other/a0", "team-b", "a0@", "@v1", "team/@v1")
+    for namespaces in (ONE, SEVERAL):
+        volume = Volume(namespaces)
+        volume.fill(2)
+        desired = volume.desired
+        catalog = build(desired, namespaces, (), 1, Policy())
+        for name in (*odd, "a9", "team/a9"):
+            assert name not in catalog.served
+            assert find(catalog, desired, "tiny", namespaces, name) is None
+        assert Catalog().served.get("a") is None
+        nothing = build(Desired(1, no_records(), no_pointers()), namespaces, (), 1, Policy())
+        assert [nothing.served.get(name) for name in odd] == [None] * len(odd)

@@ -1,0 +1,306 @@
+"""The event log for any history; what a replica tells of, and since when things are as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.errors import EngineRejected
+from lora_fs.sidecar.model import AdapterKey, Canary, Event, EventList, Policy, PolicyKind, ReplicaStatus
+from lora_fs.sidecar.reconcile import report
+from lora_fs.sidecar.reconcile.conditions import Since
+from lora_fs.sidecar.reconcile.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
+from lora_fs.sidecar.reconcile.report import Reporter
+from lora_fs.sidecar.reconcile.volume import Volume
+from lora_fs.sidecar.registry.codec import decode, seal
+from lora_fs.sidecar.registry.store import Registry
+from tests.reconcile.conftest import Clock, Rig
+
+MakeRig = Callable[..., Rig]
+anyio = pytest.mark.anyio
+keys = st.none() | st.builds(
+    AdapterKey,
+    st.just("default"),
+    st.just("tiny"),
+    st.sampled_from(["v1", "v2"]),
+    st.sampled_from([f"a{number}" for number in range(30)]),
+)
+happenings = st.lists(
+    st.tuples(st.sampled_from(["Loaded", "Failed"]), st.sampled_from("abcdefghijkl"), keys), max_size=400
+)
+
+
+class Moments:
+    """A second later at each look."""
+
+    def __init__(self) -> None:
+        self.seconds = 0
+
+    def __call__(self) -> datetime.datetime:
+        self.seconds += 1
+        return datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=self.seconds)
+
+
+@given(happenings)
+def test_any_history(happened: list[tuple[str, str, AdapterKey | None]]) -> None:
+    """Bounded, in the order of the last time, each once; what is kept is counted right since it came."""
+    log = EventLog(Moments())
+    counts: Counter[tuple[AdapterKey | None, str, str]] = Counter()
+    for reason, message, key in happened:
+        log.tell(reason, message, key)
+        kept = {(event.key, event.reason, event.message) for event in log.events()}
+        counts[key, reason, message] += 1
+        counts = Counter({one: count for one, count in counts.items() if one in kept})
+    events = log.events()
+    assert len(events) <= KEPT
+    of_one = Counter((event.key[0], event.key[3]) if event.key else None for event in events)
+    assert max(of_one.values(), default=0) <= KEPT_OF_ONE
+    assert {(event.key, event.reason, event.message): event.count for event in events} == counts
+    assert [event.last_at for event in events] == sorted(event.last_at for event in events)
+    assert all(event.first_at <= event.last_at for event in events)
+    assert log.version == len(happened)
+    if happened:
+        assert (events[-1].reason, events[-1].message, events[-1].key) == happened[-1]
+
+
+def test_one_that_fails_in_other_words_each_time_leaves_the_others() -> None:
+    """It takes no more than its share of the log."""
+    log = EventLog()
+    log.tell("Loaded", key=AdapterKey("default", "tiny", "v1", "quiet"))
+    for number in range(1_000):
+        log.tell("Failed", f"at {number}" + "x" * 10_000, AdapterKey("default", "tiny", "v1", "loud"))
+    assert log.events()[0].reason == "Loaded"
+    assert len(log.events()) == 1 + KEPT_OF_ONE
+    assert {len(event.message) for event in log.events()[1:]} == {MESSAGE_CHARACTERS}
+
+
+# -- on a replica --------------------------------------------------------------------------------
+
+
+def told(rig: Rig, name: str = "a") -> list[str]:
+    """The reasons of an adapter's events, in their order."""
+    return [event.reason for event in rig.replica.events.events() if event.key and event.key[3] == name]
+
+
+def last(rig: Rig, reason: str) -> Event:
+    return next(event for event in reversed(rig.replica.events.events()) if event.reason == reason)
+
+
+@anyio
+async def test_an_adapters_life(make_rig: MakeRig) -> None:
+    """From its registration to its end, each step is told once."""
+    rig = make_rig()
+    rig.volume.put("there", "v1")
+    await rig.settle()
+    assert rig.replica.events.events() == ()  # what was there at the start is no news
+    rig.volume.put("a", "v1", Policy(ttl_s=60))
+    await rig.settle()
+    async with rig.replica.hold("a", 5):
+        pass
+    rig.clock.now += 61
+    await rig.settle()
+    assert told(rig) == ["Registered", "Loading", "Loaded", "Evicted"]
+    assert last(rig, "Evicted").message.startswith("Idle: ")
+    rig.volume.put("a", "v2")
+    rig.volume.point("a", "v1")
+    await rig.settle()
+    rig.volume.point("a", "v1", Canary(revision="v2", percent=5))
+    await rig.settle()
+    assert last(rig, "CanaryChanged").message.startswith("answers 5 %")
+    assert last(rig, "CanaryChanged").key == ("default", "tiny", "v2", "a")
+    rig.volume.point("a", "v2")
+    await rig.settle()
+    assert last(rig, "Promoted").key == ("default", "tiny", "v2", "a")
+    async with rig.replica.hold("a", 5):
+        rig.volume.remove("a")
+        await rig.settle()
+    await rig.settle()
+    assert {"Withdrawn", "Removed", "Drained"} <= set(told(rig))
+    assert "a" not in rig.engine.adapters
+
+
+@anyio
+async def test_a_failure_and_its_retries(make_rig: MakeRig) -> None:
+    """The same failure is one event that counts; the retry is told apart from the first try."""
+    rig = make_rig()
+    await rig.settle()
+    record = rig.volume.put("a", "v1", Policy(kind=PolicyKind.EAGER))
+    rig.engine.refuses["a-v1"] = EngineRejected("rank 64 is too great", reason="rank")
+    for _ in range(3):
+        await rig.settle()
+        rig.clock.now += 400
+    failed = last(rig, "Failed")
+    assert (failed.type, failed.count, failed.key) == ("Warning", 3, record.key)
+    assert failed.message == "EngineRejected: rank 64 is too great"
+    assert told(rig).count("Loading") == 1
+    assert last(rig, "Retrying").count == 2
+
+
+@anyio
+async def test_what_the_engine_lets_go(make_rig: MakeRig) -> None:
+    """An adapter that is not in the engine any more was evicted there."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await rig.settle()
+    async with rig.replica.hold("a", 5):
+        pass
+    rig.engine.adapters.clear()
+    await rig.settle()
+    assert last(rig, "Evicted").message == "the engine let it go"
+
+
+@anyio
+async def test_the_replicas_own_troubles(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    """They come as warnings, and it is told when they end; in the log, too, which outlives the replica."""
+    caplog.set_level("INFO", logger="lora_fs.sidecar.reconcile.events")
+    rig = make_rig()
+    rig.engine.up = False
+    await rig.replica.reconcile()
+    rig.replica._news.troubles(rig.replica.readiness().conditions)
+    rig.engine.up = True
+    await rig.replica.reconcile()
+    rig.replica._news.troubles(rig.replica.readiness().conditions)
+    events = [(event.type, event.reason, event.message) for event in rig.replica.events.events()]
+    assert events == [
+        ("Warning", "EngineUnavailable", "connection refused"),
+        ("Normal", "EngineUnavailable", "it is over"),
+    ]
+    assert [(line.levelname, line.getMessage()) for line in caplog.records] == [
+        ("WARNING", "EngineUnavailable: connection refused"),
+        ("INFO", "EngineUnavailable is over"),
+    ]
+
+
+@anyio
+async def test_conditions_say_since_when(make_rig: MakeRig) -> None:
+    """A condition's time is that of its last change; one that did not change keeps it."""
+    moments = Moments()
+    rig = make_rig()
+    rig.replica._since = Since(moments)
+    rig.volume.put("a", "v1", Policy(ttl_s=60))
+    await rig.settle()
+
+    def conditions() -> dict[str, tuple[str, str]]:
+        rig.replica.dated(rig.replica.notable()[0])
+        found = rig.replica.conditions("a", rig.replica.statuses()["a"])
+        return {one.type: (one.status, one.lastTransitionTime) for one in found}
+
+    begins = conditions()
+    assert {kind: status for kind, (status, _) in begins.items()} == {"Available": "True", "Loaded": "False"}
+    async with rig.replica.hold("a", 5):
+        loaded = conditions()
+    assert loaded["Available"] == begins["Available"]
+    assert loaded["Loaded"][0] == "True"
+    assert loaded["Loaded"][1] > begins["Loaded"][1]
+    assert conditions() == loaded
+    [since] = {one.since for one in rig.replica.dated(rig.replica.notable()[0]).values()}
+    assert since == loaded["Loaded"][1]
+    rig.clock.now += 61
+    await rig.settle()
+    assert conditions()["Loaded"][0] == "False"
+    rig.volume.remove("a")
+    await rig.settle()
+    rig.replica.dated(rig.replica.notable()[0])
+    await rig.settle()
+    assert rig.replica._since._conditions == {}
+
+
+# -- on the volume -------------------------------------------------------------------------------
+
+
+class Site:
+    """A reporter of a rig's replica on a real registry; the seconds are the test's."""
+
+    def __init__(self, rig: Rig, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.rig, self.registry, self.clock = rig, Registry(root, create=True), Clock()
+        self.reporter = Reporter(self.registry, cast("Volume", rig.volume), None, self.clock)
+        patch.setattr(report, "GATHER_S", 0.0)
+        for told_by_others in ("downloads", "figures"):
+            patch.setattr(rig.replica, told_by_others, dict)
+
+    async def report(self) -> None:
+        self.reporter.report(self.rig.replica)
+        assert self.reporter._task is not None
+        await self.reporter._task
+
+    def events(self) -> EventList:
+        return decode(EventList, self.registry.layout.event_list("r0").read_bytes())
+
+
+@anyio
+async def test_events_are_published(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When there are new ones, at most every few seconds, and never again for nothing."""
+    site = Site(make_rig(), tmp_path / "root", monkeypatch)
+    log = site.rig.replica.events
+    await site.report()
+    assert not site.registry.layout.events.exists()
+    log.tell("Loaded")
+    await site.report()
+    assert [event.reason for event in site.events().events] == ["Loaded"]
+    log.tell("Evicted")
+    await site.report()
+    assert len(site.events().events) == 1
+    site.clock.now += report.EVENTS_S
+    await site.report()
+    assert len(site.events().events) == 2
+    written = site.registry.layout.event_list("r0").stat().st_ino
+    site.clock.now += report.EVENTS_S
+    await site.report()
+    assert site.registry.layout.event_list("r0").stat().st_ino == written
+    await site.reporter.withdraw("r0")
+    assert list(site.registry.layout.events.iterdir()) == []
+
+
+@anyio
+async def test_two_replicas_of_one_id_are_told(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each overwrites the other's report, so nobody waits for both; told until one of them is gone."""
+    one, other = (Site(make_rig(), tmp_path / "root", monkeypatch) for _ in range(2))
+    monkeypatch.setattr(report, "_time", lambda: "2026-11-21T10:00:00+00:00")  # both began together
+    left = one.registry.layout.replica("r0")
+    left.write_bytes(seal(ReplicaStatus(replica="r0", model="tiny", namespaces=("default",))))
+
+    async def beats(*sites: Site) -> list[str | None]:
+        for site in sites:
+            site.clock.now += report.HEARTBEAT_S
+            await site.report()
+        return [site.rig.volume.status_problem for site in sites]
+
+    assert await beats(one, one) == [None, None], "an earlier process of this replica left a file"
+    assert await beats(other) == [None]
+    for problem in await beats(one, other):
+        assert problem is not None
+        assert "LORA_FS_REPLICA_ID" in problem
+    assert await beats(one, one) == [None, None]
+    left.write_bytes(left.read_bytes()[:20])
+    assert await beats(one) == [None], "torn is not another's"
+
+
+@anyio
+async def test_nothing_is_written_to_another_registry(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that is mounted in this one's place gets no status of a replica that is not its own."""
+    root = tmp_path / "root"
+    site = Site(make_rig(), root, monkeypatch)
+    await site.report()
+    assert decode(ReplicaStatus, site.registry.layout.replica("r0").read_bytes()).replica == "r0"
+    root.rename(tmp_path / "away")
+    Registry(root, create=True).close()
+    site.clock.now += report.HEARTBEAT_S
+    site.rig.replica.events.tell("Loaded")
+    await asyncio.gather(site.report())
+    assert list(site.registry.layout.replicas.iterdir()) == []
+    assert site.rig.volume.status_problem is not None
+    assert "another volume is mounted" in site.rig.volume.status_problem

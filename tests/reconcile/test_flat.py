@@ -1,0 +1,177 @@
+"""A flat store named by NIM_PEFT_SOURCE: what lies there is served, without a change to its layout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.reconcile.flat import LABEL, FlatStore
+from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import Clock, write_adapter
+from tests.registry.test_view import names
+
+SCOPE = Scope("default", "tiny")
+SETTLE_S = 2.0
+
+
+class Site:
+    """A store, a registry, and two replicas that watch both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.clock = folder / "nim", Clock()
+        self.store.mkdir()
+        self.registry = Registry(folder / "root", create=True)
+        self.view = RegistryView(self.registry, (SCOPE,))
+        self.replicas = [self.replica(f"r{number}") for number in range(2)]
+
+    def replica(self, name: str) -> FlatStore:
+        return FlatStore(
+            self.registry,
+            SCOPE,
+            self.store,
+            Expectation(("tiny",)),
+            settle_s=SETTLE_S,
+            refresh_s=30.0,
+            writer=name,
+            desired=lambda: self.view.desired,
+            changed=lambda: None,
+            clock=self.clock,
+        )
+
+    def rounds(self, count: int = 3) -> list[str]:
+        """Every replica looks, again and again; returns what is served then."""
+        for _ in range(count):
+            for one in self.replicas:
+                one.step()
+                self.view.refresh()
+            self.clock.now += SETTLE_S
+        return names(self.view)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_store_is_served_as_it_lies_there(site: Site) -> None:
+    """Its folders are names; each is registered once, whoever looks, and nothing is written to it."""
+    for number in range(3):
+        write_adapter(site.store / f"a{number}", seed=number)
+    (site.store / "README.md").write_text("not a folder")
+    (site.store / ".cache").mkdir()
+    before = sorted(os.walk(site.store))
+    assert site.rounds() == ["a0", "a1", "a2"]
+    assert sorted(os.walk(site.store)) == before
+    assert {record.generation for record in site.view.desired.records.values()} == {1}
+    assert {record.origin for record in site.view.desired.records.values()} == {"import"}
+
+
+def test_a_folder_that_is_being_written_waits(site: Site) -> None:
+    """As long as its files change it is left alone."""
+    write_adapter(site.store / "a0")
+    for number in range(4):
+        (site.store / "a0/adapter_config.json.part").write_text("x" * (number + 1))
+        assert site.rounds(1) == []
+    (site.store / "a0/adapter_config.json.part").unlink()
+    assert site.rounds() == ["a0"]
+
+
+def test_new_bytes_are_the_next_revision(site: Site) -> None:
+    """And what a person rolls back stays so: a state of a folder is registered once."""
+    write_adapter(site.store / "a0", seed=0)
+    site.rounds()
+    write_adapter(site.store / "a0", seed=1)
+    site.rounds()
+    assert [record.revision for _, _, record in site.view.desired.active()] == ["v2"]
+    operations.rollback(site.registry, SCOPE, "a0", writer="person")
+    site.rounds()
+    assert [record.revision for _, _, record in site.view.desired.active()] == ["v1"]
+
+
+def test_taken_away_is_withdrawn_and_back_is_back(site: Site, tmp_path: Path) -> None:
+    """Also when it comes back exactly as it was, as by a `mv` and a `mv` back."""
+    for number in range(2):
+        write_adapter(site.store / f"a{number}", seed=number)
+    site.rounds()
+    (site.store / "a1").rename(tmp_path / "away")
+    assert site.rounds() == ["a0"]
+    (tmp_path / "away").rename(site.store / "a1")
+    assert site.rounds() == ["a0", "a1"]
+
+
+def test_what_a_person_withdrew_stays_withdrawn(site: Site) -> None:
+    """Until its folder changes."""
+    write_adapter(site.store / "a0", seed=0)
+    site.rounds()
+    operations.unregister(site.registry, SCOPE, "a0", writer="person", all_revisions=True)
+    assert site.rounds() == []
+    write_adapter(site.store / "a0", seed=1)
+    assert site.rounds() == ["a0"]
+
+
+def test_an_unmounted_store_withdraws_nothing(site: Site) -> None:
+    """Not there, or empty, or most of it gone at once: unknown, and said."""
+    for number in range(8):
+        write_adapter(site.store / f"a{number}", seed=number)
+    everything = site.rounds()
+    shutil.rmtree(site.store)
+    assert site.rounds() == everything
+    site.store.mkdir()
+    assert site.rounds() == everything
+    assert "holds no folder" in site.replicas[0].conditions()[0]
+    write_adapter(site.store / "a0", seed=0)
+    assert site.rounds() == everything
+    assert "7 of 8 adapters went" in site.replicas[0].conditions()[0]
+
+
+def test_what_came_otherwise_is_left_alone(site: Site, tmp_path: Path) -> None:
+    """A name that serves another's revision is not withdrawn with its folder."""
+    write_adapter(site.store / "a0", seed=0)
+    write_adapter(site.store / "b0", seed=5)
+    site.rounds()
+    other = write_adapter(tmp_path / "other", seed=9)
+    from tests.registry.test_operations import put
+
+    put(site.registry, SCOPE, other, name="a0")
+    shutil.rmtree(site.store / "a0")
+    assert site.rounds() == ["a0", "b0"]
+
+
+@pytest.mark.parametrize("name", ["half", "..bad name", "tiny"])
+def test_one_bad_folder_stops_no_other(site: Site, name: str) -> None:
+    """No weights, a name that is none, the base model's name: refused with the reason, until it changes."""
+    write_adapter(site.store / "a0")
+    write_adapter(site.store / name.lstrip("."))
+    if name == "half":
+        (site.store / name / "adapter_model.safetensors").unlink()
+    assert site.rounds() == ["a0"]
+    (told,) = site.replicas[0].conditions()
+    assert told.startswith("NotAdopted: ")
+    assert name.lstrip(".") in told
+
+
+def test_nims_own_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its deployments set them; ours come first."""
+    monkeypatch.setenv("NIM_PEFT_SOURCE", "/home/nvs/loras")
+    monkeypatch.setenv("NIM_PEFT_REFRESH_INTERVAL", "600")
+    settings = Settings()
+    assert (str(settings.nim_source), settings.nim_refresh_s) == ("/home/nvs/loras", 600.0)
+    monkeypatch.setenv("LORA_FS_NIM_SOURCE", "/ours")
+    assert str(Settings().nim_source) == "/ours"
+
+
+def test_the_label_says_where_it_came_from(site: Site) -> None:
+    """People see it in `lora-fs show`."""
+    write_adapter(site.store / "a0")
+    site.rounds()
+    (record,) = site.view.desired.records.values()
+    assert len(record.spec.labels[LABEL]) == 32
+    assert record.spec.source.uri == (site.store / "a0").as_uri()

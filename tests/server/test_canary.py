@@ -1,0 +1,101 @@
+"""What a canary adds to a request and its answer: who asks, which revision, the name that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.canary import Renamed
+from tests.server.conftest import FakeEngine, FakeReplica, serving
+
+
+@pytest.fixture
+def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
+    replica.testers = ("tester",)
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None), user_header="X-Who")
+    with serving(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+        yield client
+
+
+def test_each_user_has_a_revision(http: httpx.Client, engine: FakeEngine, replica: FakeReplica) -> None:
+    """It is in a header; the engine is asked for its own name, and the answer names what was asked for."""
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="x") as client:
+        for user, revision, engine_name in (("tester", "v2", "a1@v2"), ("other", "v1", "a1")):
+            answer = client.completions.with_raw_response.create(model="a1", prompt="x", user=user)
+            assert answer.headers["x-lora-fs-revision"] == revision
+            assert answer.headers["x-lora-fs-adapter"] == f"default/tiny/{revision}/a1"
+            assert answer.parse().model == "a1"
+            assert engine.bodies[-1]["model"] == engine_name
+    assert replica.holds == {"a1": 0, "a1@v2": 0}
+
+
+@pytest.mark.parametrize(
+    ("headers", "user", "asked"),
+    [
+        ({"X-Who": "tester"}, "other", "tester"),
+        ({"X-Who": ""}, "other", "other"),
+        ({}, "", None),
+        ({}, ["tester"], None),
+        ({}, None, None),
+    ],
+)
+def test_who_asks(
+    http: httpx.Client, replica: FakeReplica, headers: dict[str, str], user: object, asked: str | None
+) -> None:
+    """The header that is set for it, else the body's user; what is no text is nobody."""
+    http.post("/v1/completions", json={"model": "a1", "user": user}, headers=headers)
+    assert replica.users == [asked]
+
+
+def test_a_form_is_told_by_its_header(http: httpx.Client, replica: FakeReplica) -> None:
+    """A form's own fields are not looked into for a user."""
+    fields = {"model": "a1", "user": "other"}
+    answer = http.post(
+        "/v1/audio/transcriptions", data=fields, files={"file": b"RIFF"}, headers={"X-Who": "tester"}
+    )
+    assert answer.headers["x-lora-fs-revision"] == "v2"
+    assert replica.users == ["tester"]
+
+
+def test_a_base_model_has_none(http: httpx.Client, replica: FakeReplica) -> None:
+    """Only adapters are counted and tried."""
+    answer = http.post("/v1/completions", json={"model": "tiny", "user": "tester"})
+    assert "x-lora-fs-revision" not in answer.headers
+    assert replica.users == []
+
+
+def test_requests_are_counted_by_revision(http: httpx.Client) -> None:
+    """The series has the name and the revision."""
+    assert 'lora_fs_revision_requests_total{adapter_name="a1",revision="v1"} 2.0' in http.get("/metrics").text
+
+
+texts = st.text(alphabet='"model:a1@v2\\ {}', max_size=40)
+
+
+@given(texts, texts, st.lists(st.integers(1, 7), max_size=60), st.booleans())
+def test_any_cut_of_an_answer(before: str, after: str, cuts: list[int], spaced: bool) -> None:
+    """However it comes in pieces: the field is another, whatever texts say stays, nothing is lost."""
+    body = {"id": before, "model": "a1@v2", "choices": [{"text": after}], "inner": {"model": "a1@v2"}}
+    data = json.dumps(body, separators=(", ", ": ") if spaced else (",", ":")).encode()
+    renamed, at, out = Renamed("a1@v2", "a1"), 0, b""
+    for cut in cuts:
+        out += renamed.feed(data[at : at + cut])
+        at += cut
+    out += renamed.feed(data[at:]) + renamed.end()
+    assert json.loads(out) == {**body, "model": "a1", "inner": {"model": "a1"}}
+
+
+def test_whole_events_are_not_kept_back() -> None:
+    """An event of a stream is sent as it comes."""
+    renamed = Renamed("a1@v2", "a1")
+    assert renamed.feed(b'data: {"model":"a1@v2"}\n\n') == b'data: {"model":"a1"}\n\n'
+    assert renamed.feed(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"
+    assert renamed.end() == b""

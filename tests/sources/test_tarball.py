@@ -1,0 +1,90 @@
+"""Tars of unknown origin: what is taken out of them, and what is refused before it costs anything."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.sources import tarball
+from tests.fuzz.test_bombs import answered
+from tests.sources.conftest import CONFIG, WEIGHTS, tar_of
+
+MOST = 1 << 20
+
+
+def pack(*members: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        for member, data in members:
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def named(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+def unpack(tmp_path: Path, data: bytes, most_bytes: int = MOST) -> list[str]:
+    file, folder = tmp_path / "a.tar", tmp_path / "out"
+    file.write_bytes(data)
+    folder.mkdir(exist_ok=True)
+    tarball.unpack(file, folder, "the tar", most_bytes)
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "sql-lora/", "a/b/c/"])
+def test_the_served_files_are_taken(prefix: str, adapter: Path, tmp_path: Path) -> None:
+    """Wherever their folder is in it; nothing else is."""
+    (adapter / "optimizer.pt").write_bytes(b"x")
+    (adapter / "README.md").write_text("about")
+    (adapter / "metadata.json").write_bytes(b" " * (2 << 20))
+    found = unpack(tmp_path, tar_of(adapter, prefix=prefix), most_bytes=8 << 20)
+    assert found == ["README.md", CONFIG, WEIGHTS]
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "leaves its folder": lambda: pack((named(f"../{CONFIG}"), b"{}")),
+    "/etc/passwd leaves its folder": lambda: pack((named("/etc/passwd"), b"x")),
+    "not a regular file": lambda: pack((named(WEIGHTS, tarfile.SYMTYPE, "/etc/passwd"), b"")),
+    f"{CONFIG} is not a regular file": lambda: pack((named(f"a/{CONFIG}", tarfile.LNKTYPE, "b"), b"")),
+    f"x/{WEIGHTS} is not a regular file": lambda: pack((named(f"x/{WEIGHTS}", tarfile.FIFOTYPE), b"")),
+    "more than one adapter": lambda: pack((named(f"a/{CONFIG}"), b"{}"), (named(f"b/{CONFIG}"), b"{}")),
+    "is no tar": lambda: b"not a tar at all" * 100,
+    "is no tar, or was cut": lambda: pack((named(WEIGHTS), b"x" * 5000), mode="w:gz")[:60],
+    "unpacks to more": lambda: pack((named(WEIGHTS), bytes(MOST + 1)), mode="w:gz"),
+    "10000 files": lambda: pack(*[(named(f"f{i}"), b"") for i in range(10_001)]),
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_what_is_hostile_is_refused(why: str, tmp_path: Path) -> None:
+    """In a sentence."""
+    with pytest.raises(InputError, match=why):
+        unpack(tmp_path, HOSTILE[why]())
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    """8 GiB that were packed into a megabyte, and a header that claims as much, take no room and no time."""
+    huge = named(WEIGHTS)
+    huge.size = 8 << 30
+    packed = lzma.compress(huge.tobuf() + bytes(64 << 20), preset=0)
+    header = named("pax", tarfile.XHDTYPE)
+    header.size = 8 << 30
+
+    def act() -> None:
+        for number, data in enumerate((packed, header.tobuf() + bytes(1024))):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with pytest.raises(InputError):
+                unpack(folder, data)
+
+    answered(act)

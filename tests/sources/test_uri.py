@@ -1,0 +1,129 @@
+"""A source taken apart, what of it may be shown, and what an operator allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.sources.allowed import AllowedRemotes
+from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.uri import parse, redacted
+
+SECRET = "hush4711"
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"https://me:{SECRET}@models.example.com/a.tar",
+        f"https://models.example.com/a.tar?X-Amz-Signature={SECRET}",
+        f"https://{SECRET}@models.example.com/a.tar?sig={SECRET}#sha256={DIGEST}",
+        f"s3://{SECRET}@bucket/a",
+    ],
+)
+def test_secrets_are_not_shown(text: str) -> None:
+    """Neither as it is taken apart nor as it is told where it cannot be."""
+    assert SECRET not in str(parse(text)) + repr(parse(text)) + redacted(text)
+
+
+@given(st.text(), st.text())
+def test_any_text_is_taken_apart_or_refused(text: str, more: str) -> None:
+    """There is no third way, and telling it never fails."""
+    for one in (text, f"https://host/{text}", f"hf://{text}/{more}", f"{text}://{more}"):
+        redacted(one)
+        try:
+            uri = parse(one)
+        except InputError:
+            continue
+        assert ".." not in uri.path
+        assert parse(str(uri)) == parse(str(parse(str(uri))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://",
+        "https:///a.tar",
+        "https://h//a.tar",
+        "https://h/../a.tar",
+        "https://h/%2e%2e/a.tar",
+        "https://h/%252e%252e/a.tar",
+        "https://h/a%2fb.tar",
+        "https://h/a\\b.tar",
+        "https://h/a b.tar",
+        "https://h/a.tar#sha256=12",
+        "https://h/a.tar#other",
+        "https://[h/a.tar",
+        "https://h:/a.tar",
+        "https://h:99:9/a.tar",
+        "no-uri",
+        "https://h/" + "x" * 5000,
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_refused(text: str) -> None:
+    """A path that a server may read as another one than lora-fs compared is no path."""
+    with pytest.raises(InputError):
+        parse(text)
+
+
+def test_aliases_and_default_ports() -> None:
+    """They are one place by whatever name."""
+    assert parse("HuggingFace://a/b") == parse("hf://a/b")
+    assert parse("https://Host:443/a") == parse("https://host/a")
+    assert parse(f"https://h/a.tar#sha256={DIGEST.upper()}").sha256 == DIGEST
+
+
+ALLOWED = [
+    ("*", "s3://any/thing", True),
+    ("hf://", "hf://org/repo@v2/folder", True),
+    ("hf://", "https://huggingface.co/org/repo", False),
+    ("hf://org", "hf://org/repo", True),
+    ("hf://org", "hf://organism/repo", False),
+    ("hf://org/repo", "hf://org/repo@refs%2Fpr%2F1", True),
+    ("hf://org/repo", "hf://org/repository", False),
+    ("hf://org/repo@v1", "hf://org/repo@v2", False),
+    ("https://models.example.com", "https://models.example.com/a.tar", True),
+    ("https://models.example.com", "https://models.example.com.evil.org/a.tar", False),
+    ("https://models.example.com", "https://models.example.com@evil.org/a.tar", False),
+    ("https://models.example.com", "http://models.example.com/a.tar", False),
+    ("https://models.example.com", "https://models.example.com:8443/a.tar", False),
+    ("https://h/loras", "https://h/loras-private/a.tar", False),
+    ("https://h/loras/", "https://h/loras/a.tar", True),
+    ("s3://bucket/loras", "s3://bucket/loras/sql", True),
+    ("s3://bucket/loras", "s3://bucket/lorasx", False),
+    ("s3://bucket", "s3://bucket2/a", False),
+]
+
+
+@pytest.mark.parametrize(("prefix", "text", "covered"), ALLOWED)
+def test_what_is_allowed(prefix: str, text: str, covered: bool) -> None:
+    """Scheme, host and whole segments count, and never text alone."""
+    allowed = AllowedRemotes(["gs://another", prefix])
+    if covered:
+        allowed.check(parse(text))
+        return
+    with pytest.raises(InputError, match="LORA_FS_ALLOWED_REMOTES"):
+        allowed.check(parse(text))
+
+
+def test_nothing_is_allowed_unless_it_is_said() -> None:
+    """By default a request makes no replica fetch anything."""
+    with pytest.raises(InputError):
+        AllowedRemotes().check(parse("hf://org/repo"))
+
+
+def test_a_claim_is_a_folder_where_it_is_mounted() -> None:
+    """And one that is not known is told with those that are."""
+    mounts = {"": Path("/adapters"), "team": Path("/mnt/team")}
+    assert path_of("pvc://team/loras/a", mounts) == Path("/mnt/team/loras/a")
+    assert path_of("pvc:///default/a", mounts) == Path("/adapters/default/a")
+    with pytest.raises(InputError, match=r"not known here \(team\).*LORA_FS_PVC_MOUNTS"):
+        path_of("pvc://other/a", mounts)
+    for text in ("pvc://team/../a", "pvc://team/%2e%2e/a", "pvc://team"):
+        with pytest.raises(InputError):
+            path_of(text, mounts)
