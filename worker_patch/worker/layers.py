@@ -86,7 +86,7 @@ class ModelLayers:
             ShapeError: names the layer and the axis.
         """
         shapes = {name: target.shape for name, target in self.targets.items()}
-        taken = {n: _weights(self.targets[n], w, scales.get(n, 1.0), self._dtype) for n, w in weights.items()}
+        taken = {name: _weights(self.targets[name], w, scales.get(name, 1.0)) for name, w in weights.items()}
         return pack_slab(shapes, taken, self._dtype, pinned=self._pinned)
 
     def fill(self, slot: int, adapter: Slab) -> None:
@@ -142,8 +142,8 @@ def _shape(module: Any) -> Shape | None:
     return None
 
 
-def _weights(target: Target, weights: LoRALayerWeights, scale: float, dtype: torch.dtype) -> Weights:
-    """This tensor-parallel rank's share, in the engine's type: turning B converts twenty times as slowly."""
+def _weights(target: Target, weights: LoRALayerWeights, scale: float) -> Weights:
+    """This tensor-parallel rank's share."""
     module, a, b = target.module, weights.lora_a, weights.lora_b
     if not isinstance(module, BaseLinearLayerWithLoRA):
         # A vocabulary that vLLM padded is longer than the adapter's.
@@ -154,8 +154,7 @@ def _weights(target: Target, weights: LoRALayerWeights, scale: float, dtype: tor
         a, b = module.expand_packed_lora(a, b)
     if getattr(module, "tp_size", 1) > 1 and isinstance(module, BaseLinearLayerWithLoRA):
         a, b = module.slice_lora_a(a), module.slice_lora_b(b)
-    a, b = (a, b) if isinstance(a, list) else ([a], [b])
-    return Weights(a, [None if x is None else x.to(dtype) for x in b], scale)
+    return Weights(a, b, scale) if isinstance(a, list) else Weights([a], [b], scale)
 
 
 def _embed(self: Any, tokens: torch.Tensor) -> torch.Tensor:
