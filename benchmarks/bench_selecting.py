@@ -38,7 +38,7 @@ PER_NAMESPACE = 1_000
 ASKED = {  # what is asked → how many of each namespace it leaves
     "/v1/models": PER_NAMESPACE,
     "/v1/lora_adapters": PER_NAMESPACE,
-    "/v1/lora_adapters?name=many-005*": 100,
+    "/v1/lora_adapters?name=*many-005*": 100,  # of several namespaces each name has its own before it
     "/v1/lora_adapters?labelSelector=team%3Dcare": 0,
     "/v1/lora_adapters?phase=Failed": 0,
 }
