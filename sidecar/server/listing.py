@@ -28,8 +28,10 @@ class Listing:
     def __init__(self, replica: ReplicaPort) -> None:
         self._replica, self._threads = replica, anyio.CapacityLimiter(AT_ONCE)
 
-    async def rows(self, sight: Sight, selection: Selection = ALL, phase: Phase | None = None) -> bytes:
-        """A JSON array of ``bodies.AdapterDescription``: those that are meant and may be seen, by name."""
+    async def answer(
+        self, body: JsonObject, sight: Sight, selection: Selection = ALL, phase: Phase | None = None
+    ) -> bytes:
+        """``body`` with ``data``: a ``bodies.AdapterDescription`` of each that is meant and may be seen."""
         replica = self._replica
         told, residency = replica.notable()[0], replica.residency()
         catalog = replica.catalog()
@@ -45,7 +47,7 @@ class Listing:
             known = ((each, told.get(each.name)) for each in meant)
             found = (pair for pair in known if phase in (None, pair[1].phase if pair[1] else Phase.EVICTED))
             rows = (one(each, status or resting(each.record)) for each, status in found)
-            return b"[" + b",".join(rows) + b"]"
+            return around(rows, body, "data")
 
         return await anyio.to_thread.run_sync(render, limiter=self._threads)
 
@@ -69,6 +71,8 @@ def row(
     return ("{" + ",".join(f'"{name}":{part}' for name, part in parts.items()) + "}").encode()
 
 
-def around(rows: bytes, body: JsonObject, field: str) -> bytes:
-    """``body`` with the rows as its last field."""
-    return json.dumps(body).encode().removesuffix(b"}") + f',"{field}":'.encode() + rows + b"}"
+def around(rows: Iterable[bytes], body: JsonObject, field: str) -> bytes:
+    """``body`` with a list of the rows as its last field. Joined once: a copy holds up the event loop."""
+    opening = json.dumps(body).encode().removesuffix(b"}") + f',"{field}":['.encode()
+    parts = [part for row in rows for part in (b",", row)]
+    return b"".join([opening, *parts[1:], b"]}"])

@@ -25,7 +25,7 @@ from lora_fs.sidecar.server.bodies import (
     LoraInfo,
     UnloadBody,
 )
-from lora_fs.sidecar.server.listing import Listing, around
+from lora_fs.sidecar.server.listing import Listing
 from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
@@ -97,7 +97,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
             one.model_dump(mode="json") for one in replica.downloads().values() if one.namespace in sight
         ]
         body = {"object": "list", "replica": replica.replica_id, "downloads": downloads}
-        answer = around(await listing.rows(sight, selection, phase), body, "data")
+        answer = await listing.answer(body, sight, selection, phase)
         return Response(answer, media_type="application/json")
 
     @routes.get(

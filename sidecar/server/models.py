@@ -73,7 +73,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         made = cards[base].of(catalog.served)
         seen = (made[one.name] for one in catalog.in_order() if one.record.namespace in sight)
         data = b", ".join([*(json.dumps(one).encode() for one in bases), *seen])
-        return around(b"[" + data + b"]", {"object": "list"}, "data")
+        return around([data], {"object": "list"}, "data")
 
     @routes.get(
         "/v1/models",

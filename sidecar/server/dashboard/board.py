@@ -266,8 +266,8 @@ class Board:
             "gone": [name for space, name in self._grid.gone(after) if space in sight],
             "history": history,
         }
-        rows = b",".join(row for space, row in self._grid.rows(after) if space in sight)
-        return around(b"[" + rows + b"]", told, "rows")
+        rows = (row for space, row in self._grid.rows(after) if space in sight)
+        return around(rows, told, "rows")
 
 
 def _within(sight: Sight, summary: dict[str, Any]) -> dict[str, Any]:
