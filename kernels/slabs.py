@@ -107,7 +107,7 @@ def pack_slab(
 def _in_huge_pages(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """Memory that goes back to the system with the tensor, in pages of 2 MiB where the kernel has some.
 
-    To touch pages of 4 KiB for the first time takes twice as long as all else there is to packing.
+    The first touch of pages of 4 KiB takes longer than the rest of packing.
     """
     size = elements * dtype.itemsize
     if size < HUGE_PAGE_BYTES:
