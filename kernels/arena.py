@@ -72,7 +72,7 @@ class Arena:
         self._layout = RowLayout.of(self.shapes)
         self._rows = torch.zeros(slots, self._layout.length, dtype=torch.int32, device=self.device)
         self.layers = {
-            name: DeviceLayer(shape, [None] * slots, [None] * slots, tables=self._tables(name, shape))
+            name: DeviceLayer(shape, [None] * slots, tables=self._tables(name, shape))
             for name, shape in self.shapes.items()
         }
 

@@ -1,12 +1,14 @@
 """The implementations of the operations, by name.
 
-``reference`` is the definition, ``torch`` is for CPUs, ``triton`` for GPUs; ``auto`` takes what
-fits the device. Anybody can add one: ``register("mine", "my.module")``.
+``reference`` is the definition, ``numba`` and ``torch`` are for CPUs, ``triton`` for GPUs; ``auto`` takes
+what fits the device. Anybody can add one: ``register("mine", "my.module")``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -16,7 +18,10 @@ from lora_fs.kernels.segments import Plan
 
 
 class Backend(Protocol):
-    """What a backend's module defines; ``reference`` says what each computes."""
+    """What a backend's module defines; ``reference`` says what each computes.
+
+    One that compiles, or reads weights of other types than the engine's, defines ``warm_up`` as well.
+    """
 
     def shrink(self, x: torch.Tensor, layer: Layer, plan: Plan) -> torch.Tensor: ...
 
@@ -35,6 +40,7 @@ class Backend(Protocol):
 
 _modules = {
     "reference": "lora_fs.kernels.reference",
+    "numba": "lora_fs.kernels.compiled",
     "torch": "lora_fs.kernels.grouped",
     "triton": "lora_fs.kernels.gpu",
 }
@@ -55,12 +61,13 @@ def backend(name: str, device: torch.device | str) -> Backend:
     """Find a backend.
 
     Args:
-        name: one of ``names()``, or ``auto``.
+        name: one of ``names()``, or ``auto``: on a CPU ``numba``, and ``torch`` where that is not installed.
     Raises:
         ValueError: there is none of this name; says which there are.
     """
     if name == "auto":
-        name = "torch" if torch.device(device).type == "cpu" else "triton"
+        on_cpu = "numba" if find_spec("numba") else "torch"
+        name = on_cpu if torch.device(device).type == "cpu" else "triton"
     if name not in _modules:
         raise ValueError(f"there is no backend {name!r}; there are: auto, {', '.join(names())}")
     return cast(Backend, import_module(_modules[name]))
@@ -69,3 +76,12 @@ def backend(name: str, device: torch.device | str) -> Backend:
 def names() -> list[str]:
     """The backends that are known."""
     return sorted(_modules)
+
+
+def warm_up(ops: Backend, rows: torch.dtype) -> frozenset[torch.dtype]:
+    """Have a backend made ready, when the engine starts, for rows of a type.
+
+    Returns: the types of weights that it reads as they are.
+    """
+    own: Callable[[torch.dtype], frozenset[torch.dtype]] | None = getattr(ops, "warm_up", None)
+    return frozenset() if own is None else own(rows)

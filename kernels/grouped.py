@@ -7,7 +7,7 @@ adapters share the batch, to the bit where rows of ``y`` are multiples of 16 byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +24,18 @@ KEPT = 1 << 17
 
 @dataclass(slots=True)
 class _Matrix:
-    """The right side of a product: the weights as they are, and in fp32 once that was wanted."""
+    """The right side of a product: the weights as they are, and in fp32 once that was wanted.
+
+    Half-precision weights of an fp32 engine are widened for each product: ``compiled`` has few here.
+    """
 
     as_is: torch.Tensor
     wide: torch.Tensor | None = None
 
-    def for_rows(self, rows: int) -> torch.Tensor:
+    def for_rows(self, rows: int, of_rows: torch.dtype) -> torch.Tensor:
         numbers = self.as_is.numel()
-        if self.as_is.dtype == torch.float32 or numbers > KEPT or rows * numbers > SMALL:
-            return self.as_is
+        if of_rows == torch.float32 or numbers > KEPT or rows * numbers > SMALL:
+            return self.as_is.to(of_rows)
         if self.wide is None:
             # Strides are kept: a transposed view stays one.
             self.wide = self.as_is.float()
@@ -74,14 +77,22 @@ def expand(y: torch.Tensor, z: torch.Tensor, layer: Layer, plan: Plan, *, add: b
     _each_slot(plan, y, z, layer, project)
 
 
-def linear(y: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True) -> None:
-    """See ``reference.linear``."""
+def linear(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    layer: Layer,
+    plan: Plan,
+    *,
+    add: bool = True,
+    only: Container[int] | None = None,
+) -> None:
+    """See ``reference.linear``. ``only``: the slots whose rows are changed, if not all are."""
     widths = layer.shape.outputs
 
     def project(y: torch.Tensor, x: torch.Tensor, weights: _Weights) -> None:
         _expand(y, _shrunk(x, weights), weights, widths, add)
 
-    _each_slot(plan, y, x, layer, project)
+    _each_slot(plan, y, x, layer, project, only)
 
 
 def embedding(y: torch.Tensor, tokens: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True) -> None:
@@ -99,14 +110,15 @@ def _each_slot(
     x: torch.Tensor,
     layer: Layer,
     project: Callable[[torch.Tensor, torch.Tensor, _Weights], None],
+    only: Container[int] | None = None,
 ) -> None:
     """Have ``project`` change each slot's rows of ``out``."""
     if plan.sorting is None or plan.inverse is None:
-        _each_piece(plan, out, x, layer, project)
+        _each_piece(plan, out, x, layer, project, only)
     else:
         # Two whole copies of ``out`` take half the time of one index_copy_ of some of its rows.
         together = out.index_select(0, plan.sorting)
-        _each_piece(plan, together, x.index_select(0, plan.sorting), layer, project)
+        _each_piece(plan, together, x.index_select(0, plan.sorting), layer, project, only)
         torch.index_select(together, 0, plan.inverse, out=out)
 
 
@@ -116,18 +128,21 @@ def _each_piece(
     x: torch.Tensor,
     layer: Layer,
     project: Callable[[torch.Tensor, torch.Tensor, _Weights], None],
+    only: Container[int] | None,
 ) -> None:
     slots, sizes = plan.pieces
     for slot, out_rows, x_rows in zip(slots, out.split(sizes), x.split(sizes), strict=True):
-        if slot != NO_SLOT and (packed := layer.packed[slot]) is not None:
-            weights = layer.derived[slot]
+        if slot == NO_SLOT or (only is not None and slot not in only):
+            continue
+        if (packed := layer.packed[slot]) is not None:
+            weights = layer.derived[slot].get("grouped")
             if weights is None:
-                weights = layer.derived[slot] = _Weights.of(packed)
+                weights = layer.derived[slot]["grouped"] = _Weights.of(packed)
             project(out_rows, x_rows, weights)
 
 
 def _shrunk(x: torch.Tensor, weights: _Weights) -> torch.Tensor:
-    a = weights.a.for_rows(x.shape[0])
+    a = weights.a.for_rows(x.shape[0], x.dtype)
     return torch.mm(x if x.dtype == a.dtype else x.to(a.dtype), a)
 
 
@@ -143,7 +158,7 @@ def _expand(y: torch.Tensor, z: torch.Tensor, weights: _Weights, widths: tuple[i
 
 
 def _product(y: torch.Tensor, z: torch.Tensor, matrix: _Matrix, scale: float, add: bool) -> None:
-    b = matrix.for_rows(z.shape[0])
+    b = matrix.for_rows(z.shape[0], y.dtype)
     if z.dtype != b.dtype:
         z = z.to(b.dtype)
     if b.dtype == y.dtype:

@@ -71,16 +71,21 @@ class Layer:
 
     Attributes:
         packed: for each slot; None where the slot is empty or its adapter leaves this layer alone.
-        derived: for each slot, what a backend made of its weights for itself; gone with them.
+        derived: for each slot, what each backend made of its weights for itself; gone with them.
+        made: what a backend keeps of the layer as a whole, no weights.
     """
 
     shape: Shape
     packed: list[Packed | None] = field(default_factory=list)
-    derived: list[Any] = field(default_factory=list)
+    derived: list[dict[str, Any]] = field(init=False)
+    made: Any = None
+
+    def __post_init__(self) -> None:
+        self.derived = [{} for _ in self.packed]
 
     @classmethod
     def empty(cls, shape: Shape, slots: int) -> Layer:
-        return cls(shape, [None] * slots, [None] * slots)
+        return cls(shape, [None] * slots)
 
     @property
     def widest(self) -> int:
@@ -96,7 +101,7 @@ class Layer:
         if packed is not None:
             check_packed(self.shape, packed)
         self.packed[slot] = packed
-        self.derived[slot] = None
+        self.derived[slot] = {}
 
 
 def pack(

@@ -32,7 +32,8 @@ class Plan:
         rows: T, of the batch, rows without an adapter included.
         order: int32 ``[live]``, the batch's rows that have an adapter, slot by slot, in the
             batch's order within a slot.
-        segments: one a slot, in ``order``.
+        segments: one a slot, in ``order``; ``table`` is the same as int32 ``[segments, 3]``, and ``most``
+            the rows of the longest.
         sorting: int32 ``[T]``: ``order``, then the rows without an adapter. None where every
             slot's rows stand together as they are.
         inverse: int32 ``[T]``, undoes ``sorting``.
@@ -43,6 +44,8 @@ class Plan:
     rows: int
     order: NDArray[np.int32]
     segments: tuple[Segment, ...]
+    table: NDArray[np.int32]
+    most: int
     sorting: torch.Tensor | None
     inverse: torch.Tensor | None
     pieces: tuple[tuple[int, ...], tuple[int, ...]]
@@ -64,18 +67,21 @@ def plan_segments(slots: NDArray[np.integer], lengths: NDArray[np.integer]) -> P
     first = _edges(slot)
     begins = (np.cumsum(rows) - rows)[first]
     counts = _sizes(begins, len(order))
-    named = slot[first].tolist()
-    segments = tuple(map(Segment, named, begins.tolist(), counts.tolist()))
+    table = np.empty((len(first), 3), dtype=np.int32)
+    table[:, 0], table[:, 1], table[:, 2] = slot[first], begins, counts
+    named, of_slots = table[:, 0].tolist(), counts.tolist()
+    segments, most = tuple(map(Segment, named, begins.tolist(), of_slots)), max(of_slots, default=0)
     firsts, lasts = order[begins], order[begins + counts - 1]
     if bool((lasts - firsts + 1 == counts).all()):
-        runs = sorted(zip(firsts.tolist(), named, counts.tolist(), strict=True))
-        return Plan(total, order, segments, None, None, _pieces(runs, total))
+        runs = sorted(zip(firsts.tolist(), named, of_slots, strict=True))
+        return Plan(total, order, segments, table, most, None, None, _pieces(runs, total))
     without = np.flatnonzero((slots == NO_SLOT) & (lengths > 0))
     sorting = np.concatenate([order, _expand(starts[without], lengths[without])])
     inverse = np.empty_like(sorting)
     inverse[sorting] = np.arange(total, dtype=np.int32)
     pieces = _pieces([(start, slot, rows) for slot, start, rows in segments], total)
-    return Plan(total, order, segments, torch.from_numpy(sorting), torch.from_numpy(inverse), pieces)
+    together = torch.from_numpy(sorting), torch.from_numpy(inverse)
+    return Plan(total, order, segments, table, most, *together, pieces)
 
 
 def _pieces(runs: list[tuple[int, int, int]], total: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -38,9 +38,8 @@ def most_tiles(rows: int, slots: int, of_rows: int) -> int:
 
 def make_block(plan: Plan, of_rows: int) -> NDArray[np.int32]:
     """Write a plan out as kernels read it."""
-    segments = np.array(plan.segments, dtype=np.int32).reshape(-1, 3)
-    slot, start, count = segments.T
-    if len(segments) and count.max() > of_rows:
+    slot, start, count = plan.table.T
+    if plan.most > of_rows:
         pieces = -(-count // of_rows)
         nth = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         slot, left = np.repeat(slot, pieces), np.repeat(count, pieces) - nth * of_rows

@@ -6,18 +6,21 @@ Probabilities are compared, not only texts: greedy texts are alike long after nu
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.waiting import wait_until
 from tests.engine.bad_adapters import CONFIG, WEIGHTS
 from tests.engine.client import LIMIT_S, LONG_PROMPT, Client, owned
-from tests.engine.plugin import Plugin, plugin_engine
+from tests.engine.plugin import FOLLOWED_S, Plugin, plugin_engine
 
 Adapters = Callable[[int], Path]
 Replace = Callable[[Path, int], Path]
@@ -26,13 +29,15 @@ Replace = Callable[[Path, int], Path]
 MOST_APART = 2e-3
 INTERPRETED_LIMIT_S = 120.0  # four requests at once in Triton's interpreter took over 30 s on a slow machine
 VOCABULARY_LAYERS = "vocabulary"  # an adapter of the embedding and of the head, beside the rest
+LOADED = "lora_fs_host_load_bytes_total"
+HALVES = "halves"  # a5, whose weights were rounded to bfloat16
 
 
 # Triton's kernels run in its interpreter here, slowly: they are given one batch.
-quick = pytest.mark.parametrize("plugin", ["torch", "reference", "off"], indirect=True)
+quick = pytest.mark.parametrize("plugin", ["numba", "torch", "reference", "off"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["torch", "reference", "off", "triton"])
+@pytest.fixture(scope="module", params=["numba", "torch", "reference", "off", "triton"])
 def plugin(
     request: pytest.FixtureRequest,
     farm: EngineFarm,
@@ -48,10 +53,13 @@ def plugin(
 
 
 @pytest.fixture(scope="module")
-def wanted(farm: EngineFarm, model_dir: Path, adapters: Adapters, vocabulary: Path) -> dict[str, list[float]]:
+def wanted(
+    farm: EngineFarm, model_dir: Path, adapters: Adapters, vocabulary: Path, halves: Path
+) -> dict[str, list[float]]:
     """The probabilities stock vLLM gives, one request at a time."""
     arguments = ("--max-loras", "8", "--max-cpu-loras", "16")
-    folders = {**{f"a{seed}": adapters(seed) for seed in range(6)}, VOCABULARY_LAYERS: vocabulary}
+    folders = {f"a{seed}": adapters(seed) for seed in range(6)}
+    folders |= {VOCABULARY_LAYERS: vocabulary, HALVES: halves}
     with owned(farm.start("kernels-stock", model_dir, args=arguments)) as client:
         for name, folder in folders.items():
             assert client.load(name, folder).status == 200
@@ -81,11 +89,24 @@ def vocabulary(adapters: Adapters, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def client(plugin: Plugin, adapters: Adapters, vocabulary: Path, wanted: dict[str, list[float]]) -> Client:
+def halves(adapters: Adapters, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter in bfloat16, as most are, for an engine of fp32."""
+    folder = tmp_path_factory.mktemp("halves")
+    shutil.copytree(adapters(5), folder, dirs_exist_ok=True)
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    safetensors.torch.save_file({n: t.bfloat16() for n, t in tensors.items()}, folder / WEIGHTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(
+    plugin: Plugin, adapters: Adapters, vocabulary: Path, halves: Path, wanted: dict[str, list[float]]
+) -> Client:
     """With all of them loaded."""
     for seed in range(6):
         plugin.load(f"a{seed}", adapters(seed))
-    plugin.volume.run("register", VOCABULARY_LAYERS, str(vocabulary), "--wait", "20")
+    plugin.register(VOCABULARY_LAYERS, vocabulary)
+    plugin.register(HALVES, halves)
     return plugin.client
 
 
@@ -111,6 +132,23 @@ def test_all_in_one_batch(
     for name, probabilities in zip(names, found, strict=True):
         generated = wanted[name][-len(probabilities) :]
         np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)
+
+
+@quick
+def test_half_precision_weights_in_an_fp32_engine(
+    request: pytest.FixtureRequest, plugin: Plugin, client: Client, adapters: Adapters, halves: Path
+) -> None:
+    """They take half the memory where they are read as they are, and as much as others elsewhere."""
+
+    def loaded_bytes(name: str, folder: Path) -> float:
+        before = client.metric(LOADED)
+        plugin.register(name, folder)
+        assert client.complete(name).status == 200
+        wait_until("its load is counted", lambda: client.metric(LOADED) > before, timeout_s=FOLLOWED_S)
+        return client.metric(LOADED) - before
+
+    share = loaded_bytes("again-in-halves", halves) / loaded_bytes("again", adapters(5))
+    assert share == pytest.approx(0.5 if "numba" in request.node.name else 1, abs=0.03)
 
 
 @quick

@@ -83,7 +83,7 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
         capacity=slices * max_rank,
         aligned=rows_aligned(shape, dtype.itemsize),
     )
-    layer = DeviceLayer(shape, [None] * 8, [None] * 8, tables=tables)
+    layer = DeviceLayer(shape, [None] * 8, tables=tables)
     plan = DevicePlan(rows, 8, "meta")
     plan.rows, plan.tile_rows = rows, case["tile"]
     plan.tiles = most_tiles(rows, 8, case["tile"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_fs.kernels import backends, grouped, reference
+from lora_fs.kernels import backends, compiled, reference
 from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError, pack
 
 SHAPE = Shape(8, (4, 6))
@@ -56,10 +56,12 @@ def test_a_slot_takes_only_its_layers_weights() -> None:
 
 
 def test_backends_by_name() -> None:
-    """``auto`` is torch on a CPU; a third party's is found under its name."""
+    """``auto`` is numba on a CPU; a third party's is found under its name."""
     assert backends.backend("reference", "cpu") is reference
-    assert backends.backend("auto", "cpu") is grouped
-    with pytest.raises(ValueError, match="there is no backend 'cuda'; there are: auto, reference, torch"):
+    assert backends.backend("auto", "cpu") is compiled
+    with pytest.raises(
+        ValueError, match="there is no backend 'cuda'; there are: auto, numba, reference, torch"
+    ):
         backends.backend("cuda", "cpu")
     with pytest.raises(ValueError, match="'torch' already"):
         backends.register("torch", "somebody.elses")

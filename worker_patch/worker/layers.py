@@ -9,7 +9,7 @@ Source: vllm/lora/layers, 0.32.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,15 @@ class Target:
 
 
 class ModelLayers:
-    """The layers that were taken over, by name, on a CPU."""
+    """The layers that were taken over, by name, on a CPU.
 
-    def __init__(self, slots: int, max_rank: int, dtype: torch.dtype) -> None:
+    ``read``: the types of weights that may stay what they are.
+    """
+
+    def __init__(
+        self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
+    ) -> None:
+        self._read = read
         self._slots, self._max_rank, self._dtype, self._pinned = slots, max_rank, dtype, False
         self.targets: dict[str, Target] = {}
 
@@ -87,7 +93,14 @@ class ModelLayers:
         """
         shapes = {name: target.shape for name, target in self.targets.items()}
         taken = {name: _weights(self.targets[name], w, scales.get(name, 1.0)) for name, w in weights.items()}
-        return pack_slab(shapes, taken, self._dtype, pinned=self._pinned)
+        return pack_slab(shapes, taken, self._dtype_for(taken), pinned=self._pinned)
+
+    def _dtype_for(self, adapter: Mapping[str, Weights]) -> torch.dtype:
+        """The engine's, and of an adapter that is all of a narrower one that one: half the memory to read."""
+        tensors = (t for weights in adapter.values() for t in (*weights.a, *weights.b) if t is not None)
+        kinds = {tensor.dtype for tensor in tensors}
+        only = kinds.pop() if len(kinds) == 1 else self._dtype
+        return only if only in self._read and only.itemsize < self._dtype.itemsize else self._dtype
 
     def fill(self, slot: int, adapter: Slab) -> None:
         """Let a slot mean an adapter; layers it leaves alone are emptied."""

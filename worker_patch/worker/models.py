@@ -64,13 +64,16 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         for wrapper in self.punica_wrapper_mapping.values():
             wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
-    def _init_punica_wrapper(self, *args: Any) -> None:
-        super()._init_punica_wrapper(*args)
+    def _init_punica_wrapper(self, max_num_batched_tokens: int, vllm_config: Any) -> None:
+        super()._init_punica_wrapper(max_num_batched_tokens, vllm_config)
+        wrappers = self.punica_wrapper_mapping.values()
+        self._ours = all(isinstance(one, Planned) for one in wrappers)
+        rows = vllm_config.model_config.dtype
+        read = [one.prepare(rows) for one in wrappers if isinstance(one, Planned)]
         config = self.lora_config
-        self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, *read[:1])
         if load_settings().kernels == "triton":
             self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
-        self._ours = all(isinstance(one, Planned) for one in self.punica_wrapper_mapping.values())
 
     def register_module(self, module_name: str, module: Any) -> None:
         super().register_module(module_name, module)

@@ -7,6 +7,7 @@ product; vLLM 0.32 gives them the last slot's delta on a CPU, where -1 says *no 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from lora_fs.kernels.backends import backend
+from lora_fs.kernels.backends import backend, warm_up
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows, plan_segments
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.layers import Target
+
+logger = logging.getLogger(__name__)
 
 NOBODY = plan_rows(np.zeros(0, dtype=np.int64))
 
@@ -36,6 +39,20 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
         self.ops = backend(load_settings().kernels, device)
         self.tokens, self.sampled = NOBODY, NOBODY
         self.theirs = True
+
+    def prepare(self, rows: torch.dtype) -> frozenset[torch.dtype]:
+        """Make the kernels ready for rows of a type; returns which weights they read as they are.
+
+        What ``auto`` chose and cannot be compiled here is not used: better slower than not at all.
+        """
+        try:
+            return warm_up(self.ops, rows)
+        except Exception:
+            if load_settings().kernels != "auto":
+                raise
+            logger.exception("the kernels cannot be compiled for this processor: torch's products are used")
+            self.ops = backend("torch", "cpu")
+            return frozenset()
 
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
