@@ -74,28 +74,13 @@ def _shrink(z: Any, x: Any, block: Any, a: Any, weights: Any) -> None:
 
 
 @njit
-def _expand(
-    y: Any, block: Any, z: Any, at: int, b: Any, b_at: int,
-    left: int, n: int, step: int, scale: Any, add: bool,
-) -> None:  # fmt: skip
-    """``step`` numbers from ``n`` on of rows of y, of a slice that begins at ``left``."""
-    ranks, width = b.shape
-    rows = len(block)
-    of_y = y.ctypes.data + (left + n) * y.itemsize, y.shape[1], block.ctypes.data, rows
-    of_z = z.ctypes.data + 4 * at, z.shape[1]
-    of_b = b_at + n * b.itemsize, width, ranks
-    if step == LANES * VECTORS_OF_ONE:
-        expand_one(*of_y, *of_z, *of_b, scale, add, y, b)
-        return
-    if step == LANES * VECTORS:
-        expand_four(*of_y, *of_z, *of_b, scale, add, y, b)
-        return
-    if step == LANES:
-        expand_thin(*of_y, *of_z, *of_b, scale, add, y, b)
-        return
-    for row in range(rows):
+def _expand_number(
+    y: Any, block: Any, z: Any, at: int, b: Any, left: int, n: int, scale: Any, add: bool
+) -> None:
+    """The number at ``n`` of a slice that begins at ``left``, of each row of y."""
+    for row in range(len(block)):
         total = np.float32(0)
-        for rank in range(ranks):
+        for rank in range(b.shape[0]):
             total += z[row, at + rank] * wide(b[rank, n])
         number = block[row], left + n
         before = wide(y[number]) if add else np.float32(0)
@@ -116,7 +101,9 @@ def _segment(
     y: Any, x: Any, block: Any, z: Any, a: Any, weights: Any, outputs: Any, scale: Any, add: bool
 ) -> None:
     """One adapter's product with up to TOGETHER rows."""
-    for row in range(0, len(block), ROWS):
+    rows, y_apart, z_apart = len(block), y.shape[1], z.shape[1]
+    y_at, z_at, order_at = y.ctypes.data, z.ctypes.data, block.ctypes.data
+    for row in range(0, rows, ROWS):
         _shrink(z[row:], x, block[row : row + ROWS], a, weights)
     left = at = 0
     for part, width in enumerate(outputs):
@@ -124,9 +111,19 @@ def _segment(
         b = carray(pointer(b_at), (rank, width), a.dtype)
         n = 0
         while n < width and (rank or not add):
-            step = _step(width - n, len(block))
-            for row in range(0, len(block), ROWS):
-                _expand(y, block[row : row + ROWS], z[row:], at, b, b_at, left, n, step, scale, add)
+            step = _step(width - n, rows)
+            if step == 1:
+                _expand_number(y, block, z, at, b, left, n, scale, add)
+            for row in range(0, rows if step > 1 else 0, ROWS):
+                of_y = y_at + (left + n) * y.itemsize, y_apart, order_at + 4 * row, rows - row
+                of_z = z_at + 4 * (row * z_apart + at), z_apart
+                of_b = b_at + n * b.itemsize, width, rank
+                if step == LANES * VECTORS_OF_ONE:
+                    expand_one(*of_y, *of_z, *of_b, scale, add, y, b)
+                elif step == LANES * VECTORS:
+                    expand_four(*of_y, *of_z, *of_b, scale, add, y, b)
+                else:
+                    expand_thin(*of_y, *of_z, *of_b, scale, add, y, b)
             n += step
         at, left = at + _padded(rank), left + width
 
