@@ -145,9 +145,9 @@ def test_half_precision_weights_in_an_fp32_engine(
         wait_until(f"{name}'s load is counted", lambda: name in client.resident(), timeout_s=FOLLOWED_S)
         return client.metric("lora_fs_host_load_bytes_total")
 
-    before = counted_with("again", adapters(5))
-    narrow = counted_with("again-in-halves", halves) - before
-    wider = counted_with("once-more", adapters(4)) - before - narrow
+    before = counted_with("another", adapters(4))
+    wider = counted_with("again", adapters(5)) - before
+    narrow = counted_with("again-in-halves", halves) - before - wider
     assert narrow / wider == pytest.approx(0.5 if "numba" in request.node.name else 1, abs=0.03)
 
 
