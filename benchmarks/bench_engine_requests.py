@@ -249,7 +249,7 @@ def unload(pair: Pair) -> None:
 
 def main() -> None:
     """Small adapters for what a request costs, big ones for what an adapter costs."""
-    options = arguments(__doc__ or "", rounds=300, adapters=24)
+    options = arguments(__doc__ or "", rounds=300, adapters=24, rank=64)
     heading("An engine's requests, stock and with the plugin")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -271,16 +271,18 @@ def main() -> None:
         big = make_big_model(work)
         names = [*checked, *cold, *(f"once-{n}" for n in range(REPEATS)), *(f"many-{n}" for n in range(MANY))]
         for seed, name in enumerate(names):
-            make_big_adapter(big, work / "adapters" / name, seed)
+            make_big_adapter(big, work / "adapters" / name, seed, options.rank)
         for seed in range(options.adapters):
-            make_big_adapter(big, work / "later" / f"later-{seed}", 100 + seed)
+            make_big_adapter(big, work / "later" / f"later-{seed}", 100 + seed, options.rank)
         with EngineFarm(work) as farm:
             pair = start(farm, big, work, (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT)))
             reads = Reads(work / "adapters", work / "registry")
             check(pair, checked)
-            host_hits(pair, "19 MB", options.rounds // 15)
-            first_requests(pair, cold, "19 MB", backed=True)
-            registered_later(pair, big, work, "19 MB", backed=True)
+            size = (work / "adapters" / cold[0] / "adapter_model.safetensors").stat().st_size
+            what = f"{size / 1e6:.1f} MB"
+            host_hits(pair, what, options.rounds // 15)
+            first_requests(pair, cold, what, backed=True)
+            registered_later(pair, big, work, what, backed=True)
             at_once(pair, reads)
             unload(pair)
             reads.close()

@@ -61,8 +61,8 @@ def make_big_model(folder: Path) -> Path:
     return out
 
 
-def make_big_adapter(base: Path, out: Path, seed: int) -> Path:
-    """Write an adapter of rank 64 as PEFT lays it out; B is random, so it changes every answer."""
+def make_big_adapter(base: Path, out: Path, seed: int, rank: int = RANK) -> Path:
+    """Write an adapter as PEFT lays it out; B is random, so it changes every answer."""
     import torch
     from safetensors.torch import save_file
 
@@ -74,7 +74,7 @@ def make_big_adapter(base: Path, out: Path, seed: int) -> Path:
             inputs, outputs = _SHAPES[name]
             part = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
             prefix = f"base_model.model.model.layers.{layer}.{part}.{name}"
-            for which, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+            for which, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
                 weight = torch.randn(shape, generator=generator) * 0.02
                 tensors[f"{prefix}.lora_{which}.weight"] = weight.to(torch.bfloat16)
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -83,10 +83,10 @@ def make_big_adapter(base: Path, out: Path, seed: int) -> Path:
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "lora_alpha": 2 * RANK,
+        "lora_alpha": 2 * rank,
         "lora_dropout": 0.0,
         "peft_type": "LORA",
-        "r": RANK,
+        "r": rank,
         "target_modules": sorted(TARGET_MODULES),
         "task_type": "CAUSAL_LM",
     }

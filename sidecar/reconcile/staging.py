@@ -319,11 +319,14 @@ def _signature(copy: Path) -> Signature:
 
 
 def _size_bytes(folder: Path) -> int:
-    """The size of a copy; one that is being removed is gone."""
+    """The size of a copy under all its names; one that is being removed is gone."""
+    size = 0
     try:
-        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        for path, _, files in os.walk(folder):
+            size += sum(os.lstat(os.path.join(path, file)).st_size for file in files)
     except FileNotFoundError:
         return 0
+    return size
 
 
 def _finding(code: str, message: str) -> Finding:
