@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llvmlite import binding
 from numba import njit
+from numba.core import caching
 
 from lora_fs.kernels import compiled, grouped, loops, reference, tiles
 from lora_fs.kernels.backends import Backend
@@ -334,3 +335,29 @@ def test_tiles_for_another_processor() -> None:
         check=False,
     )
     assert answer.returncode == 0, answer.stdout[-6000:] + answer.stderr[-2000:]
+
+
+def test_no_folder_to_keep_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose files are read-only: each process compiles for itself."""
+
+    def seven() -> int:
+        return 7
+
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+    alone = loops._kept(seven)
+    assert alone() == 7
+    assert isinstance(alone._cache, caching.NullCache)
+
+
+def test_what_is_kept_is_told_by_what_it_is_made_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A change of ``tiles`` is not answered by what was compiled before it."""
+
+    def eight() -> int:
+        return 8
+
+    changed = tmp_path / "tiles.py"
+    changed.write_text("# another")
+    before = loops._kept(eight)._cache._impl.filename_base
+    monkeypatch.setattr(tiles, "__file__", str(changed))
+    eight.__qualname__ = eight.__qualname__.rpartition("-")[0]
+    assert loops._kept(eight)._cache._impl.filename_base != before

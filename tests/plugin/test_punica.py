@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
+import pytest
 import torch
 
+from lora_fs.kernels import compiled, grouped, reference
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
 from lora_fs.worker_patch.worker import punica
 
@@ -33,3 +37,39 @@ def test_a_padded_batch_and_its_beginning() -> None:
     y, x, less = punica._within(plan, torch.zeros(2, 2), torch.zeros(2, 3))
     assert (y.shape[0], x.shape[0]) == (2, 2)
     assert [(segment.slot, segment.rows) for segment in less.segments] == [(0, 1), (1, 1)]
+
+
+@pytest.fixture
+def wrapper() -> punica.OnCPU:
+    """With the kernels that ``auto`` chooses on a CPU."""
+    made = punica.OnCPU.__new__(punica.OnCPU)
+    made.ops = compiled
+    return made
+
+
+def test_kernels_that_compile(wrapper: punica.OnCPU) -> None:
+    """They say which weights they read as they are; those that need nothing say none."""
+    every = {torch.float32, torch.bfloat16, torch.float16}
+    assert wrapper.prepare(torch.float32) == every
+    assert wrapper.prepare(torch.bfloat16) == {torch.bfloat16}
+    wrapper.ops = reference
+    assert wrapper.prepare(torch.float32) == set()
+
+
+def test_kernels_that_do_not_compile(
+    wrapper: punica.OnCPU, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``auto`` serves by others and says so; what was asked for by name is an error."""
+
+    def fail(rows: torch.dtype) -> frozenset[torch.dtype]:
+        raise RuntimeError(f"LLVM knows no such processor: {rows}")
+
+    monkeypatch.setattr(compiled, "warm_up", fail)
+    monkeypatch.setenv("LORA_FS_KERNELS", "numba")
+    with pytest.raises(RuntimeError, match="no such processor"):
+        wrapper.prepare(torch.float32)
+    monkeypatch.setenv("LORA_FS_KERNELS", "auto")
+    with caplog.at_level(logging.ERROR, logger=punica.__name__):
+        assert wrapper.prepare(torch.float32) == set()
+    assert wrapper.ops is grouped
+    assert "torch's products are used" in caplog.text
