@@ -3,8 +3,7 @@
 ``loops`` has one call for all adapters of a batch, where torch has two an adapter, and runs on the
 calling thread; torch's products, in ``grouped``, have the processor's matrix instructions and all
 threads. Where the engine computes in fp32, half-precision weights are read as they are. What an adapter's
-rows become does not depend, to the bit, on which other adapters share the
-batch.
+rows become does not depend, to the bit, on which other adapters share the batch.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ MANY = {
     torch.bfloat16: 32 if _AVX512 else sys.maxsize,
     torch.float16: sys.maxsize,
 }
-# Where torch has more threads than one: from so many multiplications with one adapter's weights on.
-ALONE = 1 << 22
+# Where torch has more threads than one: from so many multiplications with one adapter's weights on, divided
+# by its threads. Measured with two.
+ALONE = 1 << 26
 # What ``loops`` takes numbers of a type for.
 _KINDS = {
     torch.float32: np.empty(0, np.float32),
@@ -122,10 +122,10 @@ def linear(y: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan, *, add: b
 
 def _large(rows_are: torch.dtype, layer: Layer, plan: Plan) -> set[int]:
     """The slots whose rows torch does: each by itself, so that no neighbour changes what does them."""
-    many = MANY[rows_are]
-    if torch.get_num_threads() == 1:
+    many, threads = MANY[rows_are], torch.get_num_threads()
+    if threads == 1:
         return {slot for slot, _, rows in plan.segments if rows >= many} if plan.most >= many else set()
-    each = ALONE // (layer.shape.inputs + layer.shape.width)
+    each = ALONE // threads // (layer.shape.inputs + layer.shape.width)
     ranks = {slot: 0 if (packed := layer.packed[slot]) is None else packed.rank for slot, *_ in plan.segments}
     return {slot for slot, _, rows in plan.segments if rows >= many or rows * ranks[slot] > each}
 

@@ -200,13 +200,14 @@ def test_rows_do_not_matter(layer: Layer, slots: np.ndarray, seed: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_few_rows_beside_many(dtype: torch.dtype, threads: int) -> None:
+def test_a_few_rows_beside_many(dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch has the adapter with many rows, and leaves those with a few to the loops; none is done twice."""
     layer = make_layer(Shape(64, (64, 16, 16)), [[8, 8, 4], [16, 0, 8], [4, 4, 4]], dtype)
     slots = np.random.default_rng(3).permutation([0] * 150 + [1] * 9 + [2] * 5 + [NO_SLOT] * 4)
     plan = plan_rows(slots)
     x, before = make_rows(len(slots), 64, dtype), make_rows(len(slots), 96, dtype, seed=2)
     y, wanted = before.clone(), before.double()
+    monkeypatch.setattr(compiled, "ALONE", 2 * 12 * 9 * (64 + 96))  # with two threads less than slot 1 has
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -216,6 +217,8 @@ def test_a_few_rows_beside_many(dtype: torch.dtype, threads: int) -> None:
     reference.linear(wanted, x, layer, plan)
     assert_close(y, wanted, layer, plan, reference.shrink(x, layer, plan))
     assert torch.equal(y[slots == NO_SLOT], before[slots == NO_SLOT])
+    assert "loops" in layer.derived[2]
+    assert ("loops" in layer.derived[1]) == (threads == 1)
 
 
 def test_a_narrow_part_of_wider_rows() -> None:

@@ -36,6 +36,8 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device=device, **kwargs)
+        # Imported now and not before: when vLLM 0.32's worker starts on a CPU it looks through all modules
+        # there are (``triton_utils/dispatcher.py``), and fails at llvmlite, which numba stands on.
         self.ops = backend(load_settings().kernels, device)
         self.tokens, self.sampled = NOBODY, NOBODY
         self.theirs = True
