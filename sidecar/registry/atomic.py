@@ -139,6 +139,21 @@ def is_folder(path: Path) -> bool:
         raise unavailable(error, f"cannot look at {path}") from error
 
 
+def real_path(path: Path) -> Path:
+    """Where ``path`` leads, links followed, whether or not something is there.
+
+    Raises:
+        VolumeUnavailable: a name on the way changed at every look, or cannot be looked at.
+    """
+    for attempt in range(TRIES):
+        try:
+            return Path(os.path.realpath(path))
+        except OSError as error:  # a link when it was looked at, and none when it was read
+            if attempt == TRIES - 1:
+                raise unavailable(error, f"cannot tell where {path} leads") from error
+    raise AssertionError("unreachable")
+
+
 def _make_folder(folder: Path) -> None:
     try:
         _mkdir(folder)

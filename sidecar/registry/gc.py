@@ -137,7 +137,7 @@ def _withdrawn(
                 continue
             named = _named_by_present_records(registry) if named is None else named
             artifact = registry.layout.artifact(key)
-            own = artifact.resolve()
+            own = atomic.real_path(artifact)
             if any(path == own or own in path.parents or path in own.parents for path in named):
                 continue
             still = partial(_is_removable, registry, key, older_than_s)
@@ -184,7 +184,7 @@ def _named_by_present_records(registry: Registry) -> frozenset[Path]:
             for name in entries.records:
                 record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))[1]
                 if record is not None and record.present:
-                    found.add(layout.resolve(record.spec.path).resolve())
+                    found.add(atomic.real_path(layout.resolve(record.spec.path)))
     return frozenset(found)
 
 

@@ -28,7 +28,7 @@ from lora_fs.sidecar.model import (
     State,
     check_segment,
 )
-from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.amend import over
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.copying import Copy
@@ -150,7 +150,7 @@ def register(
     key = AdapterKey.checked(*scope, revision, name)
     spec = AdapterSpec(
         source=Source(uri=wanted.uri, pin=wanted.pin),
-        path=str(wanted.source.resolve()) if wanted.link else f"{scope}/{revision}/{name}",
+        path=str(atomic.real_path(wanted.source)) if wanted.link else f"{scope}/{revision}/{name}",
         base_model=wanted.base_model or report.base_model or scope.model,
         digest=digest,
         size_bytes=sum(entry.size_bytes for entry in files),
@@ -209,8 +209,8 @@ def _record(copy: Copy, wanted: Registration, spec: AdapterSpec, writer: str, pa
     registry, key = copy.registry, copy.key
     series = registry.records(key)
     # Built on the root, since to resolve the target would look up a name that is not there yet.
-    lies_at = registry.layout.root.resolve() / spec.path
-    copies = not wanted.link and wanted.source.resolve() != lies_at
+    lies_at = atomic.real_path(registry.layout.root) / spec.path
+    copies = not wanted.link and atomic.real_path(wanted.source) != lies_at
     admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
     with copy.made() if copies else nullcontext() as incoming, admitted as too_much:
         if incoming is not None:

@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -38,10 +39,9 @@ def resolve(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
         mode = path.stat().st_mode
         folder = path.resolve()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if path.is_symlink():
-            raise NotFound(
-                f"{shown(source)} is a link to {shown(os.readlink(path))}, which is not there"
-            ) from error
+        with suppress(OSError):  # it is no link, or none any more
+            leads_to = shown(os.readlink(path))
+            raise NotFound(f"{shown(source)} is a link to {leads_to}, which is not there") from error
         raise NotFound(
             f"{shown(source)}: no such folder on this machine (looked in {shown(str(Path.cwd()))})"
             if not path.is_absolute()

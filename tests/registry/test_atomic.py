@@ -157,6 +157,25 @@ def test_a_stale_folder_is_listed_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert atomic.list_names(tmp_path / "missing") is None
 
 
+def test_a_name_that_changes_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link gone between the look at it and the reading of it says nothing: it is looked at anew."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    real, failures = os.path.realpath, 2
+
+    def changing(path: Path) -> str:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return str(real(path))
+
+    monkeypatch.setattr(os.path, "realpath", changing)
+    assert atomic.real_path(tmp_path / "a") == tmp_path / "b"
+    failures = 3
+    with pytest.raises(VolumeUnavailable, match="cannot tell where"):
+        atomic.real_path(tmp_path / "a")
+
+
 @pytest.mark.parametrize("kind", ["fifo", "socket", "symlink", "folder"])
 def test_what_is_no_file_never_blocks(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, kind: str
