@@ -75,22 +75,34 @@ def _expands(rows: int, vectors: int) -> Any:
         _typing: Any, y: Any, y_apart: Any, order: Any, live: Any, z: Any, z_apart: Any,
         b: Any, b_apart: Any, ranks: Any, scale: Any, add: Any, of_y: Any, of_b: Any,
     ) -> Any:  # fmt: skip
-        """``y[order[:live], :vectors · LANES] (+)= scale · z[:live, :ranks] · b[:ranks]``; z is fp32."""
+        """``y[order[:live], :vectors · LANES] (+)= scale · z[:live, :ranks] · b[:ranks]``; z is fp32.
+
+        With more rows than one these numbers of y, and those of b that follow, are asked for beforehand.
+        """
 
         def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
             y, y_apart, order, live, z, z_apart, b, b_apart, ranks, scale, add = values[:11]
             sums = _sums(builder, rows, vectors)
+            y_rows = [
+                builder.gep(_typed(builder, y, of_y.dtype), [builder.mul(number, y_apart)])
+                for number in _numbers(builder, order, rows, live)
+            ]
+            ahead = rows > 1  # a row by itself is done before it would pay
+            for row in y_rows if ahead else []:
+                for place in range(0, vectors * LANES, _per_line(of_y.dtype)):
+                    _fetch(builder, row, place)
             with cgutils.for_range(builder, ranks) as loop:
                 row = builder.gep(_typed(builder, b, of_b.dtype), [builder.mul(loop.index, b_apart)])
                 of_rank = [_load(builder, row, _LONG(v * LANES), of_b.dtype) for v in range(vectors)]
+                for place in range(0, vectors * LANES if ahead else 0, _per_line(of_b.dtype)):
+                    _fetch(builder, row, vectors * LANES + place)
                 for i, of_row in enumerate(sums):
                     place = builder.add(builder.mul(_LONG(i), z_apart), loop.index)
                     own = builder.load(builder.gep(_typed(builder, z, types.float32), [place]))
                     for one, other in zip(of_row, of_rank, strict=True):
                         _grow(builder, one, _everywhere(builder, own), other)
-            for i, number in enumerate(_numbers(builder, order, rows, live)):
+            for i, row in enumerate(y_rows):
                 with builder.if_then(builder.icmp_signed("<", _LONG(i), live)):
-                    row = builder.gep(_typed(builder, y, of_y.dtype), [builder.mul(number, y_apart)])
                     for v, one in enumerate(sums[i]):
                         before = _load(builder, row, _LONG(v * LANES), of_y.dtype)
                         before = builder.select(builder.trunc(add, ir.IntType(1)), before, _ZERO)
@@ -188,6 +200,20 @@ def _store(builder: Any, vector: Any, row: Any, place: int, kind: Any) -> None:
     value = _narrow(builder, vector, kind, _vector)
     at = builder.gep(row, [_LONG(place)])
     builder.store(value, builder.bitcast(at, value.type.as_pointer()), align=2)
+
+
+def _fetch(builder: Any, row: Any, place: int) -> None:
+    """Ask for what lies there to be brought near, to be read; there need be nothing."""
+    of_bytes = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [of_bytes, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    at = builder.bitcast(builder.gep(row, [_LONG(place)]), of_bytes)
+    builder.call(function, [at, _INT(0), _INT(3), _INT(1)])
+
+
+def _per_line(kind: Any) -> int:
+    """Numbers in what the processor brings at a time."""
+    return 64 * 8 // int(kind.bitwidth)
 
 
 def _last(builder: Any, index: int, live: Any) -> Any:
