@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import binding
 from numpy.typing import NDArray
 
 from lora_fs.kernels import grouped, loops
@@ -26,10 +27,12 @@ __all__ = ["embedding", "expand", "linear", "shrink", "warm_up"]
 NOBODY = plan_rows(np.zeros(0, dtype=np.int64))
 
 # From so many rows of one adapter on, torch's product is faster. Of half-precision numbers it has a fast one
-# only where the processor has: elsewhere it takes 14 to 32 times as long as the loops (by hand).
+# only where the processor has: elsewhere it takes 14 to 32 times as long as the loops (by hand). Of fp32 it
+# has MKL's, which on Zen 5 takes 1.2 to 1.9 times as long up to 512 rows (by hand).
 _AVX512 = torch.backends.cpu.get_cpu_capability() not in {"NO AVX", "AVX2"}
+_ZEN5 = _AVX512 and binding.get_host_cpu_name() == "znver5"
 MANY = {
-    torch.float32: 128 if _AVX512 else 16,
+    torch.float32: sys.maxsize if _ZEN5 else 128 if _AVX512 else 16,
     torch.bfloat16: 32 if _AVX512 else sys.maxsize,
     torch.float16: sys.maxsize,
 }

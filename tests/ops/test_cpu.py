@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,15 @@ SHAPES = [
     Shape(40, (37,)),
     Shape(24, (330, 7)),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many() -> Iterator[None]:
+    """From so many rows on torch, as on most processors with AVX-512; the rest is as this one has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(compiled.MANY, torch.float32, 128)
+        yield
+
 
 batches = st.lists(st.integers(NO_SLOT, 3), max_size=90).map(lambda slots: np.array(slots, dtype=np.int64))
 ranks = st.lists(st.sampled_from([0, 1, 3, 8, 16, 70]), min_size=3, max_size=3)
@@ -198,6 +208,21 @@ def test_rows_do_not_matter(layer: Layer, slots: np.ndarray, seed: int) -> None:
     assert torch.equal(y[others], clean[others])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_rows_of_the_loops(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's product is slower, the loops have an adapter with many rows, too: block after block."""
+    layer = make_layer(Shape(64, (64, 16, 16)), [[8, 8, 4], [16, 0, 8]], dtype)
+    slots = np.random.default_rng(3).permutation([0] * 150 + [1] * 65)
+    plan = plan_rows(slots)
+    x, y = make_rows(len(slots), 64, dtype), make_rows(len(slots), 96, dtype, seed=2)
+    wanted = y.double()
+    monkeypatch.setitem(compiled.MANY, dtype, sys.maxsize)
+    monkeypatch.setattr(grouped, "linear", None)
+    compiled.linear(y, x, layer, plan)
+    reference.linear(wanted, x, layer, plan)
+    assert_close(y, wanted, layer, plan, reference.shrink(x, layer, plan))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_few_rows_beside_many(dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +232,7 @@ def test_a_few_rows_beside_many(dtype: torch.dtype, threads: int, monkeypatch: p
     plan = plan_rows(slots)
     x, before = make_rows(len(slots), 64, dtype), make_rows(len(slots), 96, dtype, seed=2)
     y, wanted = before.clone(), before.double()
+    monkeypatch.setitem(compiled.MANY, dtype, 128)
     monkeypatch.setattr(compiled, "ALONE", 2 * 12 * 9 * (64 + 96))  # with two threads less than slot 1 has
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
