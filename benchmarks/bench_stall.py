@@ -2,9 +2,10 @@
 
 One adapter streams; every 24 tokens a window opens with a request of one token: none (undisturbed),
 for the same adapter (warm: the price of any neighbour), for another that is in host memory (resident:
-the price of a second adapter), or for one of rank 64 never asked for before (cold), which lies on a
+the price of a second adapter), for that one while ``cp`` reads another from the volume (copied: the price
+of its bytes, whoever reads them), or for one of rank 64 never asked for before (cold), which lies on a
 volume of 100 MB/s and 2 ms. Stock vLLM with its filesystem resolver and vLLM with the plugin, same
-model, same arguments, stream in turns, each the four kinds of window in an order drawn anew; needs
+model, same arguments, stream in turns, each the five kinds of window in an order drawn anew; needs
 root, to mount. A stall is a window's longest gap between two tokens; what it adds is told over the
 median gap of the undisturbed windows. Goals for the plugin: cold adds at most 1.3 times what warm
 adds, and keeps 85 % of warm's tokens per second.
@@ -13,6 +14,7 @@ adds, and keeps 85 % of warm's tokens per second.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -35,10 +38,12 @@ from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.slow_volume import slow_volume
 
-ARMS = ("undisturbed", "warm", "resident", "cold")
+LOADED = ("warm", "resident", "copied")
+ARMS = ("undisturbed", *LOADED, "cold")
 KEPT = 100  # adapters that stock keeps in host memory: as the plugin does here, all
 STREAMING = "streaming"
 CHECKED = ("check-0", "check-1")
+WEIGHTS = "adapter_model.safetensors"
 LEAD_TOKENS, WINDOW_TOKENS = 8, 24
 
 
@@ -52,11 +57,19 @@ class Arm:
     tokens_per_s: list[float] = field(default_factory=list)
 
 
+class Window(NamedTuple):
+    """Its arm, whom to ask as it opens, and the file to copy meanwhile."""
+
+    arm: str
+    neighbour: str | None
+    copied: Path | None
+
+
 class Client:
     """One engine, asked over HTTP; remembers what each adapter answered."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, f"{url}/v1/completions"
+    def __init__(self, session: aiohttp.ClientSession, url: str, copy: Path) -> None:
+        self._session, self._url, self._copy = session, f"{url}/v1/completions", copy
         self.answers: dict[str, str] = {}
 
     async def ask(self, model: str, tokens: int = 1) -> float:
@@ -77,22 +90,26 @@ class Client:
                 if line.startswith(b"data: {"):
                     times.append(time.perf_counter())
 
-    async def measure(self, arms: dict[str, Arm], plan: Sequence[tuple[str, str | None]]) -> None:
-        """One stream; ``plan`` names the arm of each of its windows, and whom to ask as one opens."""
+    async def measure(self, arms: dict[str, Arm], plan: Sequence[Window]) -> None:
+        """One stream, through every window of ``plan``."""
         times: list[float] = []
         stream = asyncio.create_task(self.stream(LEAD_TOKENS + WINDOW_TOKENS * len(plan), times))
         starts = []
-        for number, (name, neighbour) in enumerate(plan):
+        copies = []
+        for number, (name, neighbour, copied) in enumerate(plan):
             while len(times) < LEAD_TOKENS + WINDOW_TOKENS * number:
                 assert not stream.done(), "the stream ended early"
                 await asyncio.sleep(0.004)
             starts.append(time.perf_counter())
+            if copied is not None:
+                copies.append(await asyncio.create_subprocess_exec("cp", copied, self._copy))
             if neighbour is not None:
                 arms[name].requests.append(await self.ask(neighbour))
         await stream
+        assert [await copy.wait() for copy in copies] == [0] * len(copies)
         gaps = [(later, 1000 * (later - earlier)) for earlier, later in pairwise(times)]
         of_arm: dict[str, list[float]] = {name: [] for name in arms}
-        for (name, _), start, end in zip(plan, starts, [*starts[1:], float("inf")], strict=True):
+        for (name, *_), start, end in zip(plan, starts, [*starts[1:], float("inf")], strict=True):
             window = [gap for at, gap in gaps if start < at <= end]
             arms[name].stalls.append(max(window))
             of_arm[name] += window
@@ -105,11 +122,13 @@ def _request(model: str, tokens: int) -> dict[str, object]:
     return {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
 
 
-async def run(urls: dict[str, str], rounds: int, windows: int) -> dict[str, dict[str, Arm]]:
+async def run(
+    urls: dict[str, str], adapters: Path, copy: Path, rounds: int, windows: int
+) -> dict[str, dict[str, Arm]]:
     """Compare the answers, then stream from each engine once a round, in turns."""
     results = {engine: {arm: Arm() for arm in ARMS} for engine in urls}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
-        clients = {engine: Client(session, url) for engine, url in urls.items()}
+        clients = {engine: Client(session, url, copy) for engine, url in urls.items()}
         for name in (STREAMING, *CHECKED, STREAMING):
             for client in clients.values():
                 await client.ask(name, tokens=16)
@@ -117,20 +136,28 @@ async def run(urls: dict[str, str], rounds: int, windows: int) -> dict[str, dict
         assert said == clients["plugin"].answers, (said, clients["plugin"].answers)
         assert len(set(said.values())) == len(said), said
         for number in range(rounds):
-            plan: list[tuple[str, str | None]] = [
-                *[("undisturbed", None), ("warm", STREAMING), ("resident", CHECKED[0])] * windows,
-                *[("cold", cold_name(number, n)) for n in range(windows)],
-            ]
-            random.shuffle(plan)
+            order = random.sample([(arm, n) for arm in ARMS for n in range(windows)], len(ARMS) * windows)
             for engine in random.sample(sorted(results), len(results)):
+                plan = [_window(arm, engine, number, n, adapters) for arm, n in order]
                 await clients[engine].measure(results[engine], plan)
         assert clients["stock"].answers == clients["plugin"].answers
     return results
 
 
+def _window(arm: str, engine: str, number: int, n: int, adapters: Path) -> Window:
+    neighbour = {"undisturbed": None, "warm": STREAMING, "cold": cold_name(number, n)}.get(arm, CHECKED[0])
+    copied = adapters / copied_name(engine, number, n) / WEIGHTS if arm == "copied" else None
+    return Window(arm, neighbour, copied)
+
+
 def cold_name(number: int, window: int) -> str:
     """An adapter that each engine is asked for once."""
     return f"cold-{number}-{window}"
+
+
+def copied_name(engine: str, number: int, window: int) -> str:
+    """One that is read once, beside this engine, by another process."""
+    return f"copied-{engine}-{number}-{window}"
 
 
 def report(results: dict[str, dict[str, Arm]]) -> None:
@@ -147,7 +174,7 @@ def report(results: dict[str, dict[str, Arm]]) -> None:
         print(f"| {engine} | {name} | {statistics.median(arm.gaps):.1f} | {stall} | {speed:.1f} | {asked} |")
     print("\n| engine | beside | adds | cold adds | cold / it (95 %) | tokens/s, cold / it (95 %) |")
     print("|---|---|---|---|---|---|")
-    for engine, name in ((engine, name) for engine in results for name in ("warm", "resident")):
+    for engine, name in itertools.product(results, LOADED):
         alone, loaded, cold = (results[engine][arm] for arm in ("undisturbed", name, "cold"))
         ratio, low, high = _ratio_of_added(alone.gaps, loaded.stalls, cold.stalls)
         kept = [a / b for a, b in zip(cold.tokens_per_s, loaded.tokens_per_s, strict=True)]
@@ -175,13 +202,16 @@ def main() -> None:
     """Make the model and its adapters, mount, start both engines, measure."""
     options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2)
     heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
-    cold = [cold_name(number, n) for number in range(options.rounds) for n in range(options.windows)]
+    numbers = list(itertools.product(range(options.rounds), range(options.windows)))
+    read = [copied_name(engine, *at) for engine in ("stock", "plugin") for at in numbers]
     with tempfile.TemporaryDirectory() as folder, EngineFarm(Path(folder)) as farm:
         work = Path(folder)
         model = make_big_model(work)
-        for seed, name in enumerate((STREAMING, *CHECKED, *cold)):
+        for seed, name in enumerate((STREAMING, *CHECKED, *(cold_name(*at) for at in numbers))):
             make_big_adapter(model, work / "adapters" / name, seed)
         register_all(work / "registry", model, work / "adapters")
+        for name in read:
+            make_big_adapter(model, work / "adapters" / name, 0)
         speed = {"mbps": options.mbps, "latency_ms": options.latency_ms}
         with (
             slow_volume(work / "adapters", work / "slow-adapters", work / "slow-a.log", **speed) as adapters,
@@ -191,7 +221,7 @@ def main() -> None:
                 farm, model, adapters, root, work, (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
             )
             urls = {name: engine.url for name, engine in engines.items()}
-            report(asyncio.run(run(urls, options.rounds, options.windows)))
+            report(asyncio.run(run(urls, adapters, work / "copy", options.rounds, options.windows)))
 
 
 if __name__ == "__main__":
