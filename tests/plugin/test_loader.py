@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +84,49 @@ def test_the_interpreters_lock_changes_hands_sooner_while_loading(loader: Loader
     go.set()
     assert collected(loader).id == 1
     assert sys.getswitchinterval() == usual
+
+
+# vLLM's two ways to bind a CPU worker's threads: by torch's own OpenMP, and by Intel's, which it recommends.
+FIRST = min(os.sched_getaffinity(0))
+BOUND = {"gomp": {"GOMP_CPU_AFFINITY": str(FIRST)}}
+INTEL = Path(sys.prefix, "lib", "libiomp5.so")
+if INTEL.exists():  # vLLM installs it on x86
+    explicit = f"granularity=fine,explicit,proclist=[{FIRST}]"
+    BOUND["intel"] = {"KMP_AFFINITY": explicit, "LD_PRELOAD": str(INTEL)}
+
+
+@pytest.mark.parametrize("env", BOUND.values(), ids=BOUND)
+def test_who_loads_is_not_bound_to_the_engines_processor(env: dict[str, str]) -> None:
+    """A worker's own thread is bound to one; who loads beside it is not, not by its own work either."""
+    ran = subprocess.run(
+        [sys.executable, "-P", __file__],
+        env={**os.environ, **env, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    own, loading = json.loads(ran.stdout)
+    assert own == {"processors": [FIRST], "threads": 2}
+    assert loading == {"processors": sorted(os.sched_getaffinity(0)), "threads": 1}
+
+
+def _worker() -> None:
+    own = _how_it_runs()
+    loader: Loader[dict[str, object]] = Loader()
+    loader.start(1, _how_it_runs)
+    while not (ended := loader.collect()):
+        time.sleep(0.002)
+    print(json.dumps([own, ended[0].adapter]))
+
+
+def _how_it_runs() -> dict[str, object]:
+    import torch
+
+    torch.ones(1 << 20).sum()
+    return {"processors": sorted(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
+
+
+if __name__ == "__main__":
+    # As vLLM starts a worker: by a process that is not bound.
+    multiprocessing.get_context("spawn").Process(target=_worker).start()

@@ -2,17 +2,23 @@
 
 The engine's thread starts jobs and collects what is ready; no step waits for one. While there are
 jobs the interpreter hands its lock over ten times as often: a step that comes back from a matrix
-product would otherwise wait up to 5 ms for a thread that reads.
+product would otherwise wait up to 5 ms for a thread that reads. Nor do they share its processor: vLLM
+binds the threads of a CPU's worker, and what the engine's own thread starts would be bound to the one
+that it is bound to.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,6 +28,7 @@ Prepared = TypeVar("Prepared")
 
 THREADS = 2
 SWITCH_S = 0.0005
+BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # any of which vLLM sets for a CPU's worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Loader(Generic[Prepared]):
     """Used by one thread, the engine's; ``prepare`` runs in others."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lora-fs-load")
+        self._threads = ThreadPoolExecutor(THREADS, "lora-fs-load", initializer=_step_aside)
         self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
         self._usual_switch_s = sys.getswitchinterval()
 
@@ -80,3 +87,18 @@ class Loader(Generic[Prepared]):
         if ended and not self._jobs:
             sys.setswitchinterval(self._usual_switch_s)
         return ended
+
+
+def _step_aside() -> None:
+    """Let this thread run wherever vLLM itself may, and alone.
+
+    As many OpenMP threads as the engine has would be started for it, on the processors of the engine's.
+    """
+    with suppress(OSError, AttributeError):  # no OpenMP in this process
+        openmp = ctypes.CDLL(None)
+        openmp.omp_set_num_threads(1)
+        openmp.omp_get_num_procs()  # Intel's binds a thread that is new to it; from now on it is not
+    parent = multiprocessing.parent_process()
+    if parent is not None and any(name in os.environ for name in BINDING):
+        with suppress(OSError, AttributeError):  # no such processors any more; not Linux
+            os.sched_setaffinity(0, os.sched_getaffinity(parent.pid or 0))
