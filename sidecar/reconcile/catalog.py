@@ -103,6 +103,12 @@ class Catalog:
         """Of every adapter there is, served or not."""
         return Digests(self.parts.values())
 
+    def is_withdrawn(self, record: Record) -> bool:
+        """Whether a revision that was there has a tombstone now. Absence says nothing."""
+        part = self.parts.get(record.key.scope, _NOTHING)
+        now = part.records.get(record.key)
+        return now is not None and not now.present
+
     def choose(self, served: Served, user: str | None, chance: Callable[[], float]) -> Served:
         """What answers a request for ``served``: itself, or its canary.
 

@@ -71,7 +71,8 @@ class Residents:
         self._busy: frozenset[str] = frozenset()
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
-        self._staged: dict[str, str] = {}  # public name under load → its copy
+        self._under_load: dict[str, Record] = {}  # by public name
+        self._under_unload: dict[str, Record] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self._tiers: Mapping[str, str] = {}
 
@@ -123,7 +124,13 @@ class Residents:
 
     def copies_in_use(self) -> set[str]:
         """Staged copies that the engine serves or is about to read."""
-        return {*self.paths.values(), *self._staged.values()}
+        return {*self.paths.values(), *map(self._stager.path, self._under_load.values())}
+
+    def held(self) -> Iterator[tuple[str, Record]]:
+        """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
+        yield from ((name, record) for name, record in self.records.items() if name in self.paths)
+        yield from self._under_load.items()
+        yield from self._under_unload.items()
 
     def changing(self) -> frozenset[str]:
         """Plain names of loads and unloads under way."""
@@ -196,7 +203,7 @@ class Residents:
             self._events.tell("Retrying" if again else "Loading", key=key)
             try:
                 self.phases[served.name] = Phase.VALIDATING
-                self._staged[served.name] = self._stager.path(served.record)
+                self._under_load[served.name] = served.record
                 with self._measured("stage", served.record):
                     path = await self._stager.stage(served.record)
                 self.phases[served.name] = Phase.LOADING
@@ -208,7 +215,7 @@ class Residents:
                 self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
                 raise
             finally:
-                del self.phases[served.name], self._staged[served.name]
+                del self.phases[served.name], self._under_load[served.name]
             self.failures.pop(served.name, None)
             self.counters["loads_total"] += 1
             self._events.tell("Loaded", f"as {name}", key)
@@ -253,13 +260,17 @@ class Residents:
                 logger.warning("%s stays loaded: %s", name, error, extra=told)
 
     async def _unload(self, name: str) -> None:
-        path = self.paths.pop(name)  # at once: a request that comes now loads it again
+        path, record = self.paths.pop(name), self.records.get(name)  # at once: a request now loads it again
+        if record is not None:
+            self._under_unload[name] = record
         try:
-            with self._measured("unload", self.records.get(name)):
+            with self._measured("unload", record):
                 await self._engine.unload(name)
         except LoraFsError:
             self.paths.setdefault(name, path)
             raise
+        finally:
+            self._under_unload.pop(name, None)
         self.counters["unloads_total"] += 1
 
     # -- forgetting ----------------------------------------------------------------------------

@@ -41,15 +41,17 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
 
 
 def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus]:
-    """What goes when its requests end: by its name, or with its revision where the name goes on."""
+    """What is to go and has not gone: by its name, or with its revision where the name goes on."""
     found = {}
-    for engine_name in sorted(residents.draining & residents.paths.keys() & residents.records.keys()):
-        record = residents.records[engine_name]
+    for engine_name, record in residents.held():
+        if engine_name not in residents.draining and not catalog.is_withdrawn(record):
+            continue
         plain = engine_name.partition("@")[0]
         name = f"{plain}@{record.revision}" if plain in catalog.served else engine_name
         requests = residents.in_flight(engine_name)
-        found[name] = _make(record, Phase.DRAINING, "InUse", f"waits for {requests} requests to end")
-    return found
+        why = ("InUse", f"waits for {requests} requests to end") if requests else ("Unloading", "")
+        found[name] = _make(record, Phase.DRAINING, *why)
+    return dict(sorted(found.items()))
 
 
 def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:

@@ -36,6 +36,7 @@ class FakeEngine:
     up: bool = True
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # to load or unload
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -55,6 +56,7 @@ class FakeEngine:
     async def load(self, name: str, path: str, record: Record) -> None:
         self._check_up()
         self.loads.append(name)
+        self.asked.set()
         await self.gate.wait()
         for fragment, error in self.refuses.items():
             if fragment in path.rpartition("/")[2]:  # not in the digest before it
@@ -63,6 +65,8 @@ class FakeEngine:
 
     async def unload(self, name: str) -> None:
         self._check_up()
+        self.asked.set()
+        await self.gate.wait()
         self.adapters.pop(name, None)
 
     def _check_up(self) -> None:

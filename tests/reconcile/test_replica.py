@@ -163,6 +163,56 @@ async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
     assert rig.replica.statuses() == {}
 
 
+async def test_what_is_withdrawn_is_told_of_until_it_is_gone(make_rig: MakeRig) -> None:
+    """At every moment, which is what ``--wait`` goes by: before the next pass, and while it is unloaded."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    rig.volume.remove("a")
+    assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
+    rig.engine.gate.clear()
+    rig.engine.asked.clear()
+    a_pass = asyncio.create_task(rig.replica.reconcile())
+    await rig.engine.asked.wait()
+    assert rig.replica.residency() == {}  # no request may have it any more
+    assert rig.engine.adapters
+    assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
+    rig.engine.gate.set()
+    await a_pass
+    assert rig.engine.adapters == {}
+    assert rig.replica.notable()[0] == {}
+
+
+async def test_what_is_withdrawn_while_it_is_loaded_is_told_of(make_rig: MakeRig) -> None:
+    """The engine will have it for a moment: it is not gone."""
+    rig = make_rig()
+    rig.volume.put("a")
+    rig.engine.gate.clear()
+    request = asyncio.create_task(use(rig, "a"))
+    await rig.engine.asked.wait()
+    rig.volume.remove("a")
+    assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
+    rig.engine.gate.set()
+    await request
+    assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
+    await rig.settle()
+    assert rig.replica.notable()[0] == {}
+
+
+async def test_an_engine_that_cannot_be_asked_has_what_it_had(make_rig: MakeRig) -> None:
+    """A withdrawn adapter is not told to be gone where nobody could unload it."""
+    rig = make_rig()
+    rig.volume.put("a")
+    await use(rig, "a")
+    rig.volume.remove("a")
+    rig.engine.up = False
+    await rig.settle()
+    assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
+    rig.engine.up = True
+    await rig.settle()
+    assert rig.replica.notable()[0] == {}
+
+
 async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
     """New requests get the new revision beside the old one, which goes when it is free."""
     rig = make_rig()
