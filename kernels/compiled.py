@@ -28,7 +28,7 @@ NOBODY = plan_rows(np.zeros(0, dtype=np.int64))
 
 # From so many rows of one adapter on, torch's product is faster. Of half-precision numbers it has a fast one
 # only where the processor has: elsewhere it takes 14 to 32 times as long as the loops (by hand). Of fp32 it
-# has MKL's, which on Zen 5 takes 1.2 to 1.9 times as long up to 512 rows (by hand).
+# has MKL's, which on Zen 5 takes 1.3 to 2.1 times as long with 128 to 512 rows (by hand).
 _AVX512 = torch.backends.cpu.get_cpu_capability() not in {"NO AVX", "AVX2"}
 _ZEN5 = _AVX512 and binding.get_host_cpu_name() == "znver5"
 MANY = {
