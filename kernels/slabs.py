@@ -5,9 +5,7 @@ Made wherever the adapter's files are read, in a thread; nothing of the device i
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,7 +16,6 @@ from lora_fs.kernels.rows import RowLayout
 
 # A cache line of the GPU, and a multiple of what a vector load or a TMA transfer wants.
 ALIGN_BYTES = 128
-HUGE_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +68,86 @@ class Slab:
     row: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Where everything of an adapter goes: the same for all that are shaped alike.
+
+    Attributes:
+        shapes: of every layer that may have weights.
+        places: of each layer that the adapter has weights for.
+        elements: of the slab.
+        row: of the tables, ``RowLayout.row``.
+    """
+
+    shapes: Mapping[str, Shape]
+    places: Mapping[str, Place]
+    elements: int
+    row: torch.Tensor
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Shape], adapter: Mapping[str, Weights], itemsize: int) -> Outline:
+        """Raises ShapeError: a layer is unknown, or an axis disagrees with its shape; names the layer."""
+        places: dict[str, Place] = {}
+        end = 0
+        for name, weights in adapter.items():
+            if name not in shapes:
+                raise ShapeError(f"{name}: the model has no such layer")
+            places[name], end = _place(name, shapes[name], weights, end, itemsize)
+        layers = (
+            (name, [place.a, *place.b], [0, *accumulate(place.ranks)], place.scale)
+            for name, place in places.items()
+        )
+        return cls(shapes, places, end, RowLayout.of(shapes).row(layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """All that packing an adapter comes to: ``sources``, in the order of ``_targets``, as ``dtype``."""
+
+    outline: Outline
+    dtype: torch.dtype
+    sources: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Shape], adapter: Mapping[str, Weights], dtype: torch.dtype) -> Draft:
+        """Lay an adapter out; raises as ``Outline.of``."""
+        outline = Outline.of(shapes, adapter, dtype.itemsize)
+        sources = (
+            source
+            for name, weights in adapter.items()
+            for a, b in zip(weights.a, weights.b, strict=True)
+            if a is not None and b is not None
+            for source in (a.T if shapes[name].lookup else a, b.T)
+        )
+        return cls(outline, dtype, tuple(source for source in sources if source.numel()))
+
+    def slab(self, data: torch.Tensor) -> Slab:
+        """Copy the weights to ``data``, all in one call: the interpreter's lock is others' meanwhile.
+
+        Args:
+            data: ``[outline.elements]`` of ``dtype``.
+        """
+        shapes, places = self.outline.shapes, self.outline.places
+        packed = ((name, packed_at(shapes[name], place, data)) for name, place in places.items())
+        slab = Slab(data, places, {name: view for name, view in packed if view is not None}, self.outline.row)
+        if self.sources:
+            torch._foreach_copy_(self._targets(slab), list(self.sources))
+        return slab
+
+    def is_in(self, slab: Slab) -> bool:
+        """Whether a slab of this outline holds these weights."""
+        pairs = zip(self._targets(slab), self.sources, strict=True)
+        return all(torch.equal(target, source.to(target.dtype)) for target, source in pairs)
+
+    def _targets(self, slab: Slab) -> list[torch.Tensor]:
+        shapes = self.outline.shapes
+        return [target for name, view in slab.views.items() for target in _targets(shapes[name], view)]
+
+
 def pack_slab(
     shapes: Mapping[str, Shape], adapter: Mapping[str, Weights], dtype: torch.dtype, *, pinned: bool = False
 ) -> Slab:
-    """Lay an adapter out.
+    """Lay an adapter out, and copy it there.
 
     Args:
         shapes: of every layer that may have weights.
@@ -84,38 +157,8 @@ def pack_slab(
     Raises:
         ShapeError: a layer is unknown, or an axis disagrees with its shape; names the layer.
     """
-    places: dict[str, Place] = {}
-    end = 0
-    for name, weights in adapter.items():
-        if name not in shapes:
-            raise ShapeError(f"{name}: the model has no such layer")
-        places[name], end = _place(name, shapes[name], weights, end, dtype.itemsize)
-    data = torch.empty(end, dtype=dtype, pin_memory=True) if pinned else _in_huge_pages(end, dtype)
-    views: dict[str, Packed] = {}
-    for name, weights in adapter.items():
-        packed = packed_at(shapes[name], places[name], data)
-        if packed is not None:
-            _fill(packed, shapes[name], weights)
-            views[name] = packed
-    layers = (
-        (name, [place.a, *place.b], [0, *accumulate(place.ranks)], place.scale)
-        for name, place in places.items()
-    )
-    return Slab(data, places, views, RowLayout.of(shapes).row(layers))
-
-
-def _in_huge_pages(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory that goes back to the system with the tensor, in pages of 2 MiB where the kernel has some.
-
-    The first touch of pages of 4 KiB takes longer than the rest of packing.
-    """
-    size = elements * dtype.itemsize
-    if size < HUGE_PAGE_BYTES:
-        return torch.empty(elements, dtype=dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # not on Linux, or of a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+    draft = Draft.of(shapes, adapter, dtype)
+    return draft.slab(torch.empty(draft.outline.elements, dtype=dtype, pin_memory=pinned))
 
 
 def packed_at(shape: Shape, place: Place, storage: torch.Tensor, begin: int = 0) -> Packed | None:
@@ -158,11 +201,12 @@ def _place(name: str, shape: Shape, weights: Weights, end: int, itemsize: int) -
     return Place(begin, tuple(offsets), tuple(ranks), weights.scale), end
 
 
-def _fill(packed: Packed, shape: Shape, weights: Weights) -> None:
-    for (low, high), a, b, target in zip(packed.columns(), weights.a, weights.b, packed.b, strict=True):
-        if a is not None and b is not None and target is not None:
-            (packed.a[:, low:high].T if shape.lookup else packed.a[low:high]).copy_(a)
-            target.copy_(b.T)
+def _targets(shape: Shape, packed: Packed) -> Iterator[torch.Tensor]:
+    """For each slice that has weights, the place of its A and of its B, transposed."""
+    for (low, high), b in zip(packed.columns(), packed.b, strict=True):
+        if b is not None:
+            yield packed.a[:, low:high] if shape.lookup else packed.a[low:high]
+            yield b
 
 
 def _aligned(offset: int, itemsize: int) -> int:

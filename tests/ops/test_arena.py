@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from lora_fs.kernels.arena import Arena
 from lora_fs.kernels.extents import Extents, StorageFullError
 from lora_fs.kernels.layout import Packed, Shape, ShapeError, pack
 from lora_fs.kernels.segments import plan_rows
-from lora_fs.kernels.slabs import ALIGN_BYTES, HUGE_PAGE_BYTES, Weights, pack_slab, packed_at
+from lora_fs.kernels.slabs import ALIGN_BYTES, Weights, pack_slab, packed_at
 from lora_fs.kernels.tables import tables_of
 from tests.ops.conftest import make_rows, slots_of_rows
 
@@ -91,32 +90,6 @@ def test_a_slab_holds_what_was_packed(adapter: dict[str, Weights], dtype: torch.
                     assert begin * dtype.itemsize % ALIGN_BYTES == 0
                     taken[begin : begin + matrix.numel()] += 1
     assert (taken <= 1).all()
-
-
-def mappings() -> dict[range, set[str]]:
-    """This process's memory, and the kernel's flags of each piece."""
-    found, here = {}, range(0)
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if first == "VmFlags:":
-            found[here] = set(rest)
-        elif not first.endswith(":"):
-            here = range(*(int(end, 16) for end in first.split("-")))
-    return found
-
-
-def test_a_large_slab_is_in_huge_pages_and_goes_back_to_the_system() -> None:
-    """A mapping of its own, which the kernel may fill with large pages, holds the same and ends with it."""
-    shape = Shape(4096, (4096,))
-    a, b = (torch.randn(size, dtype=torch.bfloat16) for size in ((64, 4096), (4096, 64)))
-    slab = pack_slab({"q": shape}, {"q": Weights([a], [b], 2.0)}, torch.float32)
-    assert slab.data.nbytes >= HUGE_PAGE_BYTES
-    assert_same(slab.views["q"], pack(shape, [a.float()], [b.float()], 2.0))
-    address = slab.data.data_ptr()
-    (flags,) = [flags for where, flags in mappings().items() if address in where]
-    assert "hg" in flags, "madvise(MADV_HUGEPAGE)"
-    del slab
-    assert not any(address in where for where in mappings())
 
 
 def test_a_slab_pads_no_rank() -> None:

@@ -25,7 +25,8 @@ from vllm.lora.lora_weights import LoRALayerWeights
 
 from lora_fs.kernels.arena import Arena
 from lora_fs.kernels.layout import Layer, Shape
-from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, Weights, pack_slab
+from lora_fs.kernels.memory import HostMemory
+from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
 
 # Whose way of setting weights is the one written down here; a subclass with its own stays vLLM's.
 _LINEAR = {BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora}
@@ -56,6 +57,7 @@ class ModelLayers:
         self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
     ) -> None:
         self._read = read
+        self._memory = HostMemory()
         self._slots, self._max_rank, self._dtype, self._pinned = slots, max_rank, dtype, False
         self.targets: dict[str, Target] = {}
 
@@ -82,8 +84,8 @@ class ModelLayers:
     def allocate(self) -> None:
         """Set aside what slots need, once every layer was taken over."""
 
-    def pack(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Slab:
-        """Copy an adapter's weights into one block of memory; any thread may.
+    def draft(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Draft:
+        """Lay an adapter out for one block of memory; any thread may.
 
         Args:
             weights: by layer, as vLLM read them: this rank's share is taken here.
@@ -93,7 +95,23 @@ class ModelLayers:
         """
         shapes = {name: target.shape for name, target in self.targets.items()}
         taken = {name: _weights(self.targets[name], w, scales.get(name, 1.0)) for name, w in weights.items()}
-        return pack_slab(shapes, taken, self._dtype_for(taken), pinned=self._pinned)
+        return Draft.of(shapes, taken, self._dtype_for(taken))
+
+    def pack(self, draft: Draft) -> Slab:
+        """Copy the weights to where the draft has them; any thread may."""
+        elements, dtype = draft.outline.elements, draft.dtype
+        if self._pinned:
+            return draft.slab(torch.empty(elements, dtype=dtype, pin_memory=True))
+        return draft.slab(self._memory.empty(elements, dtype))
+
+    def prepare(self, size: int) -> None:
+        """Have memory ready for the next adapter of so many bytes; for a thread with nothing else to do."""
+        if not self._pinned:
+            self._memory.prepare(size)
+
+    def give_back(self) -> None:
+        """Keep no memory for a next adapter."""
+        self._memory.drop()
 
     def _dtype_for(self, adapter: Mapping[str, Weights]) -> torch.dtype:
         """The engine's, and of an adapter that is all of a narrower one that one: half the memory to read."""
@@ -160,9 +178,10 @@ def _weights(target: Target, weights: LoRALayerWeights, scale: float) -> Weights
     module, a, b = target.module, weights.lora_a, weights.lora_b
     if not isinstance(module, BaseLinearLayerWithLoRA):
         # A vocabulary that vLLM padded is longer than the adapter's.
-        longer_a = target.shape.inputs - a.shape[1] if target.shape.lookup else 0
-        longer_b = 0 if target.shape.lookup else target.shape.width - b.shape[0]
-        a, b = pad(a, (0, max(0, longer_a))), pad(b, (0, 0, 0, max(0, longer_b)))
+        if target.shape.lookup and target.shape.inputs > a.shape[1]:
+            a = pad(a, (0, target.shape.inputs - a.shape[1]))
+        elif not target.shape.lookup and target.shape.width > b.shape[0]:
+            b = pad(b, (0, 0, 0, target.shape.width - b.shape[0]))
     elif isinstance(b, list) and len(b) != module.n_slices:
         a, b = module.expand_packed_lora(a, b)
     if getattr(module, "tp_size", 1) > 1 and isinstance(module, BaseLinearLayerWithLoRA):

@@ -19,6 +19,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from lora_fs.worker_patch.worker.alike import Alike, Kind
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.models import AsOnDisk, Resident, TieredModelManager, size_bytes
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
@@ -43,6 +44,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self._loader: Loader[Resident] = Loader()
+        self._alike = Alike()
         self._wanted: dict[int, Mapping[str, Any]] = {}
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
@@ -90,7 +92,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._fail(adapter, repr(error))
         try:
             self.remove_adapter(adapter)
-            blank = Resident(LoRAModel(adapter, 1, {}), self._adapter_manager.layers.pack({}, {}))
+            layers = self._adapter_manager.layers
+            blank = Resident(LoRAModel(adapter, 1, {}), layers.pack(layers.draft({}, {})))
             self._adapter_manager.admit(blank, 0)
             self._blank.add(adapter)
             self._adapter_manager.activate_adapter(adapter)
@@ -121,10 +124,20 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def _prepare(self, request: LoRARequest) -> Resident:
         """Read and pack; touches nothing of the managers, so that any thread may."""
+        manager, folder, adapter = self._adapter_manager, request.lora_path, request.lora_int_id
+        kind = Kind.of(folder) if manager.layers.targets else None
+        if kind is not None and (recipe := self._alike.recipe(kind)) is not None:
+            slab = manager.layers.pack(recipe.draft(folder, kind))
+            return Resident(LoRAModel(adapter, recipe.rank, {}), slab)
         lora = self._load_adapter(request)
         if not lora.loras and not lora.modules_to_save:
-            raise ValueError(f"{request.lora_path} holds no LoRA weights")
-        return self._adapter_manager.pack(lora)
+            raise ValueError(f"{folder} holds no LoRA weights")
+        draft = manager.draft(lora)
+        resident = Resident(lora, manager.layers.pack(draft))
+        if kind is not None:
+            tensors = lora.tensors
+            self._loader.later(lambda: self._alike.learn(folder, kind, resident, tensors, draft))
+        return resident
 
     # -- loads in threads ------------------------------------------------------------------------
 
@@ -175,6 +188,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.tiers.entries[done.id].users.add(wanted["user"])
         self.counters["host_loads"] += 1
         self.counters["host_load_bytes"] += size
+        if self.tiers.used_bytes + size <= self.tiers.budget_bytes:
+            layers, packed = self._adapter_manager.layers, done.adapter.slab.data.nbytes
+            self._loader.later(lambda: layers.prepare(packed))
 
     def _fail(self, adapter: int, reason: str) -> None:
         self.failures = dict(list({**self.failures, adapter: reason}.items())[-FAILURES_KEPT:])
@@ -183,11 +199,11 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Remove an adapter from slot and host tier, and give its memory back to the system."""
         self.remove_adapter(adapter)
         self.named.pop(adapter, None)
-        self._loader.later(_give_back)
+        self._loader.later(self._give_back)
 
-
-def _give_back() -> None:
-    """glibc keeps freed tensors for the next one, which may never come; other C libraries do not."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    def _give_back(self) -> None:
+        """Neither what lies ready for a next adapter nor what glibc keeps for one may ever be needed."""
+        self._adapter_manager.layers.give_back()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -6,7 +6,7 @@ used as it is. Source: vllm/lora/model_manager.py, 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from vllm.lora.layers import ClassificationHeadWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
-from lora_fs.kernels.slabs import Slab
+from lora_fs.kernels.slabs import Draft, Slab
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.fits import check_fits
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
@@ -41,11 +41,21 @@ class Resident(LoRAModel):  # type: ignore[misc]
 
 
 class AsOnDisk(LoRAModel):  # type: ignore[misc]
-    """vLLM's reader, without its conversions: packing does them, together with its copy."""
+    """vLLM's reader, without its conversions: packing does them, together with its copy.
+
+    Attributes:
+        tensors: by the file's names, what it was made of.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
 
     @classmethod
-    def from_lora_tensors(cls, *args: Any, **kwargs: Any) -> LoRAModel:
-        return super().from_lora_tensors(*args, **{**kwargs, "dtype": None})
+    def from_lora_tensors(
+        cls, lora_model_id: int, tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any
+    ) -> LoRAModel:
+        model = super().from_lora_tensors(lora_model_id, tensors, *args, **{**kwargs, "dtype": None})
+        model.tensors = tensors
+        return model
 
 
 class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
@@ -86,6 +96,10 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         Raises:
             DoesNotFit, ShapeError: it is not one for this model.
         """
+        return Resident(adapter, self.layers.pack(self.draft(adapter)))
+
+    def draft(self, adapter: LoRAModel) -> Draft:
+        """What packing it comes to, once it is seen to fit; raises as ``pack``."""
         scales = {}
         for name in self.layers.targets:
             names = self.packed_modules.get(name, [name])
@@ -97,7 +111,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self._create_merged_loras_inplace(adapter)
         check_fits(self, adapter, whole_model=self._whole_model)
         found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}
-        return Resident(adapter, self.layers.pack({n: w for n, w in found.items() if w is not None}, scales))
+        return self.layers.draft({name: w for name, w in found.items() if w is not None}, scales)
 
     @property
     def capacity(self) -> int:

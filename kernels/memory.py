@@ -1,0 +1,66 @@
+"""Memory for slabs: in pages of 2 MiB where the kernel has some, and one piece touched ahead of need.
+
+The first touch of memory, when the kernel clears a page and a virtual machine's host may have to find it,
+takes longer than all the rest of packing. So a piece as large as the last lies ready, touched a page at
+a time, in a thread that has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from contextlib import suppress
+from threading import Lock
+
+import torch
+
+HUGE_PAGE_BYTES = 2 << 20
+PAUSE_S = 0.01  # between two pages: a step that runs meanwhile loses one at most
+
+
+class HostMemory:
+    """What slabs are made of; any thread may ask. It goes back to the system with its tensor."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._spare: mmap.mmap | None = None
+
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for ``elements``, of any content."""
+        size = elements * dtype.itemsize
+        if size < HUGE_PAGE_BYTES:
+            return torch.empty(elements, dtype=dtype)
+        with self._lock:
+            memory, self._spare = self._spare, None
+            if memory is None:
+                memory = _mapped(size)
+            elif len(memory) != size:
+                memory.resize(size)
+        return torch.frombuffer(memory, dtype=dtype)
+
+    def prepare(self, size: int) -> None:
+        """Have ``size`` bytes ready for the next who asks; returns when they are, or are taken."""
+        if size < HUGE_PAGE_BYTES:
+            return
+        with self._lock:
+            if self._spare is not None:
+                return
+            self._spare = spare = _mapped(size)
+        for page in range(0, size, HUGE_PAGE_BYTES):
+            with self._lock:
+                if self._spare is not spare:
+                    return
+                torch.frombuffer(spare, dtype=torch.uint8, offset=page)[:HUGE_PAGE_BYTES].zero_()
+            time.sleep(PAUSE_S)
+
+    def drop(self) -> None:
+        """Give what lies ready back to the system."""
+        with self._lock:
+            self._spare = None
+
+
+def _mapped(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # not on Linux, or of a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,101 @@
+"""Memory for slabs: large pages, one piece touched ahead, and everything given back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_fs.kernels import memory
+from lora_fs.kernels.memory import HUGE_PAGE_BYTES, HostMemory
+
+SIZE = 3 * HUGE_PAGE_BYTES + 4096
+
+
+def mappings() -> dict[range, dict[str, set[str]]]:
+    """This process's memory, and what the kernel tells of each piece."""
+    found: dict[range, dict[str, set[str]]] = {}
+    here = range(0)
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if first.endswith(":"):
+            found[here][first[:-1]] = set(rest)
+        else:
+            here = range(*(int(end, 16) for end in first.split("-")))
+            found[here] = {}
+    return found
+
+
+def mapping_of(data: torch.Tensor) -> dict[str, set[str]]:
+    (told,) = [told for where, told in mappings().items() if data.data_ptr() in where]
+    return told
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PAUSE_S", 0)
+
+
+def test_it_is_in_huge_pages_and_goes_back_to_the_system() -> None:
+    """A mapping of its own, which the kernel may fill with large pages, ends with its tensor."""
+    data = HostMemory().empty(SIZE // 4, torch.float32)
+    assert data.nbytes == SIZE
+    address = data.data_ptr()
+    assert "hg" in mapping_of(data)["VmFlags"], "madvise(MADV_HUGEPAGE)"
+    del data
+    assert not any(address in where for where in mappings())
+
+
+def test_a_small_piece_is_of_the_heap() -> None:
+    """A mapping for each of many small adapters would cost more than it gives; nothing is kept for them."""
+    host = HostMemory()
+    host.prepare(HUGE_PAGE_BYTES - 4)
+    assert host._spare is None
+    assert host.empty(10, torch.bfloat16).shape == (10,)
+
+
+@pytest.mark.parametrize("wanted", [SIZE, HUGE_PAGE_BYTES, 2 * SIZE])
+def test_what_lies_ready_is_what_the_next_gets(wanted: int) -> None:
+    """Touched before it is asked for, whatever its size; the next after it is new."""
+    host = HostMemory()
+    host.prepare(SIZE)
+    data = host.empty(wanted // 2, torch.bfloat16)
+    assert data.nbytes == wanted
+    told = mapping_of(data)
+    resident_kib = int(next(iter(told["Rss"] - {"kB"})))
+    assert resident_kib * 1024 >= min(wanted, SIZE), "it is touched"
+    data.fill_(1.5)
+    other = host.empty(wanted // 2, torch.bfloat16)
+    assert not other.any(), "memory of its own, and the system's zeros"
+    assert bool((data == 1.5).all())
+
+
+def test_who_asks_meanwhile_does_not_wait_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets what is touched so far, and the touching ends."""
+    host, touched, go_on = HostMemory(), threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        touched.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr("time.sleep", pause)
+    thread = threading.Thread(target=host.prepare, args=(SIZE,))
+    thread.start()
+    assert touched.wait(10)
+    data = host.empty(SIZE // 4, torch.float32)
+    go_on.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert data.nbytes == SIZE
+    assert host._spare is None
+
+
+def test_what_lies_ready_can_be_given_back() -> None:
+    host = HostMemory()
+    host.prepare(SIZE)
+    address = torch.frombuffer(host._spare, dtype=torch.uint8).data_ptr()
+    assert any(address in where for where in mappings())
+    host.drop()
+    assert not any(address in where for where in mappings())

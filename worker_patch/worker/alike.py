@@ -1,0 +1,135 @@
+"""Adapters whose files say the same but for the weights are packed the same, without reading them anew.
+
+vLLM's reader and the checks after it hold the interpreter's lock, some milliseconds for 100 tensors, and
+the step waits for it. All of that depends on the file's header and on the configuration alone. So what the
+first of a kind came to is kept, as places in the file, and the others of its kind are copied from theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from lora_fs.kernels.slabs import Draft, Outline
+from lora_fs.worker_patch.worker.models import Resident
+
+Tensors = Mapping[str, torch.Tensor]
+
+KINDS_KEPT = 16
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_LENGTH_BYTES = 8
+_NAMES_THE_BASE = ("base_model_name_or_path", "revision")  # which vLLM does not read
+
+
+class Kind(NamedTuple):
+    """What two adapters of a kind have in common: the header, its file's size, the configuration."""
+
+    header: bytes
+    size_bytes: int
+    config: str
+
+    @classmethod
+    def of(cls, folder: str) -> Kind | None:
+        """The kind of an adapter; None where vLLM's reader is needed to say what it is, or is not."""
+        weights = os.path.join(folder, WEIGHTS)
+        if not os.path.isfile(weights):
+            return None
+        try:
+            with open(weights, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+                if length > size:
+                    return None
+                header = file.read(length)
+            with open(os.path.join(folder, CONFIG), "rb") as file:
+                config = json.load(file)
+            for name in _NAMES_THE_BASE:
+                config.pop(name, None)
+            if isinstance(config.get("target_modules"), list):  # a set, which PEFT writes in any order
+                config["target_modules"].sort()
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+        return cls(header, size, json.dumps(config))
+
+    @property
+    def begin(self) -> int:
+        """Where in the file the weights begin, in bytes."""
+        return _LENGTH_BYTES + len(self.header)
+
+
+class Span(NamedTuple):
+    """A matrix in a file; ``stride``, and ``offset`` from the file's beginning, in elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How adapters of a kind are packed. ``spans`` are in the order of ``Draft.sources``."""
+
+    rank: int
+    outline: Outline
+    dtype: torch.dtype
+    spans: tuple[Span, ...]
+
+    def draft(self, folder: str, kind: Kind) -> Draft:
+        """The same of another file, which is not read yet: packing does that."""
+        file = torch.from_file(os.path.join(folder, WEIGHTS), size=kind.size_bytes, dtype=torch.uint8)
+        typed = {}
+        for dtype in {span.dtype for span in self.spans}:
+            typed[dtype] = file[: len(file) // dtype.itemsize * dtype.itemsize].view(dtype)
+        sources = tuple(typed[dtype].as_strided(*place) for dtype, *place in self.spans)
+        return Draft(self.outline, self.dtype, sources)
+
+
+class Alike:
+    """The latest ``KINDS_KEPT`` kinds; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._recipes: dict[Kind, Recipe] = {}
+
+    def recipe(self, kind: Kind | None) -> Recipe | None:
+        """How this kind is packed, if one of it was."""
+        return None if kind is None else self._recipes.get(kind)
+
+    def learn(self, folder: str, kind: Kind, resident: Resident, tensors: Tensors, draft: Draft) -> None:
+        """Keep how an adapter was packed, unless anything was computed on the way, in place or not.
+
+        That is seen by where the sources are and that nobody wrote to them, and by packing it so again.
+
+        Args:
+            tensors: by the header's names, as the reader had them.
+            draft: what was packed.
+        """
+        spans = _spans(kind, tensors, draft)
+        if spans and not resident.loras and not resident.modules_to_save:
+            recipe = Recipe(resident.rank, draft.outline, draft.dtype, spans)
+            if recipe.draft(folder, kind).is_in(resident.slab):
+                self._recipes = dict(list({**self._recipes, kind: recipe}.items())[-KINDS_KEPT:])
+
+
+def _spans(kind: Kind, tensors: Tensors, draft: Draft) -> tuple[Span, ...] | None:
+    """Where a draft's sources are in the file; None if one of them is elsewhere, or may have been changed."""
+    if any(tensor.is_inference() or tensor._version for tensor in tensors.values()):
+        return None
+    told = json.loads(kind.header)
+    begins = {tensor.data_ptr() - told[name]["data_offsets"][0] for name, tensor in tensors.items()}
+    if len(begins) != 1:
+        return None
+    file = begins.pop() - kind.begin
+    spans = []
+    for source in draft.sources:
+        offset, rest = divmod(source.data_ptr() - file, source.itemsize)
+        length = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
+        if rest or not kind.begin <= offset * source.itemsize <= kind.size_bytes - length * source.itemsize:
+            return None
+        spans.append(Span(source.dtype, tuple(source.shape), source.stride(), offset))
+    return tuple(spans)
