@@ -381,6 +381,14 @@ def test_more_adapters_than_slots(
     assert [answer.text for answer in answers] == [right(seed) for seed in range(8)] * 2
 
 
+def test_of_a_kind_each_says_its_own(client: Client, many: tuple[str, ...], right: Right) -> None:
+    """Those that were packed as an earlier one of their rank was are themselves all the same."""
+    assert [client.complete(name).text for name in many] == [right(seed) for seed in range(len(many))]
+    wait_until(
+        "it is counted", lambda: client.metric("lora_fs_host_loads_alike_total") > 0, timeout_s=FOLLOWED_S
+    )
+
+
 def test_one_token_behind_two_long_answers(client: Client, many: tuple[str, ...]) -> None:
     """A third adapter waits for a slot as it does in vLLM, and is answered in bounded time."""
     with Stream(client.url, many[0], tokens=200) as first, Stream(client.url, many[1], tokens=200) as second:

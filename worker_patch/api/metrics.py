@@ -20,6 +20,7 @@ COUNTERS = {
     "cpu_misses": "Holds that did not",
     "cpu_evictions": "Adapters that left host memory for another",
     "host_loads": "Adapters read from the staged copy into host memory",
+    "host_loads_alike": "Those packed as one of their kind was before, without vLLM's reader",
     "host_load_bytes": "Bytes of them",
     "blank_runs": "Steps that ran an adapter without its weights, since it could not be had",
 }

@@ -128,7 +128,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         kind = Kind.of(folder) if manager.layers.targets else None
         if kind is not None and (recipe := self._alike.recipe(kind)) is not None:
             slab = manager.layers.pack(recipe.draft(folder, kind))
-            return Resident(LoRAModel(adapter, recipe.rank, {}), slab)
+            return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
         lora = self._load_adapter(request)
         if not lora.loras and not lora.modules_to_save:
             raise ValueError(f"{folder} holds no LoRA weights")
@@ -187,6 +187,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._adapter_manager.admit(done.adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
         self.tiers.entries[done.id].users.add(wanted["user"])
         self.counters["host_loads"] += 1
+        self.counters["host_loads_alike"] += done.adapter.alike
         self.counters["host_load_bytes"] += size
         if self.tiers.used_bytes + size <= self.tiers.budget_bytes:
             layers, packed = self._adapter_manager.layers, done.adapter.slab.data.nbytes

@@ -29,15 +29,16 @@ class Resident(LoRAModel):  # type: ignore[misc]
 
     Attributes:
         slab: its weights for the layers that were taken over; ``loras`` has the rest.
+        alike: packed as another of its kind was.
     """
 
-    def __init__(self, adapter: LoRAModel, slab: Slab) -> None:
+    def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:
         taken = slab.places
         rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
         super().__init__(
             adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
         )
-        self.slab = slab
+        self.slab, self.alike = slab, alike
 
 
 class AsOnDisk(LoRAModel):  # type: ignore[misc]
