@@ -4,6 +4,7 @@ Warm requests (goal: the plugin adds at most 1 %), first requests on a fast disk
 than stock), requests for an adapter in host memory that has to be put into a slot (goal: within
 2 ms of a warm one), 32 first requests of one adapter at once and 8 adapters over 2 slots (how often
 the volume is read), and what an unload gives back. The same answers first, then times, in turns.
+``--worker-apart``: vLLM's worker in a process of its own, as on a CPU it is by default.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Engine:
         return {card["name"] for card in listed if card[what]}
 
     def core_mib(self) -> float:
-        """Resident memory of the process that holds the weights."""
+        """Resident memory of the process that holds the weights, the largest."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         return float(max(process.memory_info().rss for process in family) / 2**20)
 
@@ -249,7 +250,8 @@ def unload(pair: Pair) -> None:
 
 def main() -> None:
     """Small adapters for what a request costs, big ones for what an adapter costs."""
-    options = arguments(__doc__ or "", rounds=300, adapters=24, rank=64)
+    options = arguments(__doc__ or "", rounds=300, adapters=24, rank=64, worker_apart=False)
+    apart = options.worker_apart
     heading("An engine's requests, stock and with the plugin")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -261,7 +263,7 @@ def main() -> None:
             make_adapter(tiny, work / "small" / "later" / f"later-{name}", 100 + seed)
         resolve(work / "resolve", work / "small" / "adapters" / checked[0])
         with EngineFarm(work) as farm:
-            pair = start(farm, tiny, work / "small")
+            pair = start(farm, tiny, work / "small", worker_apart=apart)
             check(pair, checked)
             first_requests(pair, cold, "0.1 MB")
             registered_later(pair, tiny, work / "small", "0.1 MB")
@@ -275,7 +277,7 @@ def main() -> None:
         for seed in range(options.adapters):
             make_big_adapter(big, work / "later" / f"later-{seed}", 100 + seed, options.rank)
         with EngineFarm(work) as farm:
-            pair = start(farm, big, work, (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT)))
+            pair = start(farm, big, work, *ENGINE_ARGS, "--max-cpu-loras", str(KEPT), worker_apart=apart)
             reads = Reads(work / "adapters", work / "registry")
             check(pair, checked)
             size = (work / "adapters" / cold[0] / "adapter_model.safetensors").stat().st_size
@@ -288,11 +290,11 @@ def main() -> None:
             reads.close()
 
 
-def start(farm: EngineFarm, model: Path, work: Path, args: Sequence[str] = ()) -> Pair:
+def start(farm: EngineFarm, model: Path, work: Path, *args: str, worker_apart: bool) -> Pair:
     """Register what lies in ``work/adapters``, and start both engines."""
     register_all(work / "registry", model, work / "adapters")
-    engines = engine_pair(farm, model, work / "adapters", work / "registry", work, args)
     folders = {"stock": work / "adapters", "plugin": work / "registry"}
+    engines = engine_pair(farm, model, *folders.values(), work, args, worker_apart=worker_apart)
     return {name: Engine(process, folders[name]) for name, process in engines.items()}
 
 

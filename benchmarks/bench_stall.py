@@ -8,7 +8,8 @@ volume of 100 MB/s and 2 ms. Stock vLLM with its filesystem resolver and vLLM wi
 model, same arguments, stream in turns, each the five kinds of window in an order drawn anew; needs
 root, to mount. A stall is a window's longest gap between two tokens; what it adds is told over the
 median gap of the undisturbed windows. Goals for the plugin: cold adds at most 1.3 times what warm
-adds, and keeps 85 % of warm's tokens per second.
+adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``: vLLM's worker in a process of its
+own, as on a CPU it is by default; otherwise it is in the engine core's, as on one GPU.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ def _ratio_of_added(
 
 def main() -> None:
     """Make the model and its adapters, mount, start both engines, measure."""
-    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2)
+    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False)
     heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
     numbers = list(itertools.product(range(options.rounds), range(options.windows)))
     read = [copied_name(engine, *at) for engine in ("stock", "plugin") for at in numbers]
@@ -217,9 +218,9 @@ def main() -> None:
             slow_volume(work / "adapters", work / "slow-adapters", work / "slow-a.log", **speed) as adapters,
             slow_volume(work / "registry", work / "slow-registry", work / "slow-r.log", **speed) as root,
         ):
-            engines = engine_pair(
-                farm, model, adapters, root, work, (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
-            )
+            args = (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
+            apart = options.worker_apart
+            engines = engine_pair(farm, model, adapters, root, work, args, worker_apart=apart)
             urls = {name: engine.url for name, engine in engines.items()}
             report(asyncio.run(run(urls, adapters, work / "copy", options.rounds, options.windows)))
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.engine import WORKER_APART, EngineFarm
 from lora_fs.demo.process import Process
 from lora_fs.demo.tiny_llama import MODEL_NAME, TARGET_MODULES, ensure_model
 from lora_fs.sidecar.model import Scope
@@ -104,7 +104,14 @@ def register_all(root: Path, model: Path, adapters: Path) -> None:
 
 
 def engine_pair(
-    farm: EngineFarm, model: Path, adapters: Path, root: Path, work: Path, args: Sequence[str] = ()
+    farm: EngineFarm,
+    model: Path,
+    adapters: Path,
+    root: Path,
+    work: Path,
+    args: Sequence[str] = (),
+    *,
+    worker_apart: bool = False,
 ) -> dict[str, Process]:
     """Start both engines with the same arguments, and wait until each can serve.
 
@@ -113,7 +120,9 @@ def engine_pair(
         root: a registry of the same adapters, which the plugin reads.
         work: gets the plugin's staged files.
         args: more vLLM arguments for both.
+        worker_apart: in a process of its own, beside the engine's core.
     """
+    processes = WORKER_APART if worker_apart else {}
     stock_env = {
         "VLLM_PLUGINS": "lora_filesystem_resolver",
         "VLLM_LORA_RESOLVER_CACHE_DIR": str(adapters),
@@ -128,8 +137,8 @@ def engine_pair(
         "LORA_FS_REPLICA_ID": f"benchmark-{model.name}",
     }
     engines = {
-        "stock": farm.start(f"stock-{model.name}", model, args=args, env=stock_env),
-        "plugin": farm.start(f"plugin-{model.name}", model, args=args, env=plugin_env),
+        "stock": farm.start(f"stock-{model.name}", model, args=args, env={**stock_env, **processes}),
+        "plugin": farm.start(f"plugin-{model.name}", model, args=args, env={**plugin_env, **processes}),
     }
     engines["stock"].wait_ready(timeout_s=120)
     engines["plugin"].wait_ready("/readyz", timeout_s=120)

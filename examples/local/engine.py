@@ -38,6 +38,12 @@ ENGINE_ENV: Mapping[str, str] = {
 # What makes it one with lora-fs's plugin; the registry's place comes on top.
 PLUGIN_ENV: Mapping[str, str] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0", "VLLM_PLUGINS": "lora_fs"}
 
+# vLLM's own way on a CPU: the worker in a process of its own, its threads bound to processors.
+WORKER_APART: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "auto",
+}
+
 
 def engine_args(model_dir: Path, port: int) -> list[str]:
     """vLLM's arguments; the model is served under its folder's name.
