@@ -15,7 +15,7 @@ from threading import Lock
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
-PAUSE_S = 0.01  # between two pages: a step that runs meanwhile loses one at most
+PAUSE_S = 0.05  # between two pages, so that few of the steps that run meanwhile are beside one
 
 
 class HostMemory:

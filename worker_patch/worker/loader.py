@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
 
-THREADS = 2
+THREADS = 2  # and one for what is done later
 SWITCH_S = 0.0005
 BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # any of which vLLM sets for a CPU's worker
 
@@ -45,7 +45,7 @@ class Loader(Generic[Prepared]):
     """Used by one thread, the engine's; ``prepare`` runs in others."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "lora-fs-load", initializer=_step_aside)
+        self._threads = ThreadPoolExecutor(THREADS + 1, "lora-fs-load", initializer=_step_aside)
         self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
         self._usual_switch_s = sys.getswitchinterval()
 
