@@ -112,6 +112,8 @@ class Client:
         of_arm: dict[str, list[float]] = {name: [] for name in arms}
         for (name, *_), start, end in zip(plan, starts, [*starts[1:], float("inf")], strict=True):
             window = [gap for at, gap in gaps if start < at <= end]
+            if not window:  # it began and ended between two tokens
+                window = [next((gap for at, gap in gaps if at > start), gaps[-1][1])]
             arms[name].stalls.append(max(window))
             of_arm[name] += window
         for name, found in of_arm.items():

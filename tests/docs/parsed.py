@@ -96,7 +96,11 @@ def python(words: list[str]) -> None:
         script, options = ROOT / words[0], words[1:]
     text = script.read_text()
     for option in (word.partition("=")[0] for word in options if word.startswith("--")):
-        known = f'"{option}"' in text or f'"{option.removeprefix("--")}"' in text or f"{option[2:]}=" in text
+        known = (
+            f'"{option}"' in text
+            or f'"{option.removeprefix("--")}"' in text
+            or f"{option[2:].replace('-', '_')}=" in text
+        )
         assert known, f"{script} takes no {option}"
 
 
