@@ -16,6 +16,7 @@ import torch
 
 HUGE_PAGE_BYTES = 2 << 20
 PAUSE_S = 0.05  # between two pages, so that few of the steps that run meanwhile are beside one
+PAUSES_S = 1.0  # all of them at most: a process that ends waits for its threads
 
 
 class HostMemory:
@@ -32,11 +33,12 @@ class HostMemory:
             return torch.empty(elements, dtype=dtype)
         with self._lock:
             memory, self._spare = self._spare, None
-            if memory is None:
-                memory = _mapped(size)
-            elif len(memory) != size:
-                memory.resize(size)
-        return torch.frombuffer(memory, dtype=dtype)
+            if memory is not None and len(memory) != size:
+                try:
+                    memory.resize(size)
+                except (OSError, SystemError):  # no room behind it; not Linux
+                    memory = None
+        return torch.frombuffer(memory or _mapped(size), dtype=dtype)
 
     def prepare(self, size: int) -> None:
         """Have ``size`` bytes ready for the next who asks; returns when they are, or are taken."""
@@ -46,12 +48,13 @@ class HostMemory:
             if self._spare is not None:
                 return
             self._spare = spare = _mapped(size)
-        for page in range(0, size, HUGE_PAGE_BYTES):
+        pages = range(0, size, HUGE_PAGE_BYTES)
+        for page in pages:
             with self._lock:
                 if self._spare is not spare:
                     return
                 torch.frombuffer(spare, dtype=torch.uint8, offset=page)[:HUGE_PAGE_BYTES].zero_()
-            time.sleep(PAUSE_S)
+            time.sleep(min(PAUSE_S, PAUSES_S / len(pages)))
 
     def drop(self) -> None:
         """Give what lies ready back to the system."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from pathlib import Path
 
@@ -99,3 +100,28 @@ def test_what_lies_ready_can_be_given_back() -> None:
     assert any(address in where for where in mappings())
     host.drop()
     assert not any(address in where for where in mappings())
+
+
+@pytest.mark.parametrize(("pages", "pause_s"), [(4, 0.05), (40, 0.025)])
+def test_it_lasts_no_longer_than_a_process_may_wait_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, pages: int, pause_s: float
+) -> None:
+    """A large piece is touched without long pauses, a small one with them."""
+    pauses: list[float] = []
+    monkeypatch.setattr(memory, "PAUSE_S", 0.05)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    HostMemory().prepare(pages * HUGE_PAGE_BYTES)
+    assert pauses == [pause_s] * pages
+
+
+def test_what_cannot_grow_is_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a system has no way to move a mapping."""
+
+    class Fixed(mmap.mmap):
+        def resize(self, _: int) -> None:
+            raise SystemError("mmap: resizing not available--no mremap()")
+
+    monkeypatch.setattr(mmap, "mmap", Fixed)
+    host = HostMemory()
+    host.prepare(HUGE_PAGE_BYTES)
+    assert host.empty(SIZE // 4, torch.float32).nbytes == SIZE
