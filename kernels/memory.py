@@ -40,12 +40,16 @@ class HostMemory:
                     memory = None
         return torch.frombuffer(memory or _mapped(size), dtype=dtype)
 
-    def prepare(self, size: int) -> None:
-        """Have ``size`` bytes ready for the next who asks; returns when they are, or are taken."""
-        if size < HUGE_PAGE_BYTES:
-            return
+    def prepare(self, size: int, room: int) -> None:
+        """Have ``size`` bytes ready for the next who asks; returns when they are, or are taken.
+
+        Args:
+            room: bytes that what lies ready may take; what takes more is given back.
+        """
         with self._lock:
-            if self._spare is not None:
+            if self._spare is not None and len(self._spare) > room:
+                self._spare = None
+            if self._spare is not None or not HUGE_PAGE_BYTES <= size <= room:
                 return
             self._spare = spare = _mapped(size)
         pages = range(0, size, HUGE_PAGE_BYTES)

@@ -52,7 +52,7 @@ def test_it_is_in_huge_pages_and_goes_back_to_the_system() -> None:
 def test_a_small_piece_is_of_the_heap() -> None:
     """A mapping for each of many small adapters would cost more than it gives; nothing is kept for them."""
     host = HostMemory()
-    host.prepare(HUGE_PAGE_BYTES - 4)
+    host.prepare(HUGE_PAGE_BYTES - 4, SIZE)
     assert host._spare is None
     assert host.empty(10, torch.bfloat16).shape == (10,)
 
@@ -61,7 +61,7 @@ def test_a_small_piece_is_of_the_heap() -> None:
 def test_what_lies_ready_is_what_the_next_gets(wanted: int) -> None:
     """Touched before it is asked for, whatever its size; the next after it is new."""
     host = HostMemory()
-    host.prepare(SIZE)
+    host.prepare(SIZE, SIZE)
     data = host.empty(wanted // 2, torch.bfloat16)
     assert data.nbytes == wanted
     told = mapping_of(data)
@@ -82,7 +82,7 @@ def test_who_asks_meanwhile_does_not_wait_for_the_rest(monkeypatch: pytest.Monke
         assert go_on.wait(10)
 
     monkeypatch.setattr("time.sleep", pause)
-    thread = threading.Thread(target=host.prepare, args=(SIZE,))
+    thread = threading.Thread(target=host.prepare, args=(SIZE, SIZE))
     thread.start()
     assert touched.wait(10)
     data = host.empty(SIZE // 4, torch.float32)
@@ -95,11 +95,26 @@ def test_who_asks_meanwhile_does_not_wait_for_the_rest(monkeypatch: pytest.Monke
 
 def test_what_lies_ready_can_be_given_back() -> None:
     host = HostMemory()
-    host.prepare(SIZE)
+    host.prepare(SIZE, SIZE)
     address = torch.frombuffer(host._spare, dtype=torch.uint8).data_ptr()
     assert any(address in where for where in mappings())
     host.drop()
     assert not any(address in where for where in mappings())
+
+
+@pytest.mark.parametrize(("size", "room", "kept"), [(4096, SIZE, True), (4096, SIZE - 1, False)])
+def test_what_lies_ready_takes_no_more_than_there_is_room_for(size: int, room: int, kept: bool) -> None:
+    """Small adapters, which do not use it, fill the budget: it goes when the two would be over it."""
+    host = HostMemory()
+    host.prepare(SIZE, SIZE)
+    host.prepare(size, room)
+    assert (host._spare is not None) is kept
+
+
+def test_nothing_is_made_ready_where_there_is_no_room() -> None:
+    host = HostMemory()
+    host.prepare(SIZE, SIZE - 1)
+    assert host._spare is None
 
 
 @pytest.mark.parametrize(("pages", "pause_s"), [(4, 0.05), (40, 0.025)])
@@ -110,7 +125,7 @@ def test_it_lasts_no_longer_than_a_process_may_wait_at_its_end(
     pauses: list[float] = []
     monkeypatch.setattr(memory, "PAUSE_S", 0.05)
     monkeypatch.setattr("time.sleep", pauses.append)
-    HostMemory().prepare(pages * HUGE_PAGE_BYTES)
+    HostMemory().prepare(pages * HUGE_PAGE_BYTES, pages * HUGE_PAGE_BYTES)
     assert pauses == [pause_s] * pages
 
 
@@ -123,5 +138,5 @@ def test_what_cannot_grow_is_taken_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(mmap, "mmap", Fixed)
     host = HostMemory()
-    host.prepare(HUGE_PAGE_BYTES)
+    host.prepare(HUGE_PAGE_BYTES, SIZE)
     assert host.empty(SIZE // 4, torch.float32).nbytes == SIZE

@@ -49,6 +49,19 @@ def test_a_load_is_started_once_and_told_once(loader: Loader[str]) -> None:
     assert loader.collect() == []
 
 
+def test_what_fails_beside_the_loads_is_told(loader: Loader[str], caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, and no load is hurt."""
+
+    def fail() -> None:
+        raise OSError("no memory")
+
+    loader.later(fail)
+    loader.start(7, lambda: "weights")
+    assert collected(loader).adapter == "weights"
+    loader._threads.shutdown()
+    assert "no memory" in caplog.text
+
+
 @pytest.mark.parametrize(("error", "reason"), [(ValueError("rank 64"), "rank 64"), (KeyError(), "KeyError")])
 def test_a_failure_is_told_with_its_reason(loader: Loader[str], error: Exception, reason: str) -> None:
     def prepare() -> str:

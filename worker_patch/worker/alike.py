@@ -73,16 +73,17 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How adapters of a kind are packed. ``spans`` are in the order of ``Draft.sources``."""
+    """How adapters of a kind are packed, from files of ``size_bytes``; ``spans`` as ``Draft.sources``."""
 
     rank: int
     outline: Outline
     dtype: torch.dtype
+    size_bytes: int
     spans: tuple[Span, ...]
 
-    def draft(self, folder: str, kind: Kind) -> Draft:
+    def draft(self, folder: str) -> Draft:
         """The same of another file, which is not read yet: packing does that."""
-        file = torch.from_file(os.path.join(folder, WEIGHTS), size=kind.size_bytes, dtype=torch.uint8)
+        file = torch.from_file(os.path.join(folder, WEIGHTS), size=self.size_bytes, dtype=torch.uint8)
         typed = {}
         for dtype in {span.dtype for span in self.spans}:
             typed[dtype] = file[: len(file) // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -111,8 +112,8 @@ class Alike:
         """
         spans = _spans(kind, tensors, draft)
         if spans and not resident.loras and not resident.modules_to_save:
-            recipe = Recipe(resident.rank, draft.outline, draft.dtype, spans)
-            if recipe.draft(folder, kind).is_in(resident.slab):
+            recipe = Recipe(resident.rank, draft.outline, draft.dtype, kind.size_bytes, spans)
+            if recipe.draft(folder).is_in(resident.slab):
                 self._recipes = dict(list({**self._recipes, kind: recipe}.items())[-KINDS_KEPT:])
 
 

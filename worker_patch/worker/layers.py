@@ -104,10 +104,14 @@ class ModelLayers:
             return draft.slab(torch.empty(elements, dtype=dtype, pin_memory=True))
         return draft.slab(self._memory.empty(elements, dtype))
 
-    def prepare(self, size: int) -> None:
-        """Have memory ready for the next adapter of so many bytes; for a thread with nothing else to do."""
+    def prepare(self, size: int, room: int) -> None:
+        """Have memory ready for the next adapter of so many bytes; for a thread with nothing else to do.
+
+        Args:
+            room: bytes that it may take.
+        """
         if not self._pinned:
-            self._memory.prepare(size)
+            self._memory.prepare(size, room)
 
     def give_back(self) -> None:
         """Keep no memory for a next adapter."""

@@ -58,8 +58,8 @@ class Loader(Generic[Prepared]):
             self._jobs[adapter] = (self._threads.submit(prepare), time.monotonic())
 
     def later(self, work: Callable[[], object]) -> None:
-        """Have something done in a thread, whatever comes of it."""
-        self._threads.submit(work)
+        """Have something done in a thread that nobody waits for; an error is told and costs nothing."""
+        self._threads.submit(work).add_done_callback(_tell)
 
     def loading(self, adapter: int) -> bool:
         """Whether its load has not been collected."""
@@ -87,6 +87,11 @@ class Loader(Generic[Prepared]):
         if ended and not self._jobs:
             sys.setswitchinterval(self._usual_switch_s)
         return ended
+
+
+def _tell(done: Future[object]) -> None:
+    if (error := done.exception()) is not None:
+        logger.warning("beside the loads: %r", error)
 
 
 def _step_aside() -> None:

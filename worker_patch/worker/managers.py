@@ -126,8 +126,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Read and pack; touches nothing of the managers, so that any thread may."""
         manager, folder, adapter = self._adapter_manager, request.lora_path, request.lora_int_id
         kind = Kind.of(folder) if manager.layers.targets else None
-        if kind is not None and (recipe := self._alike.recipe(kind)) is not None:
-            slab = manager.layers.pack(recipe.draft(folder, kind))
+        recipe = self._alike.recipe(kind)
+        if recipe is not None:
+            slab = manager.layers.pack(recipe.draft(folder))
             return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
         lora = self._load_adapter(request)
         if not lora.loras and not lora.modules_to_save:
@@ -189,9 +190,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.counters["host_loads"] += 1
         self.counters["host_loads_alike"] += done.adapter.alike
         self.counters["host_load_bytes"] += size
-        if self.tiers.used_bytes + size <= self.tiers.budget_bytes:
-            layers, packed = self._adapter_manager.layers, done.adapter.slab.data.nbytes
-            self._loader.later(lambda: layers.prepare(packed))
+        layers, packed = self._adapter_manager.layers, done.adapter.slab.data.nbytes
+        room = self.tiers.budget_bytes - self.tiers.used_bytes
+        self._loader.later(lambda: layers.prepare(packed, room))
 
     def _fail(self, adapter: int, reason: str) -> None:
         self.failures = dict(list({**self.failures, adapter: reason}.items())[-FAILURES_KEPT:])
