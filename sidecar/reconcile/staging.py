@@ -34,10 +34,12 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 60.0
 IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
+LOOK_S = 1.0  # for so long it is not asked, while there is room, what other processes have put there
 _COPYING = ".copying-"
 _OWNER = ".owner"
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _DIGEST = "sha256:"
+_UNSEEN = 0  # the time of a folder that was not looked at since it changed
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -68,6 +70,7 @@ class Stager:
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
         self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes
+        self._looked_at = -LOOK_S
         self._copies: frozenset[str] = frozenset()
         self._verified: dict[Path, Signature] = {}
         self._claimed: int | None = None
@@ -134,7 +137,7 @@ class Stager:
                 )
             names = [entry.path for entry in record.spec.files]
             try:
-                copied = artifacts.copy_files(source, copying, names, sync=False, follow=False)
+                copied = artifacts.copy_files(source, copying, names, sync=False, follow=False, carried=())
             except VolumeUnavailable as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     finding = _finding("missing", f"a registered file is gone: {error}")
@@ -149,7 +152,7 @@ class Stager:
             report = validate(copying, replace(self._expectation, allow=allowed))
             if not report.ok:
                 raise InvalidAdapter(str(record.key), report.errors)
-            self._place(copying, target)
+            self._place(copying, target, record.spec.size_bytes)
         except OSError as error:
             raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
         finally:
@@ -157,26 +160,30 @@ class Stager:
             self._reserved.pop(copying.name, None)
         return str(target)
 
-    def _place(self, copying: Path, target: Path) -> None:
+    def _place(self, copying: Path, target: Path, size_bytes: int) -> None:
         """Give a whole copy its name, and its room over to the files themselves."""
         with self._room:
             target.parent.mkdir(parents=True, exist_ok=True)
+            _, of_other_names = self._sizes.pop(target.parent.name, (0, 0))
             try:
                 copying.rename(target)
+                self._sizes[target.parent.name] = _UNSEEN, of_other_names + size_bytes
             except OSError:
+                self._looked_at = -LOOK_S
                 if not target.is_dir():
                     raise
             self._copies |= {str(target)}
             self._verified[target] = _signature(target)
-            self._sizes.pop(target.parent.name, None)
             del self._reserved[copying.name]
 
     def _reserve(self, copying: str, record: Record, make_room: bool) -> None:
         """Take the room a copy needs, so that copies under way at once keep the bound together."""
         now = time.monotonic()
         with self._room:
-            self._measure()
             used = self._used_bytes()
+            if now - self._looked_at >= LOOK_S or used + record.spec.size_bytes > self._max_bytes:
+                self._measure()
+                used = self._used_bytes()
             idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
             for name in idle if make_room else ():
                 if used + record.spec.size_bytes <= self._max_bytes:
@@ -199,7 +206,7 @@ class Stager:
         Args:
             again: ask those that are known whether they have changed: another name of the same bytes.
         """
-        known, self._sizes = self._sizes, {}
+        known, self._sizes, self._looked_at = self._sizes, {}, time.monotonic()
         for name in filter(_COPY.fullmatch, os.listdir(self._folder)):
             with suppress(FileNotFoundError):  # another process removed it
                 size = known.get(name)

@@ -176,8 +176,9 @@ def copy_files(
     *,
     sync: bool = True,
     follow: bool = True,
+    carried: Sequence[str] = CARRIED,
 ) -> tuple[FileEntry, ...]:
-    """Copy and hash the served files (and those carried along) into a new folder.
+    """Copy and hash the served files into a new folder, and copy those carried along.
 
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
@@ -195,7 +196,7 @@ def copy_files(
         entries = tuple(
             _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
         )
-        for name in CARRIED:
+        for name in carried:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lora_fs.sidecar.validate.features import CLASSIFICATION_HEADS, check_features
 from lora_fs.sidecar.validate.patterns import (
@@ -35,16 +35,18 @@ class AdapterConfig:
             compared with the tensors.
         ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
         heads: the classification heads in ``modules_to_save``.
+        terms: what ``covers`` and ``ranks`` were made of: configurations are compared by it.
     """
 
     rank: int
     alpha: float
     use_rslora: bool
     target_modules: tuple[str, ...] | str
-    covers: TargetModules | None
-    ranks: ModulePatterns
+    covers: TargetModules | None = field(compare=False)
+    ranks: ModulePatterns = field(compare=False)
     largest_rank: int
     heads: frozenset[str]
+    terms: tuple[object, ...]
 
     def rank_of(self, module: str) -> int:
         """Return the rank PEFT gave a module. Raises TooCostly."""
@@ -98,15 +100,17 @@ def check_config(
         )
     saved = config.get("modules_to_save")
     heads = [head for head in CLASSIFICATION_HEADS if isinstance(saved, list) and head in saved]
+    covers = _coverage(config, target, budget, found)
     return AdapterConfig(
         rank=rank,
         alpha=alpha,
         use_rslora=rslora is True,
         target_modules=target,
-        covers=_coverage(config, target, budget, found),
+        covers=covers,
         ranks=ModulePatterns(rank_pattern, budget),
         largest_rank=largest,
         heads=frozenset(heads),
+        terms=(covers is None, *rank_pattern.items()),
     )
 
 
@@ -178,7 +182,7 @@ def _targets(config: Mapping[str, object], found: Findings) -> tuple[str, ...] |
         return str(value)
     if isinstance(value, list) and all(_is_text(item) for item in value):
         if value or config.get("target_parameters"):
-            return tuple(value)
+            return tuple(sorted(value))  # a set, which PEFT writes in any order
     elif value is None and config.get("target_parameters"):
         return ()
     found.add(

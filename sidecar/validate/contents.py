@@ -6,8 +6,8 @@ bfloat16 needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from lora_fs.sidecar.validate.files import RegularFile
 from lora_fs.sidecar.validate.header import TensorEntry
@@ -33,7 +33,7 @@ _EXPONENTS: Mapping[str, tuple[str, int, int]] = {
 
 def scan_contents(
     weights: RegularFile,
-    entries: Iterable[TensorEntry],
+    entries: Sequence[TensorEntry],
     modules: Sequence[LoraModule],
     found: Findings,
     progress: Callable[[int], None] | None = None,
@@ -50,46 +50,76 @@ def scan_contents(
     """
     import numpy as np  # most commands read no tensors, and its import takes longer than all they do
 
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    exponents = np.empty(BUFFER_BYTES, np.uint8)
-    zero: set[str] = set()
-    for entry in entries:
-        kind, exponent, huge = _EXPONENTS.get(entry.dtype, ("<u1", 0, 1))
-        any_bits, bad_at, huge_at = False, None, None
-        for offset in range(entry.start, entry.end, BUFFER_BYTES):
-            chunk = buffer[: min(BUFFER_BYTES, entry.end - offset)]
-            weights.read_into(chunk, offset)
-            values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
-            largest = 0
-            if exponent and bad_at is None:
-                here = np.bitwise_and(values, exponent, out=exponents[: len(chunk)].view(kind))
-                largest = here.max()
-                if largest >= huge:
-                    before = (offset - entry.start) // values.itemsize
-                    bad_at = _first(here == exponent, before)
-                    huge_at = _first(here >= huge, before) if huge_at is None else huge_at
-            any_bits = any_bits or largest > 0 or bool(values.any())
-            if progress is not None:
-                progress(len(chunk))
-        if bad_at is not None:
+    room = min(BUFFER_BYTES, weights.size_bytes)
+    buffer, exponents = memoryview(bytearray(room)), np.empty(room, np.uint8)
+    nonzero: set[str] = set()
+    bad_at: dict[str, int | None] = {}
+    huge_at: dict[str, int | None] = {}
+    for parts in _parts(entries):
+        kind, exponent, huge = _EXPONENTS.get(parts[0].tensor.dtype, ("<u1", 0xFF, 0x100))
+        begin = parts[0].start
+        chunk = buffer[: parts[-1].end - begin]
+        weights.read_into(chunk, begin)
+        values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
+        here = np.bitwise_and(values, exponent, out=exponents[: len(chunk)].view(kind))
+        starts = [(part.start - begin) // values.itemsize for part in parts]
+        for part, at, largest in zip(parts, starts, np.maximum.reduceat(here, starts).tolist(), strict=True):
+            name, end = part.tensor.name, (part.end - begin) // values.itemsize
+            if largest or (name not in nonzero and values[at:end].any()):
+                nonzero.add(name)
+            if largest >= huge and bad_at.get(name) is None:
+                before = (part.start - part.tensor.start) // values.itemsize
+                bad_at[name] = _first(here[at:end] == exponent, before)
+                if huge_at.get(name) is None:
+                    huge_at[name] = _first(here[at:end] >= huge, before)
+        if progress is not None:
+            progress(len(chunk))
+    for name, huge_first in huge_at.items():
+        if bad_at[name] is not None:
             found.add(
                 "non-finite",
                 weights.name,
-                entry.name,
-                f"holds NaN or Inf, first at element {bad_at}",
+                name,
+                f"holds NaN or Inf, first at element {bad_at[name]}",
                 hint="every token it touches becomes garbage: train or export it again",
             )
-        elif huge_at is not None:
+        else:
             found.add(
                 "overflow",
                 weights.name,
-                entry.name,
-                f"holds a weight of 65,536 or more, first at element {huge_at}",
+                name,
+                f"holds a weight of 65,536 or more, first at element {huge_first}",
                 hint="products with it overflow and leave NaN in shared memory: train or export it again",
             )
-        if not any_bits:
-            zero.add(entry.name)
-    _tell_zeros(weights.name, zero, modules, found)
+    _tell_zeros(weights.name, {entry.name for entry in entries} - nonzero, modules, found)
+
+
+class _Part(NamedTuple):
+    """What is read of a tensor at once; ``start`` and ``end`` are byte offsets in the file."""
+
+    tensor: TensorEntry
+    start: int
+    end: int
+
+
+def _parts(entries: Iterable[TensorEntry]) -> Iterator[list[_Part]]:
+    """The tensors in the order of their bytes, at most BUFFER_BYTES of one dtype at a time."""
+    parts: list[_Part] = []
+    room = BUFFER_BYTES
+    for entry in entries:
+        if parts and parts[0].tensor.dtype != entry.dtype:
+            yield parts
+            parts, room = [], BUFFER_BYTES
+        start = entry.start
+        while start < entry.end:
+            end = min(entry.end, start + room)
+            parts.append(_Part(entry, start, end))
+            start, room = end, room - (end - start)
+            if not room:
+                yield parts
+                parts, room = [], BUFFER_BYTES
+    if parts:
+        yield parts
 
 
 def _first(where: npt.NDArray[np.bool_], before: int) -> int | None:

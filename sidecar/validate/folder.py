@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.model import LoraShape, Severity
-from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
 from lora_fs.sidecar.validate.config import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -21,11 +20,11 @@ from lora_fs.sidecar.validate.config import (
 )
 from lora_fs.sidecar.validate.contents import is_preallocated, scan_contents
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
-from lora_fs.sidecar.validate.header import TensorEntry, header_length, parse_header
+from lora_fs.sidecar.validate.header import header_length, parse_header
 from lora_fs.sidecar.validate.identity import check_base_model
 from lora_fs.sidecar.validate.patterns import Budget
 from lora_fs.sidecar.validate.report import Expectation, Findings, Report, shown
-from lora_fs.sidecar.validate.tensors import FLOATS, LoraModule, check_tensors
+from lora_fs.sidecar.validate.structure import Kind, shape_of, study
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")  # in the order vLLM looks for them
@@ -36,12 +35,19 @@ _NOTHING_KNOWN = Expectation()
 
 
 @dataclass(frozen=True, slots=True)
+class _Config:
+    """The model a configuration names, and what it says where it can be used."""
+
+    base_model: str | None
+    said: AdapterConfig | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Weights:
-    """What was learned of the weights file; nothing but its name where it is a pickle."""
+    """The weights file's name, and what is in it."""
 
     name: str
-    entries: tuple[TensorEntry, ...] = ()
-    modules: tuple[LoraModule, ...] = ()
+    shape: LoraShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,8 @@ def looks_preallocated(folder: Path) -> bool:
         with open_folder(folder) as fd, open_file(fd, WEIGHTS_FILE) as file:
             if file is None:
                 return False
-            entries = _read_header(file, file.head(), found)
+            header = _read_header(file, found)
+            entries = None if header is None else parse_header(header, file.size_bytes, file.name, found)
             if entries is None:
                 return any(finding.code == "unfinished-copy" for finding in found.freeze())
             return is_preallocated(file, entries)
@@ -103,18 +110,14 @@ def looks_preallocated(folder: Path) -> bool:
 
 
 def _validate(reading: _Reading) -> Report:
-    raw = _read_config(reading)
-    base_model, config = None, None
-    if raw is not None:
-        base_model = _base_model(raw, reading.found)
-        check_base_model(base_model, reading.expectation.model_ids, reading.found)
-        config = check_config(raw, reading.expectation.max_rank, Budget(), reading.found)
+    fields = _read_config(reading)
+    config = None if fields is None else _check_config(reading, fields)
     weights = _read_weights(reading, config)
     return Report(
         findings=reading.found.freeze(),
-        shape=None if config is None or weights is None else _shape(config, weights),
-        base_model=base_model,
-        served_files=() if raw is None or weights is None else (CONFIG_FILE, weights.name),
+        shape=None if weights is None else weights.shape,
+        base_model=None if config is None else config.base_model,
+        served_files=() if config is None or weights is None else (CONFIG_FILE, weights.name),
     )
 
 
@@ -140,6 +143,13 @@ def _read_config(reading: _Reading) -> Mapping[str, object] | None:
         return None
 
 
+def _check_config(reading: _Reading, fields: Mapping[str, object]) -> _Config:
+    found, expectation = reading.found, reading.expectation
+    base_model = _base_model(fields, found)
+    check_base_model(base_model, expectation.model_ids, found)
+    return _Config(base_model, check_config(fields, expectation.max_rank, Budget(), found))
+
+
 def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
     field = "base_model_name_or_path"
     value = config.get(field)
@@ -151,7 +161,7 @@ def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
     return value
 
 
-def _read_weights(reading: _Reading, config: AdapterConfig | None) -> _Weights | None:
+def _read_weights(reading: _Reading, config: _Config | None) -> _Weights | None:
     found = reading.found
     try:
         present = names(reading.folder_fd, reading.folder)
@@ -162,26 +172,24 @@ def _read_weights(reading: _Reading, config: AdapterConfig | None) -> _Weights |
         for name in PICKLES:
             with open_file(reading.folder_fd, name) as file:
                 if file is not None:
-                    return _check_pickle(file, found)
+                    return _check_pickle(file, config, found)
         _tell_missing(present, reading)
     except Refused as refused:
         found.add(refused.code, WEIGHTS_FILE, "", refused.message, hint=refused.hint)
     return None
 
 
-def _check_weights(reading: _Reading, file: RegularFile, config: AdapterConfig | None) -> _Weights | None:
-    found, base = reading.found, reading.expectation.base_config
-    entries = _read_header(file, file.head(), found)
-    if entries is None:
+def _check_weights(reading: _Reading, file: RegularFile, config: _Config | None) -> _Weights | None:
+    found = reading.found
+    header = _read_header(file, found)
+    if header is None:
         return None
-    modules: tuple[LoraModule, ...] = ()
-    if config is not None:
-        modules = check_tensors(entries, config, file.name, found)
-        if base is not None:
-            check_modules(modules, base, file.name, found)
-            check_vocabulary(entries, base, file.name, found)
+    kind = Kind(None if config is None else config.said, header, file.size_bytes)
+    structure = study(kind, reading.expectation.base_config, file.name, found)
+    if structure is None:
+        return None
     if reading.contents:
-        if is_preallocated(file, entries):
+        if is_preallocated(file, structure.entries):
             found.add(
                 "unfinished-copy",
                 file.name,
@@ -189,18 +197,17 @@ def _check_weights(reading: _Reading, file: RegularFile, config: AdapterConfig |
                 "some tensors begin or end in zero bytes, as in a copy that is under way",
                 severity=Severity.WARNING,
             )
-        scan_contents(file, entries, modules, found, reading.progress)
-    return _Weights(file.name, entries, modules)
+        scan_contents(file, structure.entries, structure.modules, found, reading.progress)
+    return _Weights(file.name, structure.shape)
 
 
-def _read_header(file: RegularFile, head: bytes, found: Findings) -> tuple[TensorEntry, ...] | None:
+def _read_header(file: RegularFile, found: Findings) -> bytes | None:
+    head = file.head()
     length = header_length(head, file.size_bytes, file.name, found)
-    if length is None:
-        return None
-    return parse_header(file.read(len(head), length), file.size_bytes, file.name, found)
+    return None if length is None else file.read(len(head), length)
 
 
-def _check_pickle(file: RegularFile, found: Findings) -> _Weights | None:
+def _check_pickle(file: RegularFile, config: _Config | None, found: Findings) -> _Weights | None:
     file.head()
     refused = "pickle" not in found.allow
     found.add(
@@ -210,7 +217,9 @@ def _check_pickle(file: RegularFile, found: Findings) -> _Weights | None:
         "is a pickle: loading it can run code, and its tensors are not checked",
         hint="save it as safetensors (PEFT: save_pretrained(safe_serialization=True))",
     )
-    return None if refused else _Weights(file.name)
+    if refused:
+        return None
+    return _Weights(file.name, None if config is None or config.said is None else shape_of(config.said))
 
 
 def _tell_unserved(present: frozenset[str], found: Findings) -> None:
@@ -239,16 +248,3 @@ def _tell_missing(present: frozenset[str], reading: _Reading) -> None:
 
 def _not_here(reading: _Reading) -> str:
     return f"looked in {shown(str(reading.folder))}; is the copy complete?"
-
-
-def _shape(config: AdapterConfig, weights: _Weights) -> LoraShape:
-    """Say what the config and the tensors agree on."""
-    modules = tuple(sorted({module.name.rsplit(".", 1)[-1] for module in weights.modules}))
-    said = config.target_modules
-    return LoraShape(
-        rank=max((module.rank for module in weights.modules), default=config.largest_rank),
-        alpha=config.alpha,
-        target_modules=modules or ((said,) if isinstance(said, str) else said),
-        dtype="+".join(sorted({FLOATS.get(e.dtype, e.dtype) for e in weights.entries})) or "unknown",
-        use_rslora=config.use_rslora,
-    )

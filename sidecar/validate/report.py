@@ -121,6 +121,11 @@ class Findings:
                 )
             )
 
+    @property
+    def count(self) -> int:
+        """How many were noted, repeats too."""
+        return self._seen.total()
+
     def freeze(self) -> tuple[Finding, ...]:
         """Return what was noted; repeats beyond the bound become one line with their number."""
         more = [

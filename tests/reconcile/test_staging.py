@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Stager
+from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, LOOK_S, Stager
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
@@ -225,6 +226,43 @@ async def test_two_processes_share_a_stage(registry: Registry, register: Registe
     first.sweep((), now=GRACE_S + 1)
     await second.stage(new)
     assert second.has(new)
+
+
+async def test_the_folder_is_not_listed_for_every_copy(
+    registry: Registry, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While there is room it is enough to look now and then; what was put there meanwhile is counted."""
+    records = [register(f"a{n}", n) for n in range(5)]
+    bound = sum(record.spec.size_bytes for record in records[:4])
+    ours, theirs = (make_stager(registry, tmp_path / "stage", max_bytes=bound) for _ in range(2))
+    look = Mock(wraps=ours._measure)
+    monkeypatch.setattr(ours, "_measure", look)
+    for record in records[:3]:
+        await ours.stage(record)
+    assert look.call_count == 1
+    await theirs.stage(records[3])
+    ours._looked_at -= LOOK_S
+    with pytest.raises(VolumeUnavailable, match="no room"):
+        await ours.stage(records[4])
+    assert ours._used_bytes() == bound
+
+
+async def test_other_names_of_the_same_bytes_are_counted(
+    registry: Registry, register: Register, tmp_path: Path
+) -> None:
+    """Each copy takes its room, under one digest too, also where another process made one of them."""
+    one, same, third = register("one", 1), register("same", 1), register("third", 1)
+    assert one.spec.digest == same.spec.digest == third.spec.digest
+    size = one.spec.size_bytes
+    ours, theirs = (make_stager(registry, tmp_path / "stage", max_bytes=9 * size) for _ in range(2))
+    await ours.stage(one)
+    await ours.stage(same)
+    assert ours._used_bytes() == 2 * size
+    await theirs.stage(third)
+    await asyncio.gather(*(ours.stage(third), theirs.stage(same)))
+    for stager in (ours, theirs):
+        stager.sweep(())
+        assert stager._used_bytes() == 3 * size
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lora_fs.sidecar.validate import looks_preallocated, validate
+from lora_fs.sidecar.validate import contents, looks_preallocated, validate
 from tests.validate.conftest import (
     HIDDEN,
     RANK,
@@ -124,3 +126,58 @@ def test_padded_rank_is_not_a_copy_under_way(draft: Draft) -> None:
             values[RANK // 2 :] = 0
     assert not looks_preallocated(draft.write())
     assert validate(draft.folder).findings == ()
+
+
+VALUES = [0.0, -0.0, 1.0, 65535.0, 65536.0, np.inf, np.nan, 1e-45]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([np.float16, np.float32, np.float64]),
+            st.integers(1, 40),
+            st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(VALUES)), max_size=3),
+            st.sampled_from([0.0, 1.0]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_wherever_a_read_begins_and_ends(
+    tmp_path_factory: pytest.TempPathFactory,
+    tensors: list[tuple[type[np.floating], int, list[tuple[int, float]], float]],
+) -> None:
+    """What is told of a tensor depends on its elements alone, not on those it is read with."""
+    draft = Draft(tmp_path_factory.mktemp("adapter"))
+    draft.tensors, expected = {}, {}
+    with np.errstate(all="ignore"):
+        for number, (dtype, width, odd, value) in enumerate(tensors):
+            name = tensor_name(f"model.layers.{number}.self_attn.q_proj", "lora_A")
+            values = np.full((RANK, width), value, dtype)
+            for at, other in odd:
+                values.flat[at % values.size] = other
+            draft.tensors[name] = values
+            ended = np.flatnonzero(~np.isfinite(values))
+            large = np.flatnonzero(~(np.abs(values.astype(np.float64)) < 65536))
+            if len(ended):
+                expected[name] = ("non-finite", ended[0])
+            elif len(large):
+                expected[name] = ("overflow", large[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "BUFFER_BYTES", 64)
+        findings = validate(draft.write()).findings
+    told = [f for f in findings if f.code in ("non-finite", "overflow")]
+    assert {f.field: (f.code, int(f.message.rsplit(" ", 1)[1])) for f in told} == expected
+
+
+def test_zeros_are_told_of_each_tensor(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read together or in parts, a lora_A is zero only if all its elements are; a subnormal is not."""
+    names = [name for name in draft.tensors if "lora_A" in name]
+    for name, last in zip(names, (0.0, -0.0, 1e-45, 1.0), strict=True):
+        draft.tensors[name][:] = 0
+        draft.tensors[name][-1, -1] = last
+    folder = draft.write()
+    for size in (64, contents.BUFFER_BYTES):
+        monkeypatch.setattr(contents, "BUFFER_BYTES", size)
+        findings = validate(folder).findings
+        assert [f.field for f in findings if f.code == "zero-weights"] == names[:1]

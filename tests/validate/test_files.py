@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.validate import Expectation, files, looks_preallocated, validate
+from lora_fs.sidecar.validate import Expectation, contents, files, looks_preallocated, validate
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
@@ -121,6 +121,7 @@ def test_file_that_shrinks_under_the_reader(adapter: Path, monkeypatch: pytest.M
         os.truncate(adapter / WEIGHTS_FILE, 700)
 
     monkeypatch.setattr(files, "SMALL_BYTES", 0)  # as one that is too large to be read at once
+    monkeypatch.setattr(contents, "BUFFER_BYTES", 256)
     data = (adapter / WEIGHTS_FILE).read_bytes()
     assert len(data) > 700
     report = validate(adapter, Expectation(), progress=shrink)
