@@ -120,7 +120,8 @@ def beside(url: str, path: str, times: int) -> tuple[list[float], list[float]]:
                 client.get(path).raise_for_status()
                 took.append(1000 * (time.perf_counter() - started))
 
-    asking, waits = threading.Thread(target=ask), []
+    waits: list[float] = []
+    asking = threading.Thread(target=ask)
     with httpx.Client(base_url=url) as client:
         asking.start()
         while not waits or asking.is_alive():

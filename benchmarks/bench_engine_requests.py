@@ -293,9 +293,9 @@ def main() -> None:
 def start(farm: EngineFarm, model: Path, work: Path, *args: str, worker_apart: bool) -> Pair:
     """Register what lies in ``work/adapters``, and start both engines."""
     register_all(work / "registry", model, work / "adapters")
-    folders = {"stock": work / "adapters", "plugin": work / "registry"}
-    engines = engine_pair(farm, model, *folders.values(), work, args, worker_apart=worker_apart)
-    return {name: Engine(process, folders[name]) for name, process in engines.items()}
+    adapters, root = work / "adapters", work / "registry"
+    engines = engine_pair(farm, model, adapters, root, work, args, worker_apart=worker_apart)
+    return {"stock": Engine(engines["stock"], adapters), "plugin": Engine(engines["plugin"], root)}
 
 
 if __name__ == "__main__":

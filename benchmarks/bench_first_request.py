@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from figures import arguments, heading, interval, table
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.replica import PROMPT, Replica
+from lora_fs.demo.replica import PROMPT, SidecarReplica
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.demo.volume import Volume
 
@@ -47,7 +47,7 @@ def main() -> None:
         volume = Volume(work / "volume", "tiny", cwd=work)
         for name, path in adapters.items():
             volume.run("register", name, str(path))
-        replica = Replica("a", farm, model, volume, work)
+        replica = SidecarReplica("a", farm, model, volume, work)
         resolving = {
             "VLLM_PLUGINS": "lora_filesystem_resolver",
             "VLLM_LORA_RESOLVER_CACHE_DIR": str(work / "adapters"),

@@ -24,7 +24,7 @@ from figures import arguments, heading, interval, table
 from population import populate
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.replica import Replica
+from lora_fs.demo.replica import SidecarReplica
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.demo.volume import Volume
 
@@ -53,7 +53,7 @@ def main() -> None:
         model = ensure_model(work / "tiny")
         adapter = make_adapter(model, work / "a0", 0)
         populate(work / "volume", adapter, options.adapters)
-        replica = Replica("a", farm, model, Volume(work / "volume", "tiny", cwd=work), work)
+        replica = SidecarReplica("a", farm, model, Volume(work / "volume", "tiny", cwd=work), work)
         peer = farm.start("peer", model)
         replica.wait_ready()
         peer.wait_ready()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from figures import arguments, heading, interval, table
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.replica import PROMPT, Replica
+from lora_fs.demo.replica import PROMPT, SidecarReplica
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.demo.volume import Volume
 
@@ -62,7 +62,7 @@ def main() -> None:
         work = Path(folder)
         model = ensure_model(work / "tiny")
         volume = Volume(work / "volume", "tiny", cwd=work)
-        replica = Replica("a", farm, model, volume, work)
+        replica = SidecarReplica("a", farm, model, volume, work)
         replica.wait_ready()
         volume.run("register", "a0", str(make_adapter(model, work / "adapters" / "a0", 0)), "--wait", "20")
         replica.answer("a0")

@@ -240,7 +240,7 @@ def _late(times: Sequence[tuple[float, str]], windows: Sequence[Told], each: int
 
 def median(told: Sequence[Told], what: str) -> float:
     """Of one figure of many steps."""
-    return statistics.median(one[what] for one in told)
+    return float(statistics.median(one[what] for one in told))
 
 
 def calls_of(told: Sequence[Told]) -> str:

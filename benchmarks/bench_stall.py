@@ -184,8 +184,8 @@ def report(results: dict[str, dict[str, Arm]]) -> None:
         least, most = interval(kept)
         added = [statistics.median(arm.stalls) - statistics.median(alone.gaps) for arm in (loaded, cold)]
         stalls = f"{added[0]:.0f} ms | {added[1]:.0f} ms | {ratio:.2f} ({low:.2f} to {high:.2f})"
-        speed = f"{statistics.median(kept):.2f} ({least:.2f} to {most:.2f})"
-        print(f"| {engine} | {name} | {stalls} | {speed} |", flush=True)
+        tokens = f"{statistics.median(kept):.2f} ({least:.2f} to {most:.2f})"
+        print(f"| {engine} | {name} | {stalls} | {tokens} |", flush=True)
 
 
 def _ratio_of_added(

@@ -15,7 +15,7 @@ from threading import Lock
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
-PAUSE_S = 0.05  # between two pages, so that few of the steps that run meanwhile are beside one
+PAUSE_S = 0.05  # before each page, so that few of the steps that run meanwhile are beside one
 PAUSES_S = 1.0  # all of them at most: a process that ends waits for its threads
 
 
@@ -54,11 +54,11 @@ class HostMemory:
             self._spare = spare = _mapped(size)
         pages = range(0, size, HUGE_PAGE_BYTES)
         for page in pages:
+            time.sleep(min(PAUSE_S, PAUSES_S / len(pages)))  # the request that was loaded for comes first
             with self._lock:
                 if self._spare is not spare:
                     return
                 torch.frombuffer(spare, dtype=torch.uint8, offset=page)[:HUGE_PAGE_BYTES].zero_()
-            time.sleep(min(PAUSE_S, PAUSES_S / len(pages)))
 
     def drop(self) -> None:
         """Give what lies ready back to the system."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ def metadata(rounds: int, without: Mapping[str, str]) -> list[dict[str, Any]]:
         lengths = np.full(requests, tokens // requests)
         plan = gpu.DevicePlan(tokens, slots_of_arena, "cuda")
         row: dict[str, Any] = {"tokens": tokens, "requests": requests}
-        row["ours_us"] = median_us(lambda s=slots, n=lengths, p=plan: p.upload(plan_segments(s, n)), rounds)
+        row["ours_us"] = median_us(partial(_upload, plan, slots, lengths), rounds)
         if "vllm" not in without:
             try:
                 update = vllm_metadata(slots, lengths, slots_of_arena)
@@ -53,6 +54,10 @@ def metadata(rounds: int, without: Mapping[str, str]) -> list[dict[str, Any]]:
                 row["vllm"] = f"not measured: {type(error).__name__}: {error}"
         found.append(row)
     return found
+
+
+def _upload(plan: gpu.DevicePlan, slots: np.ndarray, lengths: np.ndarray) -> None:
+    plan.upload(plan_segments(slots, lengths))
 
 
 def vllm_metadata(slots: np.ndarray, lengths: np.ndarray, most: int) -> Callable[[], None]:

@@ -153,7 +153,7 @@ def moved_bytes(shape: Shape, case: Case) -> int:
     """The bytes that one module has to move for a case, each of them once."""
     slots = slots_of(case)
     ranks = ranks_of(case)
-    rank = sum(ranks[slot] for slot in np.unique(slots) if slot != NO_SLOT)
+    rank = sum(int(ranks[slot]) for slot in np.unique(slots) if slot != NO_SLOT)
     weights = rank * (len(shape.outputs) * shape.inputs + shape.width)
     rows = int((slots != NO_SLOT).sum()) * (shape.inputs + 2 * shape.width)
     return ITEM_BYTES * (weights + rows)

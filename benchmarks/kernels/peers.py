@@ -151,6 +151,8 @@ def _padded(work: Work) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, .
     b = tuple(torch.zeros(slots, 1, width, most, **zeros) for width in work.shape.outputs)
     for slot, adapter in enumerate(work.adapters):
         for into_a, into_b, of_a, of_b in zip(a, b, adapter.a, adapter.b, strict=True):
+            assert of_a is not None
+            assert of_b is not None
             into_a[slot, 0, : of_a.shape[0]] = of_a
             into_b[slot, 0, :, : of_b.shape[1]] = of_b
     return a, b

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class Reader:
         size_bytes = self._running.list_models()
         return {**self._running.took(), "bytes": size_bytes}
 
-    def serve(self, replicas: list[list[str]], poll_s: float, lag_s: float) -> Told:
+    def serve(self, replicas: Sequence[tuple[str, str]], poll_s: float, lag_s: float) -> Told:
         """Real volumes, each with a thread that polls, until the process ends."""
         timing = Timing(poll_s=poll_s, settle_s=30.0, lag_s=lag_s)
         loop = asyncio.new_event_loop()
