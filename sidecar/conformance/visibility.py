@@ -1,8 +1,9 @@
 """How long after one mount changed something the other shows it, and whether it is woken.
 
 Each delay runs from the return of the writing call on one mount to the first look on the other
-that shows the change; both read the host's monotonic clock. What is looked at is what the registry
-looks at: an exact name opened and read, a listing, a dropped folder's fingerprint, HEAD.
+that shows the change, by when that look was due: what a busy machine takes for it is not the mount's.
+Both read the host's monotonic clock. What is looked at is what the registry looks at: an exact name
+opened and read, a listing, a dropped folder's fingerprint, HEAD.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ def look(kind: Look, path: Path) -> object:
 
 
 def wait_for_change(kind: Look, path: Path, wanted: object, differs: bool, wait_s: float) -> float | None:
-    """When a look first showed ``wanted``, or with ``differs`` anything else; None: not in time."""
-    end, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
+    """When the look was due that showed ``wanted``, or with ``differs`` anything else; None: not in time."""
+    due, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    end = due + wait_s
     while True:
         if (look(kind, path) != wanted) is differs:
-            return time.monotonic()
-        if time.monotonic() > end:
+            return due
+        looked = time.monotonic()
+        if looked > end:
             return None
+        due = looked + pause_s
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
@@ -229,14 +233,17 @@ def follow(path: Path) -> None:
 
 
 def followed(name: str, wait_s: float) -> float | None:
-    """When the view showed the name; None: not in time."""
-    view, end = _views[-1], time.monotonic() + wait_s
+    """When the look was due that showed the name; None: not in time."""
+    view, due = _views[-1], time.monotonic()
+    end = due + wait_s
     while True:
         view.refresh()
         if (SCOPE, name) in view.desired.pointers:
-            return time.monotonic()
-        if time.monotonic() > end:
+            return due
+        looked = time.monotonic()
+        if looked > end:
             return None
+        due = looked + _LAST_PAUSE_S / 5
         time.sleep(_LAST_PAUSE_S / 5)
 
 
