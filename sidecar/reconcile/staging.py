@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 60.0
 IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
-LOOK_S = 1.0  # for so long it is not asked, while there is room, what other processes have put there
+LOOK_S = 1.0  # for so long it is not asked, in a folder not half full, what other processes have put there
 _COPYING = ".copying-"
 _OWNER = ".owner"
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
@@ -181,7 +181,7 @@ class Stager:
         now = time.monotonic()
         with self._room:
             used = self._used_bytes()
-            if now - self._looked_at >= LOOK_S or used + record.spec.size_bytes > self._max_bytes:
+            if now - self._looked_at >= LOOK_S or used + record.spec.size_bytes > self._max_bytes // 2:
                 self._measure()
                 used = self._used_bytes()
             idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]

@@ -16,7 +16,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, LOOK_S, Stager
+from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Stager
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
@@ -231,20 +231,21 @@ async def test_two_processes_share_a_stage(registry: Registry, register: Registe
 async def test_the_folder_is_not_listed_for_every_copy(
     registry: Registry, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While there is room it is enough to look now and then; what was put there meanwhile is counted."""
-    records = [register(f"a{n}", n) for n in range(5)]
-    bound = sum(record.spec.size_bytes for record in records[:4])
+    """While it is not half full it is enough to look now and then; from then on each looks every time."""
+    records = [register(f"a{n}", n) for n in range(9)]
+    bound = sum(record.spec.size_bytes for record in records[:8])
     ours, theirs = (make_stager(registry, tmp_path / "stage", max_bytes=bound) for _ in range(2))
     look = Mock(wraps=ours._measure)
     monkeypatch.setattr(ours, "_measure", look)
     for record in records[:3]:
         await ours.stage(record)
     assert look.call_count == 1
-    await theirs.stage(records[3])
-    ours._looked_at -= LOOK_S
-    with pytest.raises(VolumeUnavailable, match="no room"):
-        await ours.stage(records[4])
-    assert ours._used_bytes() == bound
+    for number, record in enumerate(records[3:8]):
+        await (theirs, ours)[number % 2].stage(record)
+    for stager in (ours, theirs):
+        with pytest.raises(VolumeUnavailable, match="no room"):
+            await stager.stage(records[8])
+        assert stager._used_bytes() == bound
 
 
 async def test_other_names_of_the_same_bytes_are_counted(
