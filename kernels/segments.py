@@ -58,6 +58,8 @@ def plan_segments(slots: NDArray[np.integer], lengths: NDArray[np.integer]) -> P
         slots: ``[requests]``, the slot of each; ``NO_SLOT`` means no adapter.
         lengths: ``[requests]``, how many rows each has, in the batch's order.
     """
+    if len(slots) == 1:
+        return plan_one(int(slots[0]), int(lengths[0]))
     starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
     live = np.flatnonzero((slots != NO_SLOT) & (lengths > 0))
@@ -98,6 +100,15 @@ def _pieces(runs: list[tuple[int, int, int]], total: int) -> tuple[tuple[int, ..
         slots.append(NO_SLOT)
         sizes.append(total - at)
     return tuple(slots), tuple(sizes)
+
+
+def plan_one(slot: int, rows: int) -> Plan:
+    """Plan a batch whose rows are all of one slot, or have all no adapter: what most small ones are."""
+    live = rows if slot != NO_SLOT else 0
+    segments = (Segment(slot, 0, live),) if live else ()
+    table = np.array(segments, dtype=np.int32).reshape(-1, 3)
+    pieces = ((slot,), (rows,)) if rows else ((), ())
+    return Plan(rows, np.arange(live, dtype=np.int32), segments, table, live, None, None, pieces)
 
 
 def plan_rows(slots: NDArray[np.integer]) -> Plan:

@@ -48,9 +48,9 @@ class AdapterConfig:
     heads: frozenset[str]
     terms: tuple[object, ...]
 
-    def rank_of(self, module: str) -> int:
+    def rank_of(self, module: str, budget: Budget) -> int:
         """Return the rank PEFT gave a module. Raises TooCostly."""
-        rank = self.ranks.find(module)
+        rank = self.ranks.find(module, budget)
         return self.rank if rank is None else int(rank)
 
 
@@ -74,9 +74,7 @@ def parse_config(raw: bytes, found: Findings) -> Mapping[str, object] | None:
     return value
 
 
-def check_config(
-    config: Mapping[str, object], max_rank: int | None, budget: Budget, found: Findings
-) -> AdapterConfig | None:
+def check_config(config: Mapping[str, object], max_rank: int | None, found: Findings) -> AdapterConfig | None:
     """Apply every rule; returns None when a field the tensors depend on is unusable."""
     check_features(config, CONFIG_FILE, found)
     rank = _positive(config, "r", found)
@@ -100,14 +98,14 @@ def check_config(
         )
     saved = config.get("modules_to_save")
     heads = [head for head in CLASSIFICATION_HEADS if isinstance(saved, list) and head in saved]
-    covers = _coverage(config, target, budget, found)
+    covers = _coverage(config, target, found)
     return AdapterConfig(
         rank=rank,
         alpha=alpha,
         use_rslora=rslora is True,
         target_modules=target,
         covers=covers,
-        ranks=ModulePatterns(rank_pattern, budget),
+        ranks=ModulePatterns(rank_pattern),
         largest_rank=largest,
         heads=frozenset(heads),
         terms=(covers is None, *rank_pattern.items()),
@@ -199,10 +197,7 @@ def _is_text(value: object) -> bool:
 
 
 def _coverage(
-    config: Mapping[str, object],
-    target: tuple[str, ...] | str,
-    budget: Budget,
-    found: Findings,
+    config: Mapping[str, object], target: tuple[str, ...] | str, found: Findings
 ) -> TargetModules | None:
     """Prepare the comparison with the tensors, where the config allows one."""
     if config.get("target_parameters"):
@@ -217,7 +212,7 @@ def _coverage(
                 f"{reason}; it is not compared with the tensors, which vLLM goes by",
             )
             return None
-    return TargetModules(target, budget)
+    return TargetModules(target)
 
 
 def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mapping[str, float] | None:

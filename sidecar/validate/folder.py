@@ -6,40 +6,23 @@ answer raises. Nothing is written, no pickle is loaded, no link is followed, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.model import LoraShape, Severity
-from lora_fs.sidecar.validate.config import (
-    CONFIG_FILE,
-    MAX_CONFIG_BYTES,
-    AdapterConfig,
-    check_config,
-    parse_config,
-)
+from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
 from lora_fs.sidecar.validate.contents import is_preallocated, scan_contents
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
 from lora_fs.sidecar.validate.header import header_length, parse_header
-from lora_fs.sidecar.validate.identity import check_base_model
-from lora_fs.sidecar.validate.patterns import Budget
 from lora_fs.sidecar.validate.report import Expectation, Findings, Report, shown
-from lora_fs.sidecar.validate.structure import Kind, shape_of, study
+from lora_fs.sidecar.validate.structure import Kind, Said, read_config, shape_of, study
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")  # in the order vLLM looks for them
 
 _ADDED_EMBEDDINGS = ("new_embeddings.safetensors", "new_embeddings.bin")
-_LONGEST_MODEL_NAME = 1_024
 _NOTHING_KNOWN = Expectation()
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """The model a configuration names, and what it says where it can be used."""
-
-    base_model: str | None
-    said: AdapterConfig | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +93,17 @@ def looks_preallocated(folder: Path) -> bool:
 
 
 def _validate(reading: _Reading) -> Report:
-    fields = _read_config(reading)
-    config = None if fields is None else _check_config(reading, fields)
-    weights = _read_weights(reading, config)
+    said = _read_config(reading)
+    weights = _read_weights(reading, said)
     return Report(
         findings=reading.found.freeze(),
         shape=None if weights is None else weights.shape,
-        base_model=None if config is None else config.base_model,
-        served_files=() if config is None or weights is None else (CONFIG_FILE, weights.name),
+        base_model=None if said is None else said.base_model,
+        served_files=() if said is None or weights is None else (CONFIG_FILE, weights.name),
     )
 
 
-def _read_config(reading: _Reading) -> Mapping[str, object] | None:
+def _read_config(reading: _Reading) -> Said | None:
     found = reading.found
     try:
         with open_file(reading.folder_fd, CONFIG_FILE) as file:
@@ -137,54 +119,36 @@ def _read_config(reading: _Reading) -> Mapping[str, object] | None:
                 )
                 return None
             file.head()
-            return parse_config(file.read(0, file.size_bytes), found)
+            return read_config(file.read(0, file.size_bytes), reading.expectation, found)
     except Refused as refused:
         found.add(refused.code, CONFIG_FILE, "", refused.message, hint=refused.hint)
         return None
 
 
-def _check_config(reading: _Reading, fields: Mapping[str, object]) -> _Config:
-    found, expectation = reading.found, reading.expectation
-    base_model = _base_model(fields, found)
-    check_base_model(base_model, expectation.model_ids, found)
-    return _Config(base_model, check_config(fields, expectation.max_rank, Budget(), found))
-
-
-def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
-    field = "base_model_name_or_path"
-    value = config.get(field)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str) or len(value) > _LONGEST_MODEL_NAME or not value.isprintable():
-        found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not a model's name")
-        return None
-    return value
-
-
-def _read_weights(reading: _Reading, config: _Config | None) -> _Weights | None:
+def _read_weights(reading: _Reading, said: Said | None) -> _Weights | None:
     found = reading.found
     try:
         present = names(reading.folder_fd, reading.folder)
         with open_file(reading.folder_fd, WEIGHTS_FILE) as file:
             if file is not None:
                 _tell_unserved(present, found)
-                return _check_weights(reading, file, config)
+                return _check_weights(reading, file, said)
         for name in PICKLES:
             with open_file(reading.folder_fd, name) as file:
                 if file is not None:
-                    return _check_pickle(file, config, found)
+                    return _check_pickle(file, said, found)
         _tell_missing(present, reading)
     except Refused as refused:
         found.add(refused.code, WEIGHTS_FILE, "", refused.message, hint=refused.hint)
     return None
 
 
-def _check_weights(reading: _Reading, file: RegularFile, config: _Config | None) -> _Weights | None:
+def _check_weights(reading: _Reading, file: RegularFile, said: Said | None) -> _Weights | None:
     found = reading.found
     header = _read_header(file, found)
     if header is None:
         return None
-    kind = Kind(None if config is None else config.said, header, file.size_bytes)
+    kind = Kind(None if said is None else said.config, header, file.size_bytes)
     structure = study(kind, reading.expectation.base_config, file.name, found)
     if structure is None:
         return None
@@ -207,7 +171,7 @@ def _read_header(file: RegularFile, found: Findings) -> bytes | None:
     return None if length is None else file.read(len(head), length)
 
 
-def _check_pickle(file: RegularFile, config: _Config | None, found: Findings) -> _Weights | None:
+def _check_pickle(file: RegularFile, said: Said | None, found: Findings) -> _Weights | None:
     file.head()
     refused = "pickle" not in found.allow
     found.add(
@@ -219,7 +183,8 @@ def _check_pickle(file: RegularFile, config: _Config | None, found: Findings) ->
     )
     if refused:
         return None
-    return _Weights(file.name, None if config is None or config.said is None else shape_of(config.said))
+    config = None if said is None else said.config
+    return _Weights(file.name, None if config is None else shape_of(config))
 
 
 def _tell_unserved(present: frozenset[str], found: Findings) -> None:

@@ -70,11 +70,10 @@ class ModulePatterns:
     Source: vllm 0.32, ``lora/peft_helper.py::PEFTHelper._match_pattern``.
     """
 
-    def __init__(self, values: Mapping[str, float], budget: Budget) -> None:
+    def __init__(self, values: Mapping[str, float]) -> None:
         self._compiled = [(re.compile(rf"(.*\.)?({key})$"), values[key]) for key in values]
-        self._budget = budget
 
-    def find(self, module: str) -> float | None:
+    def find(self, module: str, budget: Budget) -> float | None:
         """Return the value of the first key that matches, or None.
 
         Raises:
@@ -83,7 +82,7 @@ class ModulePatterns:
         if self._compiled and len(module) > MAX_NAME_LENGTH:
             raise TooCostly
         for expression, value in self._compiled:
-            self._budget.check()
+            budget.check()
             if expression.match(module):
                 return value
         return None
@@ -95,20 +94,19 @@ class TargetModules:
     Source: peft 0.21, ``tuners/tuners_utils.py::check_target_module_exists``.
     """
 
-    def __init__(self, target: tuple[str, ...] | str, budget: Budget) -> None:
+    def __init__(self, target: tuple[str, ...] | str) -> None:
         self._suffixes = frozenset(target) if isinstance(target, tuple) else frozenset()
         self._anything = target == "all-linear"
         self._expression = re.compile(target) if isinstance(target, str) and not self._anything else None
-        self._budget = budget
 
-    def covers(self, module: str) -> bool:
+    def covers(self, module: str, budget: Budget) -> bool:
         """Whether PEFT would have put a LoRA on the module. Raises TooCostly."""
         if self._anything:
             return True
         if self._expression is not None:
             if len(module) > MAX_NAME_LENGTH:
                 raise TooCostly
-            self._budget.check()
+            budget.check()
             return self._expression.fullmatch(module) is not None
         return any(suffix in self._suffixes for suffix in suffixes(module))
 

@@ -6,21 +6,52 @@ kind is not worked out anew; what gave one is, to tell it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from lora_fs.sidecar.model import LoraShape
 from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
-from lora_fs.sidecar.validate.config import AdapterConfig
+from lora_fs.sidecar.validate.config import CONFIG_FILE, AdapterConfig, check_config, parse_config
 from lora_fs.sidecar.validate.header import TensorEntry, parse_header
-from lora_fs.sidecar.validate.report import Findings
+from lora_fs.sidecar.validate.identity import check_base_model
+from lora_fs.sidecar.validate.report import Expectation, Findings, shown
 from lora_fs.sidecar.validate.tensors import FLOATS, LoraModule, check_tensors
 
 KINDS_KEPT = 16
-MAX_KEPT_BYTES = 128 * 1024  # of a header: what is built from one takes several times as much
+MAX_KEPT_BYTES = 128 * 1024  # of a file: what is built from one takes several times as much
+_LONGEST_MODEL_NAME = 1_024
 
 Base = Mapping[str, object]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Kept(Generic[Key, Value]):
+    """What gave no finding, by what it was made of: the latest ``KINDS_KEPT``. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Value] = {}  # replaced, never changed
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Key) -> Value | None:
+        return self._values.get(key)
+
+    def keep(self, key: Key, value: Value) -> None:
+        self._values = dict(list({**self._values, key: value}.items())[-KINDS_KEPT:])
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The model a configuration names, and what it says where it can be used."""
+
+    base_model: str | None
+    config: AdapterConfig | None
 
 
 class Kind(NamedTuple):
@@ -40,7 +71,44 @@ class Structure:
     shape: LoraShape | None = None
 
 
-_in_order: dict[Kind, tuple[Base | None, Structure]] = {}  # replaced, never changed: any thread may look
+class Known:
+    """Everything that is kept."""
+
+    def __init__(self) -> None:
+        self.configs: Kept[tuple[bytes, int | None, tuple[str, ...]], Said] = Kept()
+        self.structures: Kept[Kind, tuple[Base | None, Structure]] = Kept()
+
+
+known = Known()
+
+
+def read_config(raw: bytes, expectation: Expectation, found: Findings) -> Said | None:
+    """Apply every rule to a configuration's bytes; None when they are no JSON object."""
+    key = raw, expectation.max_rank, expectation.model_ids
+    kept = known.configs.get(key)
+    if kept is not None:
+        return kept
+    before = found.count
+    fields = parse_config(raw, found)
+    if fields is None:
+        return None
+    base_model = _base_model(fields, found)
+    check_base_model(base_model, expectation.model_ids, found)
+    said = Said(base_model, check_config(fields, expectation.max_rank, found))
+    if found.count == before and len(raw) <= MAX_KEPT_BYTES:
+        known.configs.keep(key, said)
+    return said
+
+
+def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
+    field = "base_model_name_or_path"
+    value = config.get(field)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > _LONGEST_MODEL_NAME or not value.isprintable():
+        found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not a model's name")
+        return None
+    return value
 
 
 def study(kind: Kind, base: Base | None, file: str, found: Findings) -> Structure | None:
@@ -50,8 +118,7 @@ def study(kind: Kind, base: Base | None, file: str, found: Findings) -> Structur
         base: the base model's ``config.json``.
         file: the weights' name.
     """
-    global _in_order
-    kept = _in_order.get(kind)
+    kept = known.structures.get(kind)
     if kept is not None and kept[0] == base:
         return kept[1]
     before = found.count
@@ -64,7 +131,7 @@ def study(kind: Kind, base: Base | None, file: str, found: Findings) -> Structur
         check_vocabulary(entries, base, file, found)
     structure = Structure(entries, modules, shape_of(kind.config, entries, modules))
     if found.count == before and len(kind.header) <= MAX_KEPT_BYTES:
-        _in_order = dict(list({**_in_order, kind: (base, structure)}.items())[-KINDS_KEPT:])
+        known.structures.keep(kind, (base, structure))
     return structure
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from lora_fs.sidecar.validate.config import CONFIG_FILE, AdapterConfig
 from lora_fs.sidecar.validate.features import CLASSIFICATION_HEADS
 from lora_fs.sidecar.validate.header import TensorEntry
-from lora_fs.sidecar.validate.patterns import TooCostly, suffixes
+from lora_fs.sidecar.validate.patterns import Budget, TooCostly, suffixes
 from lora_fs.sidecar.validate.report import Findings
 
 PREFIX = "base_model.model."
@@ -101,10 +101,11 @@ def check_tensors(
             modules.append(LoraModule(name, a, b, Part.EMBEDDING_A in half))
     if not halves:
         found.add("no-tensors", file, "", "holds no LoRA tensor")
+    budget = Budget()
     try:
         for module in modules:
-            _check_rank(module, config, file, found)
-        _check_targets(modules, config, file, found)
+            _check_rank(module, config, budget, file, found)
+        _check_targets(modules, config, budget, file, found)
     except TooCostly:
         found.add(
             "pattern",
@@ -168,8 +169,10 @@ def _check_shapes(name: str, a: TensorEntry, b: TensorEntry, file: str, found: F
     return True
 
 
-def _check_rank(module: LoraModule, config: AdapterConfig, file: str, found: Findings) -> None:
-    expected = config.rank_of(peft_name(module.name))
+def _check_rank(
+    module: LoraModule, config: AdapterConfig, budget: Budget, file: str, found: Findings
+) -> None:
+    expected = config.rank_of(peft_name(module.name), budget)
     fused = module.name.endswith(_FUSED_EXPERTS) and module.rank % expected == 0
     if module.rank != expected and not fused:
         found.add(
@@ -188,11 +191,13 @@ def peft_name(module: str) -> str:
     return f"{module}.down_proj" if module.endswith(".experts") else module
 
 
-def _check_targets(modules: list[LoraModule], config: AdapterConfig, file: str, found: Findings) -> None:
+def _check_targets(
+    modules: list[LoraModule], config: AdapterConfig, budget: Budget, file: str, found: Findings
+) -> None:
     if config.covers is None:
         return
     for module in modules:
-        if not config.covers.covers(module.name):
+        if not config.covers.covers(module.name, budget):
             found.add(
                 "target-modules",
                 file,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows, plan_segments
+from lora_fs.kernels.segments import NO_SLOT, Plan, plan_one, plan_rows, plan_segments
 
 runs = st.lists(st.tuples(st.integers(NO_SLOT, 5), st.integers(0, 4)), max_size=12)
 
@@ -50,6 +50,17 @@ def test_rows_and_runs_give_the_same_plan(batch: list[tuple[int, int]]) -> None:
     assert by_row.segments == plan.segments
     assert list(by_row.order) == list(plan.order)
     assert by_row.pieces == plan.pieces
+
+
+@given(st.integers(NO_SLOT, 5), st.integers(0, 4), st.integers(0, 4))
+def test_one_request_is_planned_as_two_halves_of_it(slot: int, one: int, other: int) -> None:
+    """By a shorter way."""
+    plan, halves = plan_one(slot, one + other), plan_segments(np.array([slot] * 2), np.array([one, other]))
+    assert (plan.rows, plan.segments, plan.most) == (halves.rows, halves.segments, halves.most)
+    for one_way, other_way in ((plan.order, halves.order), (plan.table, halves.table)):
+        np.testing.assert_array_equal(one_way, other_way, strict=True)
+    assert (plan.sorting, plan.inverse) == (halves.sorting, halves.inverse) == (None, None)
+    assert plan.pieces == halves.pieces
 
 
 def test_a_batch_whose_slots_stand_together_is_left_in_place() -> None:

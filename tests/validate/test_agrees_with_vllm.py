@@ -153,7 +153,7 @@ def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
 
     pattern = {r"layers\.[1-3]\..*q_proj": 2, "q_proj": 3, "experts.down_proj": 5}
     helper = PEFTHelper.from_dict({**good_config(), "rank_pattern": pattern})
-    ours = ModulePatterns(pattern, Budget()).find(peft_name(module))
+    ours = ModulePatterns(pattern).find(peft_name(module), Budget())
     assert (good_config()["r"] if ours is None else ours) == helper.get_rank_and_scaling(module)[0]
 
 

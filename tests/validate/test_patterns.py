@@ -56,27 +56,27 @@ def test_what_could_run_for_ever(expression: str) -> None:
 
 def test_first_key_that_matches_wins() -> None:
     """A key matches a suffix that begins at a dot, in the order of the config."""
-    patterns = ModulePatterns({"k_proj": 2, "self_attn.q_proj": 4, "q_proj": 8}, Budget())
-    assert patterns.find(NAME) == 4
-    assert patterns.find("model.my_q_proj") is None
-    assert patterns.find("q_proj") == 8
+    patterns = ModulePatterns({"k_proj": 2, "self_attn.q_proj": 4, "q_proj": 8})
+    assert patterns.find(NAME, Budget()) == 4
+    assert patterns.find("model.my_q_proj", Budget()) is None
+    assert patterns.find("q_proj", Budget()) == 8
 
 
 def test_targets_match_as_in_peft() -> None:
     """A list holds suffixes at a dot, text is one expression for the whole name."""
-    assert TargetModules(("q_proj",), Budget()).covers(NAME)
-    assert not TargetModules(("proj",), Budget()).covers(NAME)
-    assert TargetModules(r".*\.q_proj", Budget()).covers(NAME)
-    assert not TargetModules(r"\.q_proj", Budget()).covers(NAME)
-    assert TargetModules("all-linear", Budget()).covers(NAME)
+    assert TargetModules(("q_proj",)).covers(NAME, Budget())
+    assert not TargetModules(("proj",)).covers(NAME, Budget())
+    assert TargetModules(r".*\.q_proj").covers(NAME, Budget())
+    assert not TargetModules(r"\.q_proj").covers(NAME, Budget())
+    assert TargetModules("all-linear").covers(NAME, Budget())
 
 
 def test_budget() -> None:
     """Once the time is spent matching stops, and a name of any length is not tried."""
     now = iter((0.0, 1.0, 99.0))
-    patterns = ModulePatterns({"q_proj": 4}, Budget(limit_s=5, clock=lambda: next(now)))
-    assert patterns.find(NAME) == 4
+    patterns, budget = ModulePatterns({"q_proj": 4}), Budget(limit_s=5, clock=lambda: next(now))
+    assert patterns.find(NAME, budget) == 4
     with pytest.raises(TooCostly):
-        patterns.find(NAME)
+        patterns.find(NAME, budget)
     with pytest.raises(TooCostly):
-        TargetModules(".*", Budget()).covers("x" * 1000)
+        TargetModules(".*").covers("x" * 1000, Budget())

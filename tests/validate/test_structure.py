@@ -28,7 +28,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(size_bytes)
         return parse_header(raw, size_bytes, file, found)
 
-    monkeypatch.setattr(structure, "_in_order", {})
+    monkeypatch.setattr(structure, "known", structure.Known())
     monkeypatch.setattr(structure, "parse_header", counting)
     return sizes
 
@@ -72,16 +72,29 @@ def test_another_base_model(draft: Draft) -> None:
     assert validate(draft.write(), EXPECTED).ok
 
 
+def test_another_expectation(draft: Draft) -> None:
+    """In order for one engine is not in order for another of less rank, or of another model."""
+    folder = draft.write()
+    assert validate(folder, EXPECTED).findings == ()
+    told = [
+        [finding.code for finding in validate(folder, expected).findings]
+        for expected in (Expectation(max_rank=RANK - 1), Expectation(("acme/another-model",)), EXPECTED)
+    ]
+    assert told == [["rank-too-high"], ["base-model"], []]
+
+
 def test_what_is_kept_is_bounded(draft: Draft, parsed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest kinds are kept, and none whose header is large."""
     for alpha in range(1, structure.KINDS_KEPT + 2):
         draft.config["lora_alpha"] = alpha
         assert validate(draft.write()).ok
-    assert len(structure._in_order) == structure.KINDS_KEPT
+    known = structure.known
+    assert len(known.structures) == len(known.configs) == structure.KINDS_KEPT
     monkeypatch.setattr(structure, "MAX_KEPT_BYTES", 10)
+    before = {*known.structures}, {*known.configs}
     draft.config["lora_alpha"] = 1000
     assert validate(draft.write()).ok
-    assert not any(kind.config and kind.config.alpha == 1000 for kind in structure._in_order)
+    assert ({*known.structures}, {*known.configs}) == before
 
 
 CONFIGS: Mapping[str, Any] = {
@@ -126,7 +139,7 @@ def test_as_if_nothing_were_kept(
 ) -> None:
     """Whatever was validated before, a report is what a process that knows nothing gives."""
     folder = tmp_path_factory.mktemp("kinds")
-    structure._in_order = {}
+    structure.known = structure.Known()
     for number, config in enumerate(configs):
         draft = Draft(folder / str(number))
         draft.config, draft.tensors = good_config() | config, good_tensors()
@@ -134,9 +147,9 @@ def test_as_if_nothing_were_kept(
         expected = Expectation(base_config=bases[number % len(bases)], max_rank=RANK)
         written = draft.write()
         report, again = validate(written, expected), validate(written, expected)
-        kept, structure._in_order = structure._in_order, {}
+        kept, structure.known = structure.known, structure.Known()
         assert report == again == validate(written, expected)
-        structure._in_order = kept
+        structure.known = kept
 
 
 def change(draft: Draft, what: str) -> None:

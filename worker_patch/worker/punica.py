@@ -17,7 +17,7 @@ from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from lora_fs.kernels.backends import backend, warm_up
-from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows, plan_segments
+from lora_fs.kernels.segments import NO_SLOT, Plan, plan_one, plan_rows, plan_segments
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.layers import Target
 
@@ -61,7 +61,8 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
     ) -> None:
         slots = {adapter: slot for slot, adapter in enumerate(lora_index_to_id) if adapter is not None}
         self.tokens = _plan(mapping.index_mapping, slots)
-        self.sampled = _plan(mapping.prompt_mapping, slots)
+        decode = mapping.prompt_mapping == mapping.index_mapping
+        self.sampled = self.tokens if decode else _plan(mapping.prompt_mapping, slots)
         if self.theirs:
             super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
 
@@ -123,6 +124,8 @@ class Bound:
 
 def _plan(ids: Sequence[int], slots: Mapping[int, int]) -> Plan:
     """``ids``: the adapter of each row, 0 without one. One without a slot runs as the base model."""
+    if ids and ids.count(ids[0]) == len(ids):
+        return plan_one(slots.get(ids[0], NO_SLOT), len(ids))
     of_rows = np.asarray(ids, dtype=np.int64)
     edges = np.flatnonzero(np.diff(of_rows, prepend=-1))
     of_runs = [slots.get(adapter, NO_SLOT) for adapter in of_rows[edges].tolist()]
