@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,26 @@ class Place:
         return sum(self.ranks)
 
 
+class Strided(NamedTuple):
+    """A matrix in a storage, as ``as_strided`` takes it; ``stride`` and ``offset`` in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Matrices(NamedTuple):
+    """Where a layer's A is, and of each slice its B; None of one whose rank is 0."""
+
+    a: Strided
+    b: tuple[Strided | None, ...]
+
+    def of(self, storage: torch.Tensor, place: Place) -> Packed:
+        """As views of ``storage``, which begins where the offsets are counted from."""
+        b = tuple(None if one is None else storage.as_strided(*one) for one in self.b)
+        return Packed(storage.as_strided(*self.a), b, place.ranks, place.scale)
+
+
 @dataclass(frozen=True, slots=True)
 class Slab:
     """A whole adapter.
@@ -75,12 +96,16 @@ class Outline:
     Attributes:
         shapes: of every layer that may have weights.
         places: of each layer that the adapter has weights for.
+        matrices: of each of them of a rank over 0.
+        targets: for each slice that has weights, where its A goes and where its B, transposed.
         elements: of the slab.
         row: of the tables, ``RowLayout.row``.
     """
 
     shapes: Mapping[str, Shape]
     places: Mapping[str, Place]
+    matrices: Mapping[str, Matrices]
+    targets: tuple[Strided, ...]
     elements: int
     row: torch.Tensor
 
@@ -97,12 +122,15 @@ class Outline:
             (name, [place.a, *place.b], [0, *accumulate(place.ranks)], place.scale)
             for name, place in places.items()
         )
-        return cls(shapes, places, end, RowLayout.of(shapes).row(layers))
+        matrices = {name: _matrices(shapes[name], place) for name, place in places.items() if place.rank}
+        parts = (_targets(shapes[name], places[name], found) for name, found in matrices.items())
+        targets = tuple(chain.from_iterable(parts))
+        return cls(shapes, places, matrices, targets, end, RowLayout.of(shapes).row(layers))
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """All that packing an adapter comes to: ``sources``, in the order of ``_targets``, as ``dtype``."""
+    """All that packing an adapter comes to: ``sources``, in the order of the targets, as ``dtype``."""
 
     outline: Outline
     dtype: torch.dtype
@@ -125,23 +153,21 @@ class Draft:
         """Copy the weights to ``data``, all in one call: the interpreter's lock is others' meanwhile.
 
         Args:
-            data: ``[outline.elements]`` of ``dtype``.
+            data: ``[outline.elements]`` of ``dtype``, a storage of its own.
         """
-        shapes, places = self.outline.shapes, self.outline.places
-        packed = ((name, packed_at(shapes[name], place, data)) for name, place in places.items())
-        slab = Slab(data, places, {name: view for name, view in packed if view is not None}, self.outline.row)
+        outline = self.outline
+        views = {name: found.of(data, outline.places[name]) for name, found in outline.matrices.items()}
         if self.sources:
-            torch._foreach_copy_(self._targets(slab), list(self.sources))
-        return slab
+            torch._foreach_copy_(self._targets(data), list(self.sources))
+        return Slab(data, outline.places, views, outline.row)
 
     def is_in(self, slab: Slab) -> bool:
         """Whether a slab of this outline holds these weights."""
-        pairs = zip(self._targets(slab), self.sources, strict=True)
+        pairs = zip(self._targets(slab.data), self.sources, strict=True)
         return all(torch.equal(target, source.to(target.dtype)) for target, source in pairs)
 
-    def _targets(self, slab: Slab) -> list[torch.Tensor]:
-        shapes = self.outline.shapes
-        return [target for name, view in slab.views.items() for target in _targets(shapes[name], view)]
+    def _targets(self, data: torch.Tensor) -> list[torch.Tensor]:
+        return [data.as_strided(*target) for target in self.outline.targets]
 
 
 def pack_slab(
@@ -167,18 +193,17 @@ def packed_at(shape: Shape, place: Place, storage: torch.Tensor, begin: int = 0)
     Args:
         storage: ``[elements]``; the slab stands in it from ``begin`` on.
     """
-    if not place.rank:
-        return None
-    a = storage.narrow(0, begin + place.a, place.rank * shape.inputs)
-    return Packed(
-        a.view(shape.inputs, place.rank) if shape.lookup else a.view(place.rank, shape.inputs),
-        tuple(
-            storage.narrow(0, begin + offset, rank * width).view(rank, width) if rank else None
-            for offset, rank, width in zip(place.b, place.ranks, shape.outputs, strict=True)
-        ),
-        place.ranks,
-        place.scale,
+    return _matrices(shape, place, begin).of(storage, place) if place.rank else None
+
+
+def _matrices(shape: Shape, place: Place, begin: int = 0) -> Matrices:
+    rank, inputs = place.rank, shape.inputs
+    a = (inputs, rank) if shape.lookup else (rank, inputs)
+    b = (
+        Strided((one, width), (width, 1), begin + offset) if one else None
+        for offset, one, width in zip(place.b, place.ranks, shape.outputs, strict=True)
     )
+    return Matrices(Strided(a, (a[1], 1), begin + place.a), tuple(b))
 
 
 def _place(name: str, shape: Shape, weights: Weights, end: int, itemsize: int) -> tuple[Place, int]:
@@ -201,11 +226,13 @@ def _place(name: str, shape: Shape, weights: Weights, end: int, itemsize: int) -
     return Place(begin, tuple(offsets), tuple(ranks), weights.scale), end
 
 
-def _targets(shape: Shape, packed: Packed) -> Iterator[torch.Tensor]:
-    """For each slice that has weights, the place of its A and of its B, transposed."""
-    for (low, high), b in zip(packed.columns(), packed.b, strict=True):
+def _targets(shape: Shape, place: Place, found: Matrices) -> Iterator[Strided]:
+    """For each slice that has weights, the place of its A among the layer's, and of its B."""
+    (rows, columns), stride, begin = found.a
+    for low, rank, b in zip(accumulate(place.ranks, initial=0), place.ranks, found.b, strict=False):
         if b is not None:
-            yield packed.a[:, low:high] if shape.lookup else packed.a[low:high]
+            part = (rows, rank) if shape.lookup else (rank, columns)
+            yield Strided(part, stride, begin + (low if shape.lookup else low * columns))
             yield b
 
 

@@ -11,11 +11,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from lora_fs.kernels.slabs import Draft, Outline
+from lora_fs.kernels.slabs import Draft, Outline, Strided
 from lora_fs.worker_patch.worker.models import Resident
 
 Tensors = Mapping[str, torch.Tensor]
@@ -40,21 +41,16 @@ class Kind(NamedTuple):
         if not os.path.isfile(weights):
             return None
         try:
-            with open(weights, "rb") as file:
+            with open(weights, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
                 if length > size:
                     return None
                 header = file.read(length)
-            with open(os.path.join(folder, CONFIG), "rb") as file:
-                config = json.load(file)
-            for name in _NAMES_THE_BASE:
-                config.pop(name, None)
-            if isinstance(config.get("target_modules"), list):  # a set, which PEFT writes in any order
-                config["target_modules"].sort()
+            with open(os.path.join(folder, CONFIG), "rb", buffering=0) as file:
+                return cls(header, size, _told(file.readall()))
         except (OSError, ValueError, TypeError, AttributeError):
             return None
-        return cls(header, size, json.dumps(config))
 
     @property
     def begin(self) -> int:
@@ -62,13 +58,22 @@ class Kind(NamedTuple):
         return _LENGTH_BYTES + len(self.header)
 
 
+@lru_cache(KINDS_KEPT)
+def _told(config: bytes) -> str:
+    """What of a configuration vLLM reads."""
+    told = json.loads(config)
+    for name in _NAMES_THE_BASE:
+        told.pop(name, None)
+    if isinstance(told.get("target_modules"), list):  # a set, which PEFT writes in any order
+        told["target_modules"].sort()
+    return json.dumps(told)
+
+
 class Span(NamedTuple):
-    """A matrix in a file; ``stride``, and ``offset`` from the file's beginning, in elements."""
+    """A matrix in a file, counted from the file's beginning."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    place: Strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Recipe:
         typed = {}
         for dtype in {span.dtype for span in self.spans}:
             typed[dtype] = file[: len(file) // dtype.itemsize * dtype.itemsize].view(dtype)
-        sources = tuple(typed[dtype].as_strided(*place) for dtype, *place in self.spans)
+        sources = tuple(typed[dtype].as_strided(*place) for dtype, place in self.spans)
         return Draft(self.outline, self.dtype, sources)
 
 
@@ -132,5 +137,5 @@ def _spans(kind: Kind, tensors: Tensors, draft: Draft) -> tuple[Span, ...] | Non
         length = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
         if rest or not kind.begin <= offset * source.itemsize <= kind.size_bytes - length * source.itemsize:
             return None
-        spans.append(Span(source.dtype, tuple(source.shape), source.stride(), offset))
+        spans.append(Span(source.dtype, Strided(tuple(source.shape), source.stride(), offset)))
     return tuple(spans)
