@@ -41,14 +41,14 @@ class Kind(NamedTuple):
         if not os.path.isfile(weights):
             return None
         try:
-            with open(weights, "rb", buffering=0) as file:
+            with open(weights, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
                 if length > size:
                     return None
                 header = file.read(length)
-            with open(os.path.join(folder, CONFIG), "rb", buffering=0) as file:
-                return cls(header, size, _told(file.readall()))
+            with open(os.path.join(folder, CONFIG), "rb") as file:
+                return cls(header, size, _told(file.read()))
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
