@@ -171,7 +171,8 @@ class Residents:
         while True:
             task = self.load(served)
             try:
-                name = await asyncio.wait_for(asyncio.shield(task), deadline - self._clock())
+                async with asyncio.timeout(deadline - self._clock()):
+                    name = await asyncio.shield(task)
             except TimeoutError as error:
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
             if self.name_of(served) == name:
@@ -200,12 +201,13 @@ class Residents:
         async with self._lock(served.name):
             key, failure = served.record.key, self.failures.get(served.name)
             again = failure is not None and failure.concerns(served.record)
-            self._events.tell("Retrying" if again else "Loading", key=key)
             try:
                 self.phases[served.name] = Phase.VALIDATING
                 self._under_load[served.name] = served.record
                 with self._measured("stage", served.record):
-                    path = await self._stager.stage(served.record)
+                    staging = self._stager.stage(served.record)
+                    self._events.tell("Retrying" if again else "Loading", key=key)
+                    path = await staging
                 self.phases[served.name] = Phase.LOADING
                 name = await self._place(served, path)
             except LoraFsError as error:

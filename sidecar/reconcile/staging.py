@@ -8,6 +8,7 @@ makes room for another, the one longest out of use first. What else lies in the 
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -16,13 +17,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Container
+from collections.abc import Awaitable, Callable, Collection, Container
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-
-import anyio
-import anyio.to_thread
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
@@ -65,7 +66,7 @@ class Stager:
         self._expectation = expectation
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._threads = anyio.CapacityLimiter(8)
+        self._threads = ThreadPoolExecutor(8, "lora-fs-stage")
         self._unused_since: dict[str, float] = {}
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
@@ -92,8 +93,8 @@ class Stager:
         """How many copies there are, as last seen."""
         return len(self._copies)
 
-    async def stage(self, record: Record, *, make_room: bool = True) -> str:
-        """Copy, or take the copy that is there, and verify.
+    def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
+        """Copy, or take the copy that is there, and verify: a thread begins at once. Gives the copy's path.
 
         Bounded: a volume that hangs costs one thread of eight, not the loop.
 
@@ -105,11 +106,13 @@ class Stager:
             StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time.
         """
+        stage = partial(copy_context().run, self._stage, record, make_room)
+        return self._in_time(asyncio.get_running_loop().run_in_executor(self._threads, stage), record)
+
+    async def _in_time(self, staging: Awaitable[str], record: Record) -> str:
         try:
-            with anyio.fail_after(self._timeout_s):
-                return await anyio.to_thread.run_sync(
-                    self._stage, record, make_room, abandon_on_cancel=True, limiter=self._threads
-                )
+            async with asyncio.timeout(self._timeout_s):
+                return await staging
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"

@@ -148,6 +148,20 @@ async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Pa
     assert sum(isinstance(result, str) for result in results) == 2
 
 
+async def test_it_begins_at_once(registry: Registry, register: Register, stager: Stager) -> None:
+    """What the caller does before it waits is done beside the copying."""
+    record, begun = register("one", 1), threading.Event()
+
+    def locate(record: Record) -> Path:
+        begun.set()
+        return artifact(registry, record)
+
+    stager._locate = locate
+    staging = stager.stage(record)
+    assert begun.wait(20)
+    assert Path(await staging).is_dir()
+
+
 async def test_a_volume_that_hangs(registry: Registry, register: Register, tmp_path: Path) -> None:
     """The wait is bounded, and adapters on a volume that answers are staged meanwhile."""
     stuck, good = register("stuck", 1), register("good", 2)
