@@ -72,7 +72,7 @@ class Stager:
         self._reserved: dict[str, int] = {}
         self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes
         self._looked_at = -LOOK_S
-        self._copies: frozenset[str] = frozenset()
+        self._copies: set[str] = set()  # whoever adds or replaces it has the room's lock
         self._verified: dict[Path, Signature] = {}
         self._claimed: int | None = None
 
@@ -125,7 +125,7 @@ class Stager:
         if target.is_dir():
             if self._is_whole(target, record):
                 with self._room:
-                    self._copies |= {str(target)}
+                    self._copies.add(str(target))
                 return str(target)
             told = event("copy.damaged", adapter=str(record.key), path=str(target))
             logger.warning("%s is not what it was: it is copied anew", target, extra=told)
@@ -134,25 +134,20 @@ class Stager:
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
         self._reserve(copying.name, record, make_room)
         try:
-            if not source.is_dir():
-                raise InvalidAdapter(
-                    str(record.key), [_finding("missing", "its folder is gone from the volume")]
-                )
             names = [entry.path for entry in record.spec.files]
             try:
                 copied = artifacts.copy_files(source, copying, names, sync=False, follow=False, carried=())
             except VolumeUnavailable as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    finding = _finding("missing", f"a registered file is gone: {error}")
-                    raise InvalidAdapter(str(record.key), [finding]) from error
-                raise
+                text = _gone(error, source)
+                if text is None:
+                    raise
+                raise InvalidAdapter(str(record.key), [_finding("missing", text)]) from error
             except InputError as error:
                 raise InvalidAdapter(str(record.key), [_finding("not-regular-file", str(error))]) from error
             if artifacts.digest_of(copied) != record.spec.digest:
                 text = "the bytes on the volume are not the registered ones (truncated or overwritten)"
                 raise InvalidAdapter(str(record.key), [_finding("digest-mismatch", text)])
-            allowed = self._expectation.allow | {code for code in record.spec.allowed if _is_allowable(code)}
-            report = validate(copying, replace(self._expectation, allow=allowed))
+            report = validate(copying, self._expected_of(record), arriving=False)
             if not report.ok:
                 raise InvalidAdapter(str(record.key), report.errors)
             self._place(copying, target, record.spec.size_bytes)
@@ -162,6 +157,12 @@ class Stager:
             shutil.rmtree(copying, ignore_errors=True)
             self._reserved.pop(copying.name, None)
         return str(target)
+
+    def _expected_of(self, record: Record) -> Expectation:
+        allowed = {code for code in record.spec.allowed if _is_allowable(code)} - self._expectation.allow
+        if not allowed:
+            return self._expectation
+        return replace(self._expectation, allow=self._expectation.allow | allowed)
 
     def _place(self, copying: Path, target: Path, size_bytes: int) -> None:
         """Give a whole copy its name, and its room over to the files themselves."""
@@ -175,7 +176,7 @@ class Stager:
                 self._looked_at = -LOOK_S
                 if not target.is_dir():
                     raise
-            self._copies |= {str(target)}
+            self._copies.add(str(target))
             self._verified[target] = _signature(target)
             del self._reserved[copying.name]
 
@@ -274,7 +275,7 @@ class Stager:
         used = {Path(path).parent.name for path in in_use}
         with self._room:
             copies = [path for path in self._folder.glob("*/*") if _is_copy(path.parent)]
-            self._copies = frozenset(map(str, copies))
+            self._copies = set(map(str, copies))
             self._measure(again=True)
             present = set(self._sizes)
             for name in sorted(present - used):
@@ -290,7 +291,7 @@ class Stager:
         shutil.rmtree(self._folder / name, ignore_errors=True)
         self._unused_since.pop(name, None)
         self._sizes.pop(name, None)
-        self._copies = frozenset(path for path in self._copies if Path(path).parent.name != name)
+        self._copies = {path for path in self._copies if Path(path).parent.name != name}
         self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
 
     def _is_whole(self, copy: Path, record: Record) -> bool:
@@ -311,6 +312,14 @@ class Stager:
         return whole
 
 
+def _gone(error: VolumeUnavailable, source: Path) -> str | None:
+    """What is not there, if that is why ``source`` could not be copied."""
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError | NotADirectoryError) and not source.is_dir():
+        return "its folder is gone from the volume"
+    return f"a registered file is gone: {error}" if isinstance(cause, FileNotFoundError) else None
+
+
 def _is_allowable(code: str) -> bool:
     """A record may name codes of another lora-fs, and ones that nobody may allow.
 
@@ -324,8 +333,8 @@ def _is_copy(entry: Path) -> bool:
 
 
 def _signature(copy: Path) -> Signature:
-    found = ((path, path.lstat()) for path in sorted(copy.iterdir()))
-    return tuple((path.name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found)
+    found = ((name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
 
 
 def _size_bytes(folder: Path) -> int:

@@ -42,6 +42,7 @@ class _Reading:
     expectation: Expectation
     found: Findings
     contents: bool
+    arriving: bool
     progress: Callable[[int], None] | None
 
 
@@ -50,12 +51,14 @@ def validate(
     expectation: Expectation = _NOTHING_KNOWN,
     *,
     contents: bool = True,
+    arriving: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Say whether an engine can serve the adapter in ``folder`` and would serve what is meant.
 
     Args:
         contents: also read the weights' bytes, for NaN, Inf and zeros.
+        arriving: they may still be: tell of a copy that looks unfinished.
         progress: called with each number of bytes read of the weights.
     Raises:
         VolumeUnavailable: the volume did not answer; nothing is known of the adapter.
@@ -63,7 +66,7 @@ def validate(
     found = Findings(expectation.allow)
     try:
         with open_folder(folder) as fd:
-            return _validate(_Reading(folder, fd, expectation, found, contents, progress))
+            return _validate(_Reading(folder, fd, expectation, found, contents, arriving, progress))
     except Refused as refused:
         found.add(refused.code, str(folder), "", refused.message, hint=refused.hint)
     return Report(found.freeze(), shape=None, base_model=None, served_files=())
@@ -153,7 +156,7 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None) -> _
     if structure is None:
         return None
     if reading.contents:
-        if is_preallocated(file, structure.entries):
+        if reading.arriving and is_preallocated(file, structure.entries):
             found.add(
                 "unfinished-copy",
                 file.name,
