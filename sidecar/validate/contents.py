@@ -58,8 +58,7 @@ def scan_contents(
     for parts in _parts(entries):
         kind, exponent, huge = _EXPONENTS.get(parts[0].tensor.dtype, ("<u1", 0xFF, 0x100))
         begin = parts[0].start
-        chunk = buffer[: parts[-1].end - begin]
-        weights.read_into(chunk, begin)
+        chunk = weights.view(begin, parts[-1].end - begin, buffer)
         values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
         here = np.bitwise_and(values, exponent, out=exponents[: len(chunk)].view(kind))
         starts = [(part.start - begin) // values.itemsize for part in parts]

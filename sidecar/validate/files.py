@@ -48,30 +48,32 @@ class RegularFile:
 
     def __init__(self, fd: int, name: str, size_bytes: int) -> None:
         self._fd, self.name, self.size_bytes = fd, name, size_bytes
-        self._whole: bytes | None = None
+        self._whole: memoryview | None = None
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset``; Refused("truncated") when the file has shrunk."""
+    def view(self, offset: int, size_bytes: int, buffer: memoryview) -> memoryview:
+        """As ``read``, without a copy of its own; a large file's bytes are put into ``buffer``."""
         if self.size_bytes <= SMALL_BYTES:
-            buffer[:] = self.read(offset, len(buffer))
-        else:
-            self._fill(buffer, offset)
+            return self._part(offset, size_bytes)
+        part = buffer[:size_bytes]
+        self._fill(part, offset)
+        return part
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Read exactly ``size_bytes`` from ``offset``; Refused("truncated") when the file has shrunk."""
-        if self.size_bytes > SMALL_BYTES:
-            return self._filled(size_bytes, offset)
+        if self.size_bytes <= SMALL_BYTES:
+            return bytes(self._part(offset, size_bytes))
+        buffer = bytearray(size_bytes)
+        self._fill(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def _part(self, offset: int, size_bytes: int) -> memoryview:
         if self._whole is None:
-            self._whole = self._filled(self.size_bytes, 0)
+            self._whole = memoryview(bytearray(self.size_bytes))
+            self._fill(self._whole, 0)
         part = self._whole[offset : offset + size_bytes]
         if len(part) < size_bytes:
             raise _shrunk()
         return part
-
-    def _filled(self, size_bytes: int, offset: int) -> bytes:
-        buffer = bytearray(size_bytes)
-        self._fill(memoryview(buffer), offset)
-        return bytes(buffer)
 
     def _fill(self, buffer: memoryview, offset: int) -> None:
         done = 0
