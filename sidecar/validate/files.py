@@ -68,8 +68,9 @@ class RegularFile:
 
     def _part(self, offset: int, size_bytes: int) -> memoryview:
         if self._whole is None:
-            self._whole = memoryview(bytearray(self.size_bytes))
-            self._fill(self._whole, 0)
+            whole = memoryview(bytearray(self.size_bytes))
+            self._fill(whole, 0)
+            self._whole = whole
         part = self._whole[offset : offset + size_bytes]
         if len(part) < size_bytes:
             raise _shrunk()
