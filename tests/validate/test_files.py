@@ -142,6 +142,16 @@ def test_small_file_that_shrinks_once_it_is_open(adapter: Path, monkeypatch: pyt
     assert {finding.code for finding in validate(adapter).errors} == {"truncated"}
 
 
+def test_what_was_not_read_whole_is_not_kept(tmp_path: Path) -> None:
+    """The zeros that stand where nothing was read are nobody's weights."""
+    (tmp_path / "short").write_bytes(b"half")
+    with (tmp_path / "short").open("rb") as file:
+        longer = files.RegularFile(file.fileno(), "short", 8)
+        for _ in range(2):
+            with pytest.raises(files.Refused, match="shorter"):
+                longer.read(4, 4)
+
+
 def test_no_descriptor_is_left_open(adapter: Path) -> None:
     """Good or bad, validation closes what it opened."""
     before = set(os.listdir("/proc/self/fd"))
