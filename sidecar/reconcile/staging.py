@@ -9,7 +9,6 @@ makes room for another, the one longest out of use first. What else lies in the 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import re
@@ -28,6 +27,7 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Record, Severity
+from lora_fs.sidecar.reconcile.claim import Claim
 from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 
@@ -37,7 +37,6 @@ GRACE_S = 60.0
 IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
 LOOK_S = 1.0  # for so long it is not asked, in a folder not half full, what other processes have put there
 _COPYING = ".copying-"
-_OWNER = ".owner"
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _DIGEST = "sha256:"
 _UNSEEN = 0  # the time of a folder that was not looked at since it changed
@@ -74,7 +73,7 @@ class Stager:
         self._looked_at = -LOOK_S
         self._copies: set[str] = set()  # whoever adds or replaces it has the room's lock
         self._verified: dict[Path, Signature] = {}
-        self._claimed: int | None = None
+        self._claim = Claim()
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
@@ -230,38 +229,13 @@ class Stager:
             InputError: a living process has it for another owner.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._claim(owner):
+        if self._claim.take(self._folder, owner):
             for left in self._folder.glob(f"{_COPYING}*"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
         """Let another owner have the folder."""
-        if self._claimed is not None:
-            os.close(self._claimed)
-            self._claimed = None
-
-    def _claim(self, owner: str) -> bool:
-        """Whether no other process has the folder."""
-        self._claimed = os.open(self._folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(self._claimed, fcntl.LOCK_SH)
-            theirs = os.pread(self._claimed, 4096, 0).decode(errors="replace")
-            if theirs == owner:
-                return False
-            self.close()
-            raise InputError(
-                f"the stage folder {self._folder} is in use for {theirs}, and this is {owner}: each would "
-                "remove the other's copies; give each a folder of its own (--stage-dir)"
-            ) from None
-        except OSError as error:  # a filesystem without locks: nobody can be asked
-            logger.debug("%s takes no lock: %s", self._folder, error, extra=event("stage.no_lock"))
-            return True
-        os.ftruncate(self._claimed, 0)
-        os.pwrite(self._claimed, owner.encode(), 0)
-        fcntl.flock(self._claimed, fcntl.LOCK_SH)
-        return True
+        self._claim.release()
 
     def sweep(
         self, in_use: Collection[str], registered: Container[str] = (), now: float | None = None
