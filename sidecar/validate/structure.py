@@ -6,9 +6,9 @@ kind is not worked out anew; what gave one is, to tell it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from lora_fs.sidecar.model import LoraShape
 from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
@@ -25,25 +25,6 @@ _LONGEST_MODEL_NAME = 1_024
 Base = Mapping[str, object]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-
-
-class Kept(Generic[Key, Value]):
-    """What gave no finding, by what it was made of: the latest ``KINDS_KEPT``. Any thread may ask."""
-
-    def __init__(self) -> None:
-        self._values: dict[Key, Value] = {}  # replaced, never changed
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: Key) -> Value | None:
-        return self._values.get(key)
-
-    def keep(self, key: Key, value: Value) -> None:
-        self._values = dict(list({**self._values, key: value}.items())[-KINDS_KEPT:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +52,15 @@ class Structure:
     shape: LoraShape | None = None
 
 
+@dataclass(slots=True)
 class Known:
-    """Everything that is kept."""
+    """What gave no finding, by what it was made of: of either the latest ``KINDS_KEPT``.
 
-    def __init__(self) -> None:
-        self.configs: Kept[tuple[bytes, int | None, tuple[str, ...]], Said] = Kept()
-        self.structures: Kept[Kind, tuple[Base | None, Structure]] = Kept()
+    The mappings are replaced and never changed, so that any thread may look.
+    """
+
+    configs: Mapping[tuple[bytes, int | None, tuple[str, ...]], Said] = field(default_factory=dict)
+    structures: Mapping[Kind, tuple[Base | None, Structure]] = field(default_factory=dict)
 
 
 known = Known()
@@ -96,8 +80,12 @@ def read_config(raw: bytes, expectation: Expectation, found: Findings) -> Said |
     check_base_model(base_model, expectation.model_ids, found)
     said = Said(base_model, check_config(fields, expectation.max_rank, found))
     if found.count == before and len(raw) <= MAX_KEPT_BYTES:
-        known.configs.keep(key, said)
+        known.configs = _with(known.configs, key, said)
     return said
+
+
+def _with(kept: Mapping[Key, Value], key: Key, value: Value) -> Mapping[Key, Value]:
+    return dict(list({**kept, key: value}.items())[-KINDS_KEPT:])
 
 
 def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
@@ -131,7 +119,7 @@ def study(kind: Kind, base: Base | None, file: str, found: Findings) -> Structur
         check_vocabulary(entries, base, file, found)
     structure = Structure(entries, modules, shape_of(kind.config, entries, modules))
     if found.count == before and len(kind.header) <= MAX_KEPT_BYTES:
-        known.structures.keep(kind, (base, structure))
+        known.structures = _with(known.structures, kind, (base, structure))
     return structure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,25 @@ def wrapper() -> punica.OnCPU:
     made = punica.OnCPU.__new__(punica.OnCPU)
     made.ops = compiled
     return made
+
+
+def test_what_is_sampled_from(wrapper: punica.OnCPU) -> None:
+    """In a decode step every row is, by one plan; of a prompt its last row, by a plan of its own."""
+    wrapper.theirs = False
+    for prompt, rows in (((7, 9), (7, 9)), ((7, 9), (7, 7, 7, 9))):
+        mapping = SimpleNamespace(index_mapping=rows, prompt_mapping=prompt)
+        wrapper.update_metadata(mapping, [9, 7], 2, 100)
+        assert [segment.slot for segment in wrapper.sampled.segments] == [0, 1]
+        assert (wrapper.tokens.rows, wrapper.sampled.rows) == (len(rows), len(prompt))
+        assert (wrapper.sampled is wrapper.tokens) == (rows == prompt)
+
+
+def test_a_batch_of_one_adapter_or_none() -> None:
+    """Planned without looking at its rows."""
+    for ids, slots in (((9, 9), {9: 1}), ((9, 9), {}), ((0, 0), {9: 1}), ((), {9: 1})):
+        plan = punica._plan(ids, slots)
+        assert plan.rows == len(ids)
+        assert [tuple(segment) for segment in plan.segments] == ([(1, 0, 2)] if 9 in ids and slots else [])
 
 
 def test_kernels_that_compile(wrapper: punica.OnCPU) -> None:
