@@ -5,15 +5,16 @@ for the same adapter (warm: the price of any neighbour), for another that is in 
 the price of a second adapter), for that one while ``cp`` reads another from the volume (copied: the price
 of its bytes, whoever reads them), or for one of rank 64 never asked for before (cold), which lies on a
 volume of 100 MB/s and 2 ms. Stock vLLM with its filesystem resolver and vLLM with the plugin, same
-model, same arguments, stream in turns, each the five kinds of window in an order drawn anew; needs
-root, to mount. A stall is a window's longest gap between two tokens; what it adds is told over the
-median gap of the undisturbed windows. Goals for the plugin: cold adds at most 1.3 times what warm
-adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``: vLLM's worker in a process of its
-own, as on a CPU it is by default; otherwise it is in the engine core's, as on one GPU.
+model, same arguments, stream in turns, each the five kinds of window in an order drawn anew, while the
+other engine is stopped; needs root, to mount. A stall is a window's longest gap between two tokens; what it
+adds is told over the median gap of the undisturbed windows. Goals for the plugin: cold adds at most 1.3
+times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``: vLLM's worker in a
+process of its own, as on a CPU it is by default; otherwise it is in the engine core's, as on one GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -22,7 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +38,7 @@ from figures import arguments, heading, interval
 
 from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.process import Process
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.slow_volume import slow_volume
 
@@ -67,16 +70,18 @@ class Window(NamedTuple):
 
 
 class Client:
-    """One engine, asked over HTTP; remembers what each adapter answered."""
+    """One engine, asked over HTTP; remembers what each adapter answered. ``copy``: a file to write to."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, copy: Path) -> None:
-        self._session, self._url, self._copy = session, f"{url}/v1/completions", copy
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, copy: Path | None = None, prompt: str = PROMPT
+    ) -> None:
+        self._session, self._url, self._copy, self._prompt = session, f"{url}/v1/completions", copy, prompt
         self.answers: dict[str, str] = {}
 
     async def ask(self, model: str, tokens: int = 1) -> float:
         """Complete greedily; returns the milliseconds it took."""
         started = time.perf_counter()
-        async with self._session.post(self._url, json=_request(model, tokens)) as response:
+        async with self._session.post(self._url, json=self._request(model, tokens)) as response:
             body = await response.text()
             assert response.status == 200, (model, response.status, body)
         self.answers[model] = json.loads(body)["choices"][0]["text"]
@@ -84,7 +89,7 @@ class Client:
 
     async def stream(self, tokens: int, times: list[float]) -> None:
         """Append the time of every token to ``times`` as it arrives."""
-        request = {**_request(STREAMING, tokens), "stream": True}
+        request = {**self._request(STREAMING, tokens), "stream": True}
         async with self._session.post(self._url, json=request) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
@@ -102,7 +107,7 @@ class Client:
                 assert not stream.done(), "the stream ended early"
                 await asyncio.sleep(0.004)
             starts.append(time.perf_counter())
-            if copied is not None:
+            if copied is not None and self._copy is not None:
                 copies.append(await asyncio.create_subprocess_exec("cp", copied, self._copy))
             if neighbour is not None:
                 arms[name].requests.append(await self.ask(neighbour))
@@ -120,18 +125,18 @@ class Client:
             arms[name].gaps += found
             arms[name].tokens_per_s.append(1000 * len(found) / sum(found))
 
-
-def _request(model: str, tokens: int) -> dict[str, object]:
-    return {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    def _request(self, model: str, tokens: int) -> dict[str, object]:
+        asked = {"model": model, "prompt": self._prompt, "max_tokens": tokens}
+        return {**asked, "temperature": 0, "ignore_eos": True}
 
 
 async def run(
-    urls: dict[str, str], adapters: Path, copy: Path, rounds: int, windows: int
+    pair: Mapping[str, Process], adapters: Path, copy: Path, rounds: int, windows: int
 ) -> dict[str, dict[str, Arm]]:
     """Compare the answers, then stream from each engine once a round, in turns."""
-    results = {engine: {arm: Arm() for arm in ARMS} for engine in urls}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
-        clients = {engine: Client(session, url, copy) for engine, url in urls.items()}
+    results = {engine: {arm: Arm() for arm in ARMS} for engine in pair}
+    async with connect() as session:
+        clients = {name: Client(session, engine.url, copy) for name, engine in pair.items()}
         for name in (STREAMING, *CHECKED, STREAMING):
             for client in clients.values():
                 await client.ask(name, tokens=16)
@@ -142,9 +147,26 @@ async def run(
             order = random.sample([(arm, n) for arm in ARMS for n in range(windows)], len(ARMS) * windows)
             for engine in random.sample(sorted(results), len(results)):
                 plan = [_window(arm, engine, number, n, adapters) for arm, n in order]
-                await clients[engine].measure(results[engine], plan)
+                async with alone(pair, engine, clients[engine]):
+                    await clients[engine].measure(results[engine], plan)
         assert clients["stock"].answers == clients["plugin"].answers
     return results
+
+
+def connect() -> aiohttp.ClientSession:
+    """No connection is kept: an engine closes those that were open when it was stopped."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300))
+
+
+@asynccontextmanager
+async def alone(pair: Mapping[str, Process], engine: str, client: Client) -> AsyncIterator[None]:
+    """Have one engine of the two run, which has done first what it does after a pause."""
+    with ExitStack() as paused:
+        for name in pair.keys() - {engine}:
+            paused.enter_context(pair[name].paused())
+        await client.ask(STREAMING, tokens=32)
+        yield
 
 
 def _window(arm: str, engine: str, number: int, n: int, adapters: Path) -> Window:
@@ -201,19 +223,24 @@ def _ratio_of_added(
     return ratio(alone, warm, cold), drawn[50], drawn[1949]
 
 
-def main() -> None:
-    """Make the model and its adapters, mount, start both engines, measure."""
-    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False)
-    heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
-    numbers = list(itertools.product(range(options.rounds), range(options.windows)))
-    read = [copied_name(engine, *at) for engine in ("stock", "plugin") for at in numbers]
+@contextmanager
+def engines(
+    options: argparse.Namespace, asked: Sequence[str], copied: Sequence[str] = ()
+) -> Iterator[tuple[dict[str, Process], Path, Path]]:
+    """Start both, with adapters on the slow volume; yields them, that folder, and one to write in.
+
+    Args:
+        options: ``mbps``, ``latency_ms`` and ``worker_apart``.
+        asked: adapters that are asked for, beside those that are loaded before.
+        copied: of whose bytes another process reads.
+    """
     with tempfile.TemporaryDirectory() as folder, EngineFarm(Path(folder)) as farm:
         work = Path(folder)
         model = make_big_model(work)
-        for seed, name in enumerate((STREAMING, *CHECKED, *(cold_name(*at) for at in numbers))):
+        for seed, name in enumerate((STREAMING, *CHECKED, *asked)):
             make_big_adapter(model, work / "adapters" / name, seed)
         register_all(work / "registry", model, work / "adapters")
-        for name in read:
+        for name in copied:
             make_big_adapter(model, work / "adapters" / name, 0)
         speed = {"mbps": options.mbps, "latency_ms": options.latency_ms}
         with (
@@ -222,9 +249,18 @@ def main() -> None:
         ):
             args = (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
             apart = options.worker_apart
-            engines = engine_pair(farm, model, adapters, root, work, args, worker_apart=apart)
-            urls = {name: engine.url for name, engine in engines.items()}
-            report(asyncio.run(run(urls, adapters, work / "copy", options.rounds, options.windows)))
+            yield engine_pair(farm, model, adapters, root, work, args, worker_apart=apart), adapters, work
+
+
+def main() -> None:
+    """Make the model and its adapters, mount, start both engines, measure."""
+    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False)
+    heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
+    numbers = list(itertools.product(range(options.rounds), range(options.windows)))
+    asked = [cold_name(*at) for at in numbers]
+    read = [copied_name(engine, *at) for engine in ("stock", "plugin") for at in numbers]
+    with engines(options, asked, read) as (pair, adapters, work):
+        report(asyncio.run(run(pair, adapters, work / "copy", options.rounds, options.windows)))
 
 
 if __name__ == "__main__":

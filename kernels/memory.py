@@ -58,7 +58,7 @@ class HostMemory:
             with self._lock:
                 if self._spare is not spare:
                     return
-                torch.frombuffer(spare, dtype=torch.uint8, offset=page)[:HUGE_PAGE_BYTES].zero_()
+                torch.frombuffer(spare, dtype=torch.uint8, offset=page)[: HUGE_PAGE_BYTES : mmap.PAGESIZE] = 0
 
     def drop(self) -> None:
         """Give what lies ready back to the system."""

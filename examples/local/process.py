@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -124,6 +124,16 @@ class Process:
             select.select([member], [], [])
             os.close(member)
         self.wait_ended(timeout_s=5)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the whole group have no processor meanwhile."""
+        os.killpg(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGCONT)
 
     def rss_bytes(self) -> int:
         """Resident memory of the whole group; pages shared by members count for each."""

@@ -4,7 +4,7 @@ The engine's thread starts jobs and collects what is ready; no step waits for on
 jobs the interpreter hands its lock over ten times as often: a step that comes back from a matrix
 product would otherwise wait up to 5 ms for a thread that reads. Nor do they share its processor: vLLM
 binds the threads of a CPU's worker, and what the engine's own thread starts would be bound to the one
-that it is bound to.
+that it is bound to. Where all processors are taken by steps, a load yields to them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Prepared = TypeVar("Prepared")
 
 THREADS = 2  # and one for what is done later
 SWITCH_S = 0.0005
+NICENESS = 10  # a tenth of a step's thread's share of a processor that both want, all of one that none does
 BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # any of which vLLM sets for a CPU's worker
 
 
@@ -95,7 +96,7 @@ def _tell(done: Future[object]) -> None:
 
 
 def _step_aside() -> None:
-    """Let this thread run wherever vLLM itself may, and alone.
+    """Let this thread run wherever vLLM itself may, alone, and after those that compute.
 
     As many OpenMP threads as the engine has would be started for it, on the processors of the engine's.
     """
@@ -103,6 +104,9 @@ def _step_aside() -> None:
         openmp = ctypes.CDLL(None)
         openmp.omp_set_num_threads(1)
         openmp.omp_get_num_procs()  # Intel's binds a thread that is new to it; from now on it is not
+    if sys.platform == "linux":  # elsewhere the whole process would be
+        with suppress(OSError):
+            os.nice(NICENESS)
     parent = multiprocessing.parent_process()
     if parent is not None and any(name in os.environ for name in BINDING):
         with suppress(OSError, AttributeError):  # no such processors any more; not Linux
