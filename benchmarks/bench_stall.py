@@ -107,7 +107,8 @@ class Client:
                 assert not stream.done(), "the stream ended early"
                 await asyncio.sleep(0.004)
             starts.append(time.perf_counter())
-            if copied is not None and self._copy is not None:
+            if copied is not None:
+                assert self._copy is not None, "no file to copy to"
                 copies.append(await asyncio.create_subprocess_exec("cp", copied, self._copy))
             if neighbour is not None:
                 arms[name].requests.append(await self.ask(neighbour))
@@ -137,12 +138,7 @@ async def run(
     results = {engine: {arm: Arm() for arm in ARMS} for engine in pair}
     async with connect() as session:
         clients = {name: Client(session, engine.url, copy) for name, engine in pair.items()}
-        for name in (STREAMING, *CHECKED, STREAMING):
-            for client in clients.values():
-                await client.ask(name, tokens=16)
-        said = clients["stock"].answers
-        assert said == clients["plugin"].answers, (said, clients["plugin"].answers)
-        assert len(set(said.values())) == len(said), said
+        await compare(clients)
         for number in range(rounds):
             order = random.sample([(arm, n) for arm in ARMS for n in range(windows)], len(ARMS) * windows)
             for engine in random.sample(sorted(results), len(results)):
@@ -151,6 +147,16 @@ async def run(
                     await clients[engine].measure(results[engine], plan)
         assert clients["stock"].answers == clients["plugin"].answers
     return results
+
+
+async def compare(clients: Mapping[str, Client]) -> None:
+    """Load what is loaded before, and see that both engines answer the same, and each adapter otherwise."""
+    for name in (STREAMING, *CHECKED, STREAMING):
+        for client in clients.values():
+            await client.ask(name, tokens=16)
+    said = clients["stock"].answers
+    assert said == clients["plugin"].answers, (said, clients["plugin"].answers)
+    assert len(set(said.values())) == len(said), said
 
 
 def connect() -> aiohttp.ClientSession:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bench_stall import CHECKED, STREAMING, Client, alone, connect, engines
+from bench_stall import CHECKED, STREAMING, Client, alone, compare, connect, engines
 from figures import arguments, heading
 
 from lora_fs.demo.process import Process
@@ -64,9 +64,7 @@ async def run(pair: Mapping[str, Process], rounds: int) -> dict[str, dict[str, l
     results: dict[str, dict[str, list[Stream]]] = {engine: {arm: [] for arm in ARMS} for engine in pair}
     async with connect() as session:
         clients = {name: Client(session, engine.url, prompt=PROMPT) for name, engine in pair.items()}
-        for name in (STREAMING, *CHECKED, STREAMING):
-            for client in clients.values():
-                await client.ask(name, tokens=16)
+        await compare(clients)
         for number in range(rounds):
             plan = list(itertools.product(pair, ARMS))
             for engine, arm in random.sample(plan, len(plan)):
