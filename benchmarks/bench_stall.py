@@ -70,13 +70,13 @@ class Window(NamedTuple):
 
 
 class Client:
-    """One engine, asked over HTTP; remembers what each adapter answered. ``copy``: a file to write to."""
+    """One engine, asked over HTTP; keeps the answers, by adapter and tokens. ``copy``: a file to write to."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, copy: Path | None = None, prompt: str = PROMPT
     ) -> None:
         self._session, self._url, self._copy, self._prompt = session, f"{url}/v1/completions", copy, prompt
-        self.answers: dict[str, str] = {}
+        self.answers: dict[tuple[str, int], str] = {}
 
     async def ask(self, model: str, tokens: int = 1) -> float:
         """Complete greedily; returns the milliseconds it took."""
@@ -84,7 +84,7 @@ class Client:
         async with self._session.post(self._url, json=self._request(model, tokens)) as response:
             body = await response.text()
             assert response.status == 200, (model, response.status, body)
-        self.answers[model] = json.loads(body)["choices"][0]["text"]
+        self.answers[model, tokens] = json.loads(body)["choices"][0]["text"]
         return 1000 * (time.perf_counter() - started)
 
     async def stream(self, tokens: int, times: list[float]) -> None:

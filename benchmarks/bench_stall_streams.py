@@ -78,8 +78,8 @@ async def run(pair: Mapping[str, Process], rounds: int) -> dict[str, dict[str, l
                     results[engine][arm].append(await measure(clients[engine], asked[arm]))
         stock, plugin = (clients[engine].answers for engine in ("stock", "plugin"))
         both = stock.keys() & plugin.keys()  # a slower stream leaves time for fewer
-        assert len(both) > len(CHECKED)
-        assert all(stock[name] == plugin[name] for name in both)
+        assert any(name in cold_names(0) for name, _ in both)
+        assert all(stock[one] == plugin[one] for one in both)
     return results
 
 
