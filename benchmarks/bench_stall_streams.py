@@ -48,8 +48,8 @@ async def measure(client: Client, neighbours: Iterator[str] | None) -> Stream:
     requests: list[float] = []
     stream = asyncio.create_task(client.stream(TOKENS, times))
     wanted = LEAD_TOKENS
-    while neighbours is not None and len(times) < TOKENS - REST_TOKENS:
-        assert not stream.done(), "the stream ended early"
+    # Tokens that wait for the server come as one: there may be fewer times than tokens.
+    while neighbours is not None and len(times) < TOKENS - REST_TOKENS and not stream.done():
         if len(times) < wanted:
             await asyncio.sleep(0.002)
         else:

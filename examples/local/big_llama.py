@@ -120,8 +120,9 @@ def engine_pair(
         root: a registry of the same adapters, which the plugin reads.
         work: gets the plugin's staged files.
         args: more vLLM arguments for both.
-        worker_apart: in a process of its own, beside the engine's core.
+        worker_apart: in a process of its own, beside the engine's core; started by vLLM's own command.
     """
+    start = farm.start_by_command if worker_apart else farm.start
     processes = WORKER_APART if worker_apart else {}
     stock_env = {
         "VLLM_PLUGINS": "lora_filesystem_resolver",
@@ -137,9 +138,9 @@ def engine_pair(
         "LORA_FS_REPLICA_ID": f"benchmark-{model.name}",
     }
     engines = {
-        "stock": farm.start(f"stock-{model.name}", model, args=args, env={**stock_env, **processes}),
-        "plugin": farm.start(f"plugin-{model.name}", model, args=args, env={**plugin_env, **processes}),
+        "stock": start(f"stock-{model.name}", model, args=args, env={**stock_env, **processes}),
+        "plugin": start(f"plugin-{model.name}", model, args=args, env={**plugin_env, **processes}),
     }
-    engines["stock"].wait_ready(timeout_s=120)
-    engines["plugin"].wait_ready("/readyz", timeout_s=120)
+    engines["stock"].wait_ready(timeout_s=300)
+    engines["plugin"].wait_ready("/readyz", timeout_s=300)
     return engines

@@ -132,15 +132,26 @@ class EngineFarm:
         pid = int(self._receive(timeout_s=10)["pid"])
         return self._own(Process(name, pid, log, f"http://127.0.0.1:{port}"))
 
-    def start_stock(self, name: str, model_dir: Path) -> Process:
-        """Start vLLM as its users do, by its own command, with nothing pre-imported."""
+    def start_by_command(
+        self,
+        name: str,
+        model_dir: Path,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start vLLM as its users do, by its own command, with nothing pre-imported: half a minute.
+
+        Only so does ``WORKER_APART`` bind threads: OpenMP reads where to once, as it is imported.
+        """
         port = free_port()
+        arguments = [*engine_args(model_dir, port), *args]
         process = spawn(
             name,
-            module_command("vllm.entrypoints.openai.api_server", *engine_args(model_dir, port)),
+            module_command("vllm.entrypoints.openai.api_server", *arguments),
             log=self._log_dir / f"{name}.log",
             url=f"http://127.0.0.1:{port}",
-            env=ENGINE_ENV,
+            env={**ENGINE_ENV, **(env or {})},
             on_parent_death=SIGTERM,  # it ends its engine core itself, which SIGKILL would orphan
         )
         return self._own(process)

@@ -59,7 +59,7 @@ class Assembly:
         flat: FlatStore | None = None,
     ) -> None:
         self.replica, self._volume, self._reporter, self._flat = replica, volume, reporter, flat
-        self._stager = stager
+        self.stager = stager
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -86,7 +86,7 @@ class Assembly:
                 self._flat.stop()
             await asyncio.gather(loop, return_exceptions=True)
             await self._reporter.withdraw(self.replica.replica_id)
-            self._stager.close()
+            self.stager.close()
             sys.setswitchinterval(usual_s)
 
 

@@ -49,7 +49,11 @@ class StageFull(VolumeUnavailable):
 
 
 class Stager:
-    """Owns ``folder``. ``locate`` gives a record's folder on the volume, to which no link leads."""
+    """Owns ``folder``. ``locate`` gives a record's folder on the volume, to which no link leads.
+
+    Attributes:
+        aside: what a thread does before it copies, so that it is in nobody's way.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Stager:
         self._copies: set[str] = set()  # whoever adds or replaces it has the room's lock
         self._verified: dict[Path, Signature] = {}
         self._claim = Claim()
+        self.aside: Callable[[], None] = lambda: None
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
@@ -118,6 +123,7 @@ class Stager:
             ) from error
 
     def _stage(self, record: Record, make_room: bool) -> str:
+        self.aside()
         target = Path(self.path(record))
         with self._room:
             self._unused_since.pop(target.parent.name, None)

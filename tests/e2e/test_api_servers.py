@@ -6,17 +6,18 @@ Booted as its users do, by ``vllm serve --api-server-count 2`` with the plugin; 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from signal import SIGTERM
 
 import httpx
 import pytest
 
-from lora_fs.demo.engine import ENGINE_ENV, PLUGIN_ENV, engine_args
+from lora_fs.demo.engine import ENGINE_ENV, PLUGIN_ENV, WORKER_APART, engine_args
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME
@@ -47,6 +48,7 @@ def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         url=f"http://127.0.0.1:{port}",
         env={
             **ENGINE_ENV,
+            **WORKER_APART,
             **PLUGIN_ENV,
             **volume.env,
             "PYTHONPATH": str(named.parent),
@@ -103,6 +105,31 @@ def test_both_servers_serve_what_one_command_registered(
         lambda: all(metric(client, "lora_fs_host_loads_total") == 1 for client in clients.values()),
         timeout_s=20,
     )
+
+
+def test_loads_keep_off_the_processors_of_the_steps(
+    served: tuple[Process, Volume], clients: dict[str, httpx.Client], adapters: Adapters
+) -> None:
+    """vLLM binds its worker here, to all processors but one: there the copy is made, and packed."""
+    served[1].run("register", "aside", str(adapters(42)), "--wait", "20")
+    assert answer(clients["pod"], "aside")
+    usual = os.sched_getaffinity(0)
+    elsewhere = usual - processors_of(served[0], "VLLM::Worker", main=True)[0] or usual
+    assert elsewhere in processors_of(served[0], "VLLM::Worker")
+    assert elsewhere in processors_of(served[0], "VLLM::APIServer")
+
+
+def processors_of(group: Process, title: str, *, main: bool = False) -> list[set[int]]:
+    """Where each thread may run, or only the first, of the processes of a group that call themselves so."""
+    named = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended
+            if os.getpgid(int(process.name)) == group.pid and title in (process / "cmdline").read_text():
+                named.append(process)
+    assert named, title
+    threads = (int(task.name) for process in named for task in (process / "task").iterdir())
+    ids = [int(process.name) for process in named] if main else threads
+    return [os.sched_getaffinity(thread) for thread in ids]
 
 
 def test_an_adapter_taken_away_ends_on_both(

@@ -73,7 +73,7 @@ def test_a_vllm_started_by_its_own_command_answers_alike(
     engine: Process, farm: EngineFarm, model_dir: Path
 ) -> None:
     """What the farm does to start fast changes nothing that clients see."""
-    stock = farm.start_stock("stock", model_dir)
+    stock = farm.start_by_command("stock", model_dir)
     stock.wait_ready(timeout_s=120)
     try:
         assert complete(stock, "tiny") == complete(engine, "tiny")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import defaultdict
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
+from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api import engine as in_process
 from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
@@ -178,6 +180,30 @@ async def test_an_engine_that_may_serve_somebody_does_not(site: Site, busy: str)
         await asyncio.gather(*(api.load(f"a{one.spec.int_id}", "/p", one) for one in (record(7), *others)))
     assert site.waits[len(others)] == 0
     assert busy == "with another load" or not any(site.waits)
+
+
+async def test_who_works_beside_steps_keeps_off_their_processors(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every worker's, once they have said; until then it runs anywhere."""
+    usual = os.sched_getaffinity(0)
+    bound = [frozenset[int](), frozenset({min(usual)})]
+    api = site.api[0]
+
+    def seen() -> set[int]:
+        api.step_aside()
+        return os.sched_getaffinity(0)
+
+    assert await asyncio.to_thread(seen) == usual
+    answer, binding = site.rpc, iter(bound)
+
+    async def of_two(method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [*await answer(method, args), *await answer(method, args)]
+
+    monkeypatch.setattr(api._client, "collective_rpc", of_two)
+    monkeypatch.setattr(processors, "of_steps", lambda: next(binding))
+    await api.loaded()
+    assert await asyncio.to_thread(seen) == (usual - bound[1] or usual)
 
 
 async def test_two_servers_share_a_load(site: Site) -> None:

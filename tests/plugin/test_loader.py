@@ -110,7 +110,7 @@ if INTEL.exists():  # vLLM installs it on x86
 
 @pytest.mark.parametrize("env", BOUND.values(), ids=BOUND)
 def test_who_loads_steps_aside(env: dict[str, str]) -> None:
-    """A worker's own thread is bound to one processor; who loads beside it is not, and comes second there."""
+    """A worker's own thread is bound to a processor; who loads runs on others, and comes second there."""
     ran = subprocess.run(
         [sys.executable, "-P", __file__],
         env={**os.environ, **env, "OMP_NUM_THREADS": "2"},
@@ -123,7 +123,8 @@ def test_who_loads_steps_aside(env: dict[str, str]) -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     later = min(19, usual + NICENESS) if sys.platform == "linux" else usual
     assert own == {"processors": [FIRST], "threads": 2, "niceness": usual}
-    assert loading == {"processors": sorted(os.sched_getaffinity(0)), "threads": 1, "niceness": later}
+    elsewhere = os.sched_getaffinity(0) - {FIRST} or {FIRST}
+    assert loading == {"processors": sorted(elsewhere), "threads": 1, "niceness": later}
 
 
 def _worker() -> None:

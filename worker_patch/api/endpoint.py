@@ -134,6 +134,7 @@ class Endpoint:
         _answer_from_the_registry(serving)
         engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
         self._assembly = await assemble(settings, expect(settings), engine)
+        self._assembly.stager.aside = engine.step_aside
         self._late.replica = self._assembly.replica
         self._behind = Behind(
             self._assembly.replica, engine, settings.hold_timeout_s, self._admin, settings.user_header

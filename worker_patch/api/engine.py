@@ -9,6 +9,7 @@ An engine that serves nobody waits for a load, so that nothing takes the interpr
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from vllm.lora.request import LoRARequest
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
+from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.worker.hooks import RPC
 
 LINGER_S = 5.0
@@ -60,6 +62,7 @@ class InProcess:
         self._policies: Mapping[str, Policy] = {}
         self.requests: dict[str, LoRARequest] = {}
         self.seen: Answer = {}
+        self._steps_on: set[int] = set()
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
@@ -182,7 +185,14 @@ class InProcess:
             if (request := self.requests.get(name)) is not None
         }
         holds = [*self._held.keys() | self._in_flight.keys()]
-        [self.seen, *_] = await self._call("sync", holds=holds, policies=policies)
+        answers = await self._call("sync", holds=holds, policies=policies)
+        self.seen = answers[0]
+        self._steps_on = {processor for answer in answers for processor in answer["processors"]}
+
+    def step_aside(self) -> None:
+        """Keep the calling thread off the processors that the engine's steps are bound to."""
+        if self._steps_on:
+            processors.keep_off(self._steps_on, like=os.getpid())
 
     # -- the call --------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 The engine's thread starts jobs and collects what is ready; no step waits for one. While there are
 jobs the interpreter hands its lock over ten times as often: a step that comes back from a matrix
-product would otherwise wait up to 5 ms for a thread that reads. Nor do they share its processor: vLLM
-binds the threads of a CPU's worker, and what the engine's own thread starts would be bound to the one
-that it is bound to. Where all processors are taken by steps, a load yields to them.
+product would otherwise wait up to 5 ms for a thread that reads. Nor do they share its processor where
+there is another: what the engine's own thread starts would be bound to the one that it is bound to. Where
+all processors are taken by steps, a load yields to them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from lora_fs.worker_patch import processors
+
 logger = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
@@ -29,7 +31,6 @@ Prepared = TypeVar("Prepared")
 THREADS = 2  # and one for what is done later
 SWITCH_S = 0.0005
 NICENESS = 10  # a tenth of a step's thread's share of a processor that both want, all of one that none does
-BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")  # any of which vLLM sets for a CPU's worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _tell(done: Future[object]) -> None:
 
 
 def _step_aside() -> None:
-    """Let this thread run wherever vLLM itself may, alone, and after those that compute.
+    """Let this thread run where vLLM itself may and no step does, alone, and after those that compute.
 
     As many OpenMP threads as the engine has would be started for it, on the processors of the engine's.
     """
@@ -108,6 +109,5 @@ def _step_aside() -> None:
         with suppress(OSError):
             os.nice(NICENESS)
     parent = multiprocessing.parent_process()
-    if parent is not None and any(name in os.environ for name in BINDING):
-        with suppress(OSError, AttributeError):  # no such processors any more; not Linux
-            os.sched_setaffinity(0, os.sched_getaffinity(parent.pid or 0))
+    if (steps := processors.of_steps()) and parent is not None:
+        processors.keep_off(steps, like=parent.pid or 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
+from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.tiers import NoRoom
 
@@ -85,6 +86,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         "budget_bytes": tiers.budget_bytes,
         "used_bytes": tiers.used_bytes,
         "counters": {**tiers.counters, **manager.counters},
+        "processors": sorted(processors.of_steps()),
     }
 
 
