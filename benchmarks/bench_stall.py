@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -69,6 +70,30 @@ class Window(NamedTuple):
     copied: Path | None
 
 
+class Tokens:
+    """When the tokens of one stream arrived, in seconds; those that came as one have one time."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def arrived(self) -> None:
+        self.times.append(time.perf_counter())
+        self._news.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def reach(self, count: int) -> bool:
+        """Wait for that many; False if the stream ends before."""
+        while len(self.times) < count and not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        return len(self.times) >= count
+
+
 class Client:
     """One engine, asked over HTTP; keeps the answers, by adapter and tokens. ``copy``: a file to write to."""
 
@@ -87,25 +112,26 @@ class Client:
         self.answers[model, tokens] = json.loads(body)["choices"][0]["text"]
         return 1000 * (time.perf_counter() - started)
 
-    async def stream(self, tokens: int, times: list[float]) -> None:
-        """Append the time of every token to ``times`` as it arrives."""
-        request = {**self._request(STREAMING, tokens), "stream": True}
-        async with self._session.post(self._url, json=request) as response:
-            assert response.status == 200, await response.text()
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    times.append(time.perf_counter())
+    async def stream(self, count: int, tokens: Tokens) -> None:
+        """Tell ``tokens`` of each as it arrives."""
+        request = {**self._request(STREAMING, count), "stream": True}
+        try:
+            async with self._session.post(self._url, json=request) as response:
+                assert response.status == 200, await response.text()
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        tokens.arrived()
+        finally:
+            tokens.end()
 
     async def measure(self, arms: dict[str, Arm], plan: Sequence[Window]) -> None:
         """One stream, through every window of ``plan``."""
-        times: list[float] = []
-        stream = asyncio.create_task(self.stream(LEAD_TOKENS + WINDOW_TOKENS * len(plan), times))
+        tokens = Tokens()
+        stream = asyncio.create_task(self.stream(LEAD_TOKENS + WINDOW_TOKENS * len(plan), tokens))
         starts = []
         copies = []
         for number, (name, neighbour, copied) in enumerate(plan):
-            while len(times) < LEAD_TOKENS + WINDOW_TOKENS * number:
-                assert not stream.done(), "the stream ended early"
-                await asyncio.sleep(0.004)
+            assert await tokens.reach(LEAD_TOKENS + WINDOW_TOKENS * number), "the stream ended early"
             starts.append(time.perf_counter())
             if copied is not None:
                 assert self._copy is not None, "no file to copy to"
@@ -114,7 +140,7 @@ class Client:
                 arms[name].requests.append(await self.ask(neighbour))
         await stream
         assert [await copy.wait() for copy in copies] == [0] * len(copies)
-        gaps = [(later, 1000 * (later - earlier)) for earlier, later in pairwise(times)]
+        gaps = [(later, 1000 * (later - earlier)) for earlier, later in pairwise(tokens.times)]
         of_arm: dict[str, list[float]] = {name: [] for name in arms}
         for (name, *_), start, end in zip(plan, starts, [*starts[1:], float("inf")], strict=True):
             window = [gap for at, gap in gaps if start < at <= end]
@@ -160,7 +186,12 @@ async def compare(clients: Mapping[str, Client]) -> None:
 
 
 def connect() -> aiohttp.ClientSession:
-    """No connection is kept: an engine closes those that were open when it was stopped."""
+    """No connection is kept: an engine closes those that were open when it was stopped.
+
+    This process, which has a machine of its own elsewhere, comes first on the processors: where both are
+    taken by an engine that spins, it was found to wait up to 100 ms for one, with the token there.
+    """
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     connector = aiohttp.TCPConnector(force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bench_stall import CHECKED, STREAMING, Client, alone, compare, connect, engines
+from bench_stall import CHECKED, STREAMING, Client, Tokens, alone, compare, connect, engines
 from figures import arguments, heading
 
 from lora_fs.demo.process import Process
@@ -44,19 +44,15 @@ class Stream:
 
 async def measure(client: Client, neighbours: Iterator[str] | None) -> Stream:
     """One stream, beside requests for ``neighbours`` until it nears its end."""
-    times: list[float] = []
+    tokens = Tokens()
     requests: list[float] = []
-    stream = asyncio.create_task(client.stream(TOKENS, times))
+    stream = asyncio.create_task(client.stream(TOKENS, tokens))
     wanted = LEAD_TOKENS
-    # Tokens that wait for the server come as one: there may be fewer times than tokens.
-    while neighbours is not None and len(times) < TOKENS - REST_TOKENS and not stream.done():
-        if len(times) < wanted:
-            await asyncio.sleep(0.002)
-        else:
-            requests.append(await client.ask(next(neighbours)))
-            wanted = len(times) + REST_TOKENS
+    while neighbours is not None and wanted < TOKENS - REST_TOKENS and await tokens.reach(wanted):
+        requests.append(await client.ask(next(neighbours)))
+        wanted = len(tokens.times) + REST_TOKENS
     await stream
-    return Stream([1000 * (later - earlier) for earlier, later in pairwise(times[1:])], requests)
+    return Stream([1000 * (later - earlier) for earlier, later in pairwise(tokens.times[1:])], requests)
 
 
 async def run(pair: Mapping[str, Process], rounds: int) -> dict[str, dict[str, list[Stream]]]:
