@@ -4,7 +4,8 @@ Warm requests (goal: the plugin adds at most 1 %), first requests on a fast disk
 than stock), requests for an adapter in host memory that has to be put into a slot (goal: within
 2 ms of a warm one), 32 first requests of one adapter at once and 8 adapters over 2 slots (how often
 the volume is read), and what an unload gives back. The same answers first, then times, in turns.
-``--worker-apart``: vLLM's worker in a process of its own, as on a CPU it is by default.
+``--worker-apart``: vLLM's worker in a process of its own, as on a CPU it is by default. It waits by
+spinning, on the processor that the other engine's is bound to: so that one is stopped meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,10 +50,10 @@ KEPT_S = 3
 
 
 class Engine:
-    """One engine and one kept connection to it."""
+    """One engine and one kept connection to it. ``base``: its model; ``spins``: where another may run."""
 
-    def __init__(self, process: Process, volume: Path) -> None:
-        self.process, self.volume = process, volume
+    def __init__(self, process: Process, volume: Path, base: str, *, spins: bool) -> None:
+        self.process, self.volume, self.base, self.spins = process, volume, base, spins
         self._netloc = urlsplit(process.url).netloc
         self._connection = http.client.HTTPConnection(self._netloc, timeout=120)
         self._stale_at = 0.0
@@ -78,7 +80,7 @@ class Engine:
 
     def ask_at_once(self, models: Sequence[str], tokens: int = 1) -> tuple[set[str], float]:
         """One request for each, all at once: the different answers, and the milliseconds to the last."""
-        engines = [Engine(self.process, self.volume) for _ in models]
+        engines = [Engine(self.process, self.volume, self.base, spins=self.spins) for _ in models]
         with ThreadPoolExecutor(len(models)) as threads:
             started = time.perf_counter()
             answers = list(threads.map(lambda e, m: e.ask(m, tokens), engines, models))
@@ -136,8 +138,20 @@ def in_turns(pair: Pair, names: Sequence[str], ask: Callable[[Engine, str], floa
     samples: dict[str, list[float]] = {engine: [] for engine in pair}
     for name in names:
         for engine in random.sample(sorted(pair), len(pair)):
-            samples[engine].append(ask(pair[engine], name))
+            with alone(pair, engine):
+                samples[engine].append(ask(pair[engine], name))
     return samples
+
+
+@contextmanager
+def alone(pair: Pair, name: str) -> Iterator[None]:
+    """Stop the other engine where they would spin on one processor, and have this one awake."""
+    with ExitStack() as stopped:
+        for other in pair.keys() - {name}:
+            if pair[other].spins:
+                stopped.enter_context(pair[other].process.paused())
+                pair[name].ask(pair[name].base)
+        yield
 
 
 def first_requests(pair: Pair, names: Sequence[str], what: str, *, backed: bool = False) -> None:
@@ -295,7 +309,11 @@ def start(farm: EngineFarm, model: Path, work: Path, *args: str, worker_apart: b
     register_all(work / "registry", model, work / "adapters")
     adapters, root = work / "adapters", work / "registry"
     engines = engine_pair(farm, model, adapters, root, work, args, worker_apart=worker_apart)
-    return {"stock": Engine(engines["stock"], adapters), "plugin": Engine(engines["plugin"], root)}
+    volumes = {"stock": adapters, "plugin": root}
+    return {
+        name: Engine(engine, volumes[name], model.name, spins=worker_apart)
+        for name, engine in engines.items()
+    }
 
 
 if __name__ == "__main__":
