@@ -186,14 +186,17 @@ async def compare(clients: Mapping[str, Client]) -> None:
 
 
 def connect() -> aiohttp.ClientSession:
-    """No connection is kept: an engine closes those that were open when it was stopped.
-
-    This process, which has a machine of its own elsewhere, comes first on the processors: where both are
-    taken by an engine that spins, it was found to wait up to 100 ms for one, with the token there.
-    """
-    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    """No connection is kept: an engine closes those that were open when it was stopped."""
     connector = aiohttp.TCPConnector(force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300))
+
+
+def come_first() -> None:
+    """Let this process, which has a machine of its own elsewhere, have a processor at once.
+
+    Where all are taken by an engine that spins it was found to wait up to 100 ms, with the token there.
+    """
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 @asynccontextmanager
@@ -266,6 +269,8 @@ def engines(
 ) -> Iterator[tuple[dict[str, Process], Path, Path]]:
     """Start both, with adapters on the slow volume; yields them, that folder, and one to write in.
 
+    From then on this process comes first.
+
     Args:
         options: ``mbps``, ``latency_ms`` and ``worker_apart``.
         asked: adapters that are asked for, beside those that are loaded before.
@@ -286,7 +291,9 @@ def engines(
         ):
             args = (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
             apart = options.worker_apart
-            yield engine_pair(farm, model, adapters, root, work, args, worker_apart=apart), adapters, work
+            pair = engine_pair(farm, model, adapters, root, work, args, worker_apart=apart)
+            come_first()
+            yield pair, adapters, work
 
 
 def main() -> None:

@@ -97,6 +97,16 @@ def artifact(registry: Registry, record: Record) -> Path:
     return registry.layout.resolve(record.spec.path)
 
 
+async def test_who_copies_steps_aside_before(stager: Stager, register: Register) -> None:
+    """In the thread that copies, and while there is no copy yet."""
+    record = register("a", 1)
+    seen: list[tuple[bool, bool]] = []
+    main = threading.get_ident()
+    stager.aside = lambda: seen.append((threading.get_ident() != main, Path(stager.path(record)).exists()))
+    await stager.stage(record)
+    assert seen == [(True, False)]
+
+
 async def test_the_copy_is_whole_and_named_by_its_content(
     stager: Stager, register: Register, registry: Registry
 ) -> None:
