@@ -6,10 +6,11 @@ the price of a second adapter), for that one while ``cp`` reads another from the
 of its bytes, whoever reads them), or for one of rank 64 never asked for before (cold), which lies on a
 volume of 100 MB/s and 2 ms. Stock vLLM with its filesystem resolver and vLLM with the plugin, same
 model, same arguments, stream in turns, each the five kinds of window in an order drawn anew, while the
-other engine is stopped; needs root, to mount. A stall is a window's longest gap between two tokens; what it
-adds is told over the median gap of the undisturbed windows. Goals for the plugin: cold adds at most 1.3
-times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``: vLLM's worker in a
-process of its own, as on a CPU it is by default; otherwise it is in the engine core's, as on one GPU.
+other engine is stopped; needs root, to mount and to come first. A stall is a window's longest gap between
+two tokens; what it adds is told over the median gap of the undisturbed windows. Goals for the plugin: cold
+adds at most 1.3 times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``:
+vLLM's worker in a process of its own, as on a CPU it is by default; otherwise it is in the engine core's,
+as on one GPU.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-# What vLLM sets for a worker, by the OpenMP that is loaded, and how it writes the processors.
+# What binds the threads of one OpenMP or another, and how vLLM writes a worker's processors there.
 BINDING = {
     "GOMP_CPU_AFFINITY": re.compile(r"([\d ]+)"),
     "KMP_AFFINITY": re.compile(r"granularity=fine,explicit,proclist=\[([\d,]+)\]"),
     "OMP_PLACES": re.compile(r"\{([\d,]+)\}"),
+    "OMP_PROC_BIND": re.compile(r"(?!)"),  # names none
 }
 
 

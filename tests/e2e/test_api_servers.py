@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,23 +114,30 @@ def test_loads_keep_off_the_processors_of_the_steps(
     """vLLM binds its worker here, to all processors but one: there the copy is made, and packed."""
     served[1].run("register", "aside", str(adapters(42)), "--wait", "20")
     assert answer(clients["pod"], "aside")
+    [worker] = members(served[0], "VLLM::Worker")
+    [told] = re.findall(r"local_rank=0, core ids=\[([\d, ]+)\]", served[0].log_text())
+    steps = set(map(int, told.split(",")))
+    assert steps >= os.sched_getaffinity(int(worker.name))
     usual = os.sched_getaffinity(0)
-    elsewhere = usual - processors_of(served[0], "VLLM::Worker", main=True)[0] or usual
-    assert elsewhere in processors_of(served[0], "VLLM::Worker")
-    assert elsewhere in processors_of(served[0], "VLLM::APIServer")
+    elsewhere = usual - steps or usual
+    assert elsewhere in where_threads_run([worker])
+    assert elsewhere in where_threads_run(members(served[0], "VLLM::APIServer"))
 
 
-def processors_of(group: Process, title: str, *, main: bool = False) -> list[set[int]]:
-    """Where each thread may run, or only the first, of the processes of a group that call themselves so."""
+def members(group: Process, title: str) -> list[Path]:
+    """The processes of a group, in ``/proc``, that call themselves so."""
     named = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended
             if os.getpgid(int(process.name)) == group.pid and title in (process / "cmdline").read_text():
                 named.append(process)
     assert named, title
-    threads = (int(task.name) for process in named for task in (process / "task").iterdir())
-    ids = [int(process.name) for process in named] if main else threads
-    return [os.sched_getaffinity(thread) for thread in ids]
+    return named
+
+
+def where_threads_run(processes: list[Path]) -> list[set[int]]:
+    tasks = (task for process in processes for task in (process / "task").iterdir())
+    return [os.sched_getaffinity(int(task.name)) for task in tasks]
 
 
 def test_an_adapter_taken_away_ends_on_both(

@@ -109,5 +109,5 @@ def _step_aside() -> None:
         with suppress(OSError):
             os.nice(NICENESS)
     parent = multiprocessing.parent_process()
-    if (steps := processors.of_steps()) and parent is not None:
-        processors.keep_off(steps, like=parent.pid or 0)
+    if parent is not None and any(name in os.environ for name in processors.BINDING):
+        processors.keep_off(processors.of_steps(), like=parent.pid or 0)
