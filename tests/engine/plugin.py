@@ -66,6 +66,12 @@ class Plugin:
             if adapter["residency"] is not None
         }
 
+    def host_loads_and_evictions(self) -> tuple[float, float]:
+        """Since the engine's start, as of the replica's last pass."""
+        return self.client.metric("lora_fs_host_loads_total"), self.client.metric(
+            "lora_fs_cpu_evictions_total"
+        )
+
     @contextmanager
     def unharmed(self) -> Iterator[Stream]:
         """Stream from the bystander; nothing may happen to it or to the engine in this block."""

@@ -30,6 +30,10 @@ Right = Callable[[int], str]
 LOST = ("volume-gone", "volume-truncated", "stage-gone", "stage-truncated", "both-gone")
 # Six adapters of rank 4, or four of ranks 4, 4, 8 and 16.
 SMALL_HOST_BYTES = 290_000
+# Six of rank 4, and nothing else.
+FULL_HOST_BYTES = 210_000
+KEPT = tuple(f"kept-{number}" for number in range(5))
+ALLOWED = ",".join(sorted({bad.finding for bad in BAD.values() if CODES[bad.finding].overridable}))
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +93,21 @@ def staged(small: Plugin, adapters: Adapters, right: Right) -> dict[str, Path]:
 def lenient(farm: EngineFarm, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plugin]:
     """An engine whose operator allowed all that can be allowed."""
     folder = tmp_path_factory.mktemp("lenient")
-    allowed = ",".join(sorted({bad.finding for bad in BAD.values() if CODES[bad.finding].overridable}))
-    with plugin_engine("lenient", farm, model_dir, folder, LORA_FS_ALLOW=allowed) as plugin:
+    with plugin_engine("lenient", farm, model_dir, folder, LORA_FS_ALLOW=ALLOWED) as plugin:
+        yield plugin
+
+
+@pytest.fixture(scope="module")
+def full(
+    farm: EngineFarm, model_dir: Path, tmp_path_factory: pytest.TempPathFactory, adapters: Adapters
+) -> Iterator[Plugin]:
+    """Another whose host memory is full: of ``KEPT``, and the bystander's adapter."""
+    folder = tmp_path_factory.mktemp("full")
+    settings = {"LORA_FS_HOST_BYTES": str(FULL_HOST_BYTES), "LORA_FS_ALLOW": ALLOWED}
+    with plugin_engine("full", farm, model_dir, folder, **settings) as plugin:
+        for name in KEPT:
+            plugin.load(name, adapters(0))
+        wait_until("seen", lambda: plugin.host_loads_and_evictions() == (6, 0), timeout_s=FOLLOWED_S)
         yield plugin
 
 
@@ -174,6 +191,25 @@ def test_bad_adapter_that_validation_lets_pass(lenient: Plugin, adapters: Adapte
         assert kind not in lenient.client.names()
         check_refused(lenient.client.complete(kind), 404, kind)
     assert lenient.client.metric("lora_fs_cpu_evictions_total") == evictions
+
+
+@pytest.mark.parametrize("kind", ["no-such-layers", "half-hidden", "oversized", "dora"])
+def test_bad_adapter_where_memory_is_full(full: Plugin, adapters: Adapters, right: Right, kind: str) -> None:
+    """It would take the place of another, or of two, and has evicted nobody; a good one does."""
+    made = BAD[kind].make(adapters(0), full.sources / kind)
+    loads, evictions = full.host_loads_and_evictions()
+    with full.unharmed():
+        for _ in range(4):
+            assert full.client.load(kind, made).status in (400, 422)
+        assert {full.client.complete(name).text for name in KEPT} == {right(0)}
+    good = f"good-beside-{kind}"
+    full.load(good, adapters(3))
+    assert full.client.complete(good).text == right(3)
+    assert full.client.unload(good).status == 200
+    assert {full.client.complete(name).text for name in KEPT} == {right(0)}
+    # The good one was read, and whom it had evicted. That is seen by the replica's next pass.
+    wait_until("seen", lambda: full.host_loads_and_evictions()[0] >= loads + 2, timeout_s=FOLLOWED_S)
+    assert full.host_loads_and_evictions() == (loads + 2, evictions + 1)
 
 
 def test_nan_weights_that_validation_lets_pass(lenient: Plugin, adapters: Adapters, right: Right) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import settings
@@ -17,42 +18,88 @@ HOLDERS = st.sampled_from(["api-0", "api-1"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Two API servers that load, hold and drop, and an engine that steps, against a plain model."""
+    """Two API servers that load, hold and drop, and an engine that steps, against a plain model.
+
+    ``used`` has the model's own ticks: adapters of one step are as recent as each other.
+    """
 
     @initialize(slots=st.integers(1, 4), budget=st.integers(40, 120))
     def begin(self, slots: int, budget: int) -> None:
         self.tiers = Tiers(slots, budget)
         self.held: set[tuple[int, str]] = set()
-        self.sequence = 0
+        self.sequence = self.tick = 0
         self.sizes: dict[int, int] = {}
+        self.used: dict[int, int] = {}
+        self.reserved: dict[int, int] = {}
 
-    def gone(self, evicted: list[int]) -> None:
-        """Nobody that was evicted was needed."""
-        for adapter in evicted:
-            assert not any(one == adapter for one, _ in self.held)
-            assert adapter not in self.pinned
-            del self.sizes[adapter]
+    def touch(self, *adapters: int) -> None:
+        self.tick += 1
+        self.used.update(dict.fromkeys(adapters, self.tick))
+
+    def order(self, adapter: int) -> tuple[int, int]:
+        """The least goes first."""
+        return self.tiers.entries[adapter].priority, self.used[adapter]
 
     @property
     def pinned(self) -> set[int]:
         return {adapter for adapter, entry in self.tiers.entries.items() if entry.pinned}
 
-    @rule(adapter=IDS, said=SIZES, size=SIZES, priority=st.integers(0, 2), pin=st.booleans())
-    def load(self, adapter: int, said: int, size: int, priority: int, pin: bool) -> None:
-        if adapter in self.tiers.entries:
+    @property
+    def may_go(self) -> set[int]:
+        return self.sizes.keys() - self.pinned - {adapter for adapter, _ in self.held}
+
+    def taken(self, adapters: Iterable[int]) -> int:
+        return sum(self.sizes[adapter] for adapter in adapters)
+
+    @rule(adapter=IDS, size=SIZES)
+    def reserve(self, adapter: int, size: int) -> None:
+        """Nobody is evicted, and what is promised to all can be kept."""
+        if adapter in self.sizes:
             return
-        before = dict(self.tiers.entries)
+        self.reserved.pop(adapter, None)
+        staying = self.taken(self.sizes.keys() - self.may_go) + sum(self.reserved.values())
         try:
-            self.pinned_before = self.pinned
-            self.gone(self.tiers.reserve(adapter, said))
-            self.gone(self.tiers.admit(adapter, size, priority=priority, pinned=pin))
+            self.tiers.reserve(adapter, size)
         except NoRoom:
-            assert adapter not in self.tiers.entries
-            needed = [a for a in before if any(one == a for one, _ in self.held)]
-            assert all(a in self.tiers.entries for a in needed)
+            assert staying + size > self.tiers.budget_bytes
+        else:
+            assert staying + size <= self.tiers.budget_bytes
+            self.reserved[adapter] = size
+
+    @rule(adapter=IDS)
+    def fail(self, adapter: int) -> None:
+        self.tiers.cancel(adapter)
+        self.reserved.pop(adapter, None)
+
+    @rule(adapter=IDS, size=SIZES, priority=st.integers(0, 2), pin=st.booleans())
+    def admit(self, adapter: int, size: int, priority: int, pin: bool) -> None:
+        """The least recently used of the lowest priority go, no more than needed; or nobody does."""
+        if adapter in self.sizes:
             return
+        self.reserved.pop(adapter, None)
+        may_go = {one: self.order(one) for one in self.may_go}
+        lacking = self.taken(self.sizes) + size - self.tiers.budget_bytes
+        try:
+            evicted = self.tiers.admit(adapter, size, priority=priority, pinned=pin)
+        except NoRoom:
+            assert lacking > self.taken(may_go)
+            return
+        assert self.taken(evicted) >= lacking
+        assert not evicted or self.taken(evicted[:-1]) < lacking
+        staying = may_go.keys() - set(evicted)
+        assert all(may_go[one] <= may_go[other] for one in evicted for other in staying)
+        for one in evicted:
+            del self.sizes[one]
         self.tiers.entries[adapter].users.add("api-0")
         self.sizes[adapter] = size
+        self.touch(adapter)
+
+    @rule(policies=st.dictionaries(IDS, st.tuples(st.integers(0, 2), st.booleans())))
+    def prefer(self, policies: dict[int, tuple[int, bool]]) -> None:
+        self.tiers.prefer(policies)
+        known = {adapter: policies[adapter] for adapter in policies.keys() & self.sizes.keys()}
+        assert all(self.tiers.entries[adapter].priority == known[adapter][0] for adapter in known)
+        assert self.pinned & known.keys() <= {adapter for adapter in known if known[adapter][1]}
 
     @rule(adapter=IDS, holder=HOLDERS)
     def hold(self, adapter: int, holder: str) -> None:
@@ -60,6 +107,7 @@ class Machine(RuleBasedStateMachine):
         assert self.tiers.hold(adapter, holder, self.sequence) is (adapter in self.sizes)
         if adapter in self.sizes:
             self.held.add((adapter, holder))
+            self.touch(adapter)
 
     @rule(holder=HOLDERS, data=st.data())
     def sync(self, holder: str, data: st.DataObject) -> None:
@@ -84,16 +132,19 @@ class Machine(RuleBasedStateMachine):
         most = len(self.tiers.slots)
         batch = data.draw(st.lists(st.sampled_from(sorted(self.sizes)), max_size=most, unique=True))
         self.tiers.begin_step(batch)
+        self.touch(*batch)
         for adapter in batch:
             before = list(self.tiers.slots)
             placed = self.tiers.place(adapter)
-            if placed is not None:
-                index, victim = placed
-                assert before[index] == victim
-                assert victim not in batch
-                if victim is not None:
-                    others = {a for a in before if a is not None} - set(batch)
-                    assert victim not in self.pinned or others <= self.pinned
+            if placed is None:
+                continue
+            index, victim = placed
+            assert before[index] == victim
+            assert (victim is None) == (None in before)
+            if victim is not None:
+                others = {a for a in before if a is not None} - set(batch)
+                leaving = {a: (a in self.pinned, self.order(a)) for a in others}
+                assert leaving[victim] == min(leaving.values())
         assert set(batch) <= set(self.tiers.slots)
 
     @invariant()
@@ -132,26 +183,45 @@ def tiers() -> Tiers:
 
 def test_the_least_recently_used_goes_first(tiers: Tiers) -> None:
     tiers.touch(1)
-    assert tiers.reserve(4, 10) == [2]
+    assert tiers.admit(4, 10) == [2]
 
 
 def test_a_higher_priority_outlives_recent_use(tiers: Tiers) -> None:
     tiers.entries[1].priority = 5
-    assert tiers.reserve(4, 20) == [2, 3]
+    assert tiers.admit(4, 20) == [2, 3]
 
 
 def test_what_does_not_fit_evicts_nobody(tiers: Tiers) -> None:
     tiers.hold(2, "api", 1)
-    with pytest.raises(NoRoom, match="21 bytes do not fit"):
-        tiers.reserve(4, 21)
+    for begin in (tiers.reserve, tiers.admit):
+        with pytest.raises(NoRoom, match="21 bytes do not fit: 10 of 30 are taken"):
+            begin(4, 21)
     assert tiers.entries.keys() == {1, 2, 3}
+
+
+def test_a_load_that_is_only_begun_evicts_nobody(tiers: Tiers) -> None:
+    tiers.reserve(4, 20)
+    assert tiers.entries.keys() == {1, 2, 3}
+    with pytest.raises(NoRoom):
+        tiers.reserve(5, 20)
+    tiers.cancel(4)
+    tiers.reserve(5, 20)
+
+
+def test_what_came_to_be_wanted_during_a_load_stays(tiers: Tiers) -> None:
+    tiers.reserve(4, 30)
+    tiers.hold(2, "api", 1)
+    with pytest.raises(NoRoom):
+        tiers.admit(4, 30)
+    assert tiers.entries.keys() == {1, 2, 3}
+    assert tiers.free_bytes == 0
 
 
 def test_an_adapter_that_grew_on_loading_gives_its_reservation_back(tiers: Tiers) -> None:
     tiers.reserve(4, 10)
     with pytest.raises(NoRoom):
         tiers.admit(4, 31)
-    assert tiers.used_bytes == 20
+    assert tiers.free_bytes == 0
 
 
 def test_a_hold_that_overtook_a_sync_stands(tiers: Tiers) -> None:
@@ -170,7 +240,7 @@ def test_a_step_without_announcement_protects_its_adapters() -> None:
     with pytest.raises(NoRoom):
         tiers.reserve(2, 1)
     tiers.begin_step([])
-    assert tiers.reserve(2, 1) == [1]
+    assert tiers.admit(2, 1) == [1]
 
 
 def test_a_pinned_adapter_leaves_its_slot_last(tiers: Tiers) -> None:

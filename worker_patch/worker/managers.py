@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
@@ -26,7 +26,8 @@ from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
 
-FAILURES_KEPT = 256
+KEPT = 256
+Said = TypeVar("Said", str, int)
 STOCK = "vllm"  # who uses what came by vLLM's own calls
 
 
@@ -34,7 +35,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     """What the model runner calls in every step, and what ``rpc`` calls between them.
 
     Attributes:
-        failures: adapter → why its last load failed, the latest ``FAILURES_KEPT``.
+        failures: adapter → why its last load failed, the latest ``KEPT``.
         counters: seconds and bytes of loads, blank runs.
     """
 
@@ -48,6 +49,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._wanted: dict[int, Mapping[str, Any]] = {}
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
+        self._too_big: dict[int, int] = {}  # adapter → bytes: was loaded, and found no room
         self._blank: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
@@ -150,8 +152,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """
         adapter = request.lora_int_id
         self.failures.pop(adapter, None)
-        for victim in self.tiers.reserve(adapter, wanted["size_bytes"]):
-            self._adapter_manager._forget(victim)
+        self.tiers.reserve(adapter, max(wanted["size_bytes"], self._too_big.get(adapter, 0)))
         for gone in self.named.keys() - self.tiers.entries.keys():
             del self.named[gone]
         self._blank &= self.tiers.entries.keys()
@@ -174,28 +175,28 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         for done in self._loader.collect():
             wanted = self._wanted.pop(done.id)
             self.counters["host_load_seconds"] += done.took_s
-            try:
-                self._admit(done, wanted)
-            except NoRoom as error:
-                self._fail(done.id, str(error))
+            if done.adapter is None:
+                self.tiers.cancel(done.id)
+                self._fail(done.id, done.reason)
+            else:
+                self._admit(done, done.adapter, wanted)
 
-    def _admit(self, done: Done[Resident], wanted: Mapping[str, Any]) -> None:
-        if done.adapter is None:
-            self.tiers.cancel(done.id)
-            self._fail(done.id, done.reason)
+    def _admit(self, done: Done[Resident], adapter: Resident, wanted: Mapping[str, Any]) -> None:
+        size = size_bytes(adapter)
+        try:
+            self._adapter_manager.admit(adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
+        except NoRoom:  # whoever asks for it next is told, or finds room for its true size
+            self._too_big = _latest({**self._too_big, done.id: size})
             return
-        size = size_bytes(done.adapter)
-        self._adapter_manager.admit(done.adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
         self.tiers.entries[done.id].users.add(wanted["user"])
         self.counters["host_loads"] += 1
-        self.counters["host_loads_alike"] += done.adapter.alike
+        self.counters["host_loads_alike"] += adapter.alike
         self.counters["host_load_bytes"] += size
-        layers, packed = self._adapter_manager.layers, done.adapter.slab.data.nbytes
-        room = self.tiers.budget_bytes - self.tiers.used_bytes
+        layers, packed, room = self._adapter_manager.layers, adapter.slab.data.nbytes, self.tiers.free_bytes
         self._loader.later(lambda: layers.prepare(packed, room))
 
     def _fail(self, adapter: int, reason: str) -> None:
-        self.failures = dict(list({**self.failures, adapter: reason}.items())[-FAILURES_KEPT:])
+        self.failures = _latest({**self.failures, adapter: reason})
 
     def remove(self, adapter: int) -> None:
         """Remove an adapter from slot and host tier, and give its memory back to the system."""
@@ -209,3 +210,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def _latest(known: dict[int, Said]) -> dict[int, Said]:
+    return dict(list(known.items())[-KEPT:])

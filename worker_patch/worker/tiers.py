@@ -55,60 +55,58 @@ class Tiers:
 
     @property
     def used_bytes(self) -> int:
-        """Of the budget, with what is being loaded."""
-        return sum(e.size_bytes for e in self.entries.values()) + sum(self._reserved.values())
+        """Of the budget."""
+        return sum(entry.size_bytes for entry in self.entries.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """What would be left of the budget if every load that was begun ended now; may be negative."""
+        return self.budget_bytes - self.used_bytes - sum(self._reserved.values())
 
     # -- the host tier ---------------------------------------------------------------------------
 
-    def reserve(self, adapter: int, size_bytes: int) -> list[int]:
-        """Take room for a load; returns who was evicted for it.
+    def reserve(self, adapter: int, size_bytes: int) -> None:
+        """See that there will be room for a load. Nobody is evicted: what is loaded may be good for nothing.
 
         Raises:
-            NoRoom: nothing was evicted and nothing is reserved.
+            NoRoom: what is in use, pinned or reserved leaves too little; nothing is reserved.
         """
-        before = self._reserved.pop(adapter, None)
-        try:
-            evicted = self._make_room(size_bytes)
-        except NoRoom:
-            if before is not None:
-                self._reserved[adapter] = before
-            raise
+        self.cancel(adapter)
+        staying = sum(entry.size_bytes for one, entry in self.entries.items() if not self._may_go(one))
+        self._see_to(size_bytes, staying + sum(self._reserved.values()))
         self._reserved[adapter] = size_bytes
-        return evicted
 
     def cancel(self, adapter: int) -> None:
         """Give a reservation back."""
         self._reserved.pop(adapter, None)
 
     def admit(self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False) -> list[int]:
-        """A load ended: its reservation becomes an entry. Returns who was evicted for the difference.
+        """A load ended: its reservation becomes an entry. Returns who was evicted for it.
 
         Raises:
-            NoRoom: it is bigger than was said; nothing was evicted and nothing is reserved.
+            NoRoom: it is bigger than was said, or came to be wanted what could have gone; nobody was
+                evicted and nothing is reserved.
         """
         self.cancel(adapter)
-        evicted = self._make_room(size_bytes)
+        going = sorted(filter(self._may_go, self.entries), key=self._order)
+        self._see_to(size_bytes, self.used_bytes - sum(self.entries[one].size_bytes for one in going))
+        victims = []
+        for victim in going:
+            if self.used_bytes + size_bytes <= self.budget_bytes:
+                break
+            self.remove(victim)
+            self.counters["cpu_evictions"] += 1
+            victims.append(victim)
         self.entries[adapter] = Entry(size_bytes, priority, pinned=pinned and self._pins_left() > 0)
         self.touch(adapter)
-        return evicted
-
-    def _make_room(self, size_bytes: int) -> list[int]:
-        lacking = self.used_bytes + size_bytes - self.budget_bytes
-        victims: list[int] = []
-        for adapter in sorted(filter(self._may_go, self.entries), key=self._order):
-            if lacking <= 0:
-                break
-            victims.append(adapter)
-            lacking -= self.entries[adapter].size_bytes
-        if lacking > 0:
-            raise NoRoom(
-                f"{size_bytes} bytes do not fit: {self.used_bytes} of {self.budget_bytes} are taken, "
-                "by adapters that are in use or pinned"
-            )
-        for adapter in victims:
-            self.remove(adapter)
-            self.counters["cpu_evictions"] += 1
         return victims
+
+    def _see_to(self, size_bytes: int, taken_bytes: int) -> None:
+        if taken_bytes + size_bytes > self.budget_bytes:
+            raise NoRoom(
+                f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken, "
+                "by adapters that are in use, pinned or being loaded"
+            )
 
     def remove(self, adapter: int) -> None:
         """Forget an adapter, its slot and its reservation, whoever uses it."""
