@@ -184,13 +184,14 @@ class Residents:
         """Start to load ``served``, or join the load under way."""
         key = (served.name, served.record.spec.digest)
         task = self._loads.get(key)
-        if task is None:
+        if task is None or task.done():  # who joined one that ended would never let it be taken away
             task = self._loads[key] = asyncio.create_task(self._load(served), name=f"load {served.name}")
             task.add_done_callback(lambda done: self._load_done(key, done))
         return task
 
     def _load_done(self, key: tuple[str, str], task: asyncio.Task[str]) -> None:
-        del self._loads[key]
+        if self._loads.get(key) is task:
+            del self._loads[key]
         if not task.cancelled() and task.exception() is not None:
             error = task.exception()
             told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
@@ -253,6 +254,8 @@ class Residents:
         if lock.locked() or self.in_flight(name) or name not in self.paths:
             return
         async with lock:
+            if self.in_flight(name) or name not in self.paths:
+                return  # who waited for the lock, too, came first
             logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
             try:
                 await self._unload(name)

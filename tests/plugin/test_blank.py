@@ -52,7 +52,7 @@ class Models:
 def manager(monkeypatch: pytest.MonkeyPatch) -> TieredWorkerManager:
     found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
     found._adapter_manager = Models()
-    found._loader, found._wanted, found._blank = Loader(), {}, set()
+    found._loader, found._wanted, found.blank = Loader(), {}, set()
     found.failures, found.named, found.counters = {}, {}, defaultdict(float)
 
     def load(request: LoRARequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections import defaultdict
@@ -21,6 +22,7 @@ from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 from tests.reconcile.test_plan import RECORD
 
@@ -39,6 +41,7 @@ class FakeManager:
         self.tiers = Tiers(2, 20)
         self.named: dict[int, tuple[str, str]] = {}
         self.failures: dict[int, str] = {}
+        self.blank: set[int] = set()
         self.counters: dict[str, float] = defaultdict(float)
         self.go = threading.Event()
         self.go.set()
@@ -61,6 +64,8 @@ class FakeManager:
 
         self._loader.start(request.lora_int_id, prepare)
 
+    want, give_up = TieredWorkerManager.want, TieredWorkerManager.give_up
+
     def rank(self, adapter: int) -> int:
         return 8
 
@@ -73,6 +78,9 @@ class FakeManager:
             if done.adapter is None:
                 self.tiers.cancel(done.id)
                 self.failures[done.id] = done.reason
+                continue
+            if ask["user"] is None:
+                self.tiers.cancel(done.id)
                 continue
             self.tiers.admit(done.id, done.adapter, pinned=ask["pinned"])
             self.tiers.entries[done.id].users.add(ask["user"])
@@ -274,6 +282,90 @@ async def test_a_hold_under_way_is_not_taken_back(site: Site) -> None:
         assert site.worker.tiers.entries[7].holders
 
 
+async def test_a_load_whose_end_is_not_known_here_is_held(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that comes while the worker's last answer is under way takes nothing back."""
+    api, answer = site.api[0], site.rpc
+    passed = asyncio.Event()
+
+    async def late(method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        answers = await answer(method, args)
+        if args[0] == "load" and answers[0]["state"] == "ready":
+            monkeypatch.undo()
+            await api.loaded()
+            passed.set()
+        return answers
+
+    monkeypatch.setattr(api._client, "collective_rpc", late)
+    await api.load("sql", "/p", record(7))
+    assert passed.is_set()
+    assert site.worker.tiers.entries[7].holders.keys() == {"api-0"}
+    with api.using(api.requests["sql"]):
+        assert await api.hold(api.requests["sql"])
+        await api.load("a8", "/p", record(8))
+        await api.load("a9", "/p", record(9))
+        assert 7 in site.worker.tiers.entries
+
+
+async def test_what_ran_blank_is_asked_for_anew(site: Site) -> None:
+    """Though it was used a moment ago: until it is loaded again no request is let pass."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    request = api.requests["sql"]
+    site.worker.blank.add(7)
+    assert (await api.loaded()).adapters == {}
+    with api.using(request):
+        await api.hold(request)
+    assert site.calls.count("hold") == 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["for good", "and wanted again"])
+async def test_a_load_that_was_given_up(site: Site, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """What it brings late stays for nobody, or for who asks meanwhile."""
+    api = site.api[0]
+    site.worker.go.clear()
+    monkeypatch.setattr(api, "_timeout_s", 0.01)
+    site.now = 0
+    monkeypatch.setattr(api, "_clock", itertools.count().__next__)
+    with pytest.raises(EngineUnavailable, match="has not loaded sql"):
+        await api.load("sql", "/p", record(7))
+    loading = asyncio.create_task(site.api[1].load("sql", "/p", record(7))) if again else None
+    site.asked.clear()
+    if loading is not None:
+        await site.asked.wait()
+    site.worker.go.set()
+    if loading is not None:
+        await loading
+    site.worker.wait(7, 20)
+    assert (7 in site.worker.tiers.entries) == again
+    assert site.worker.tiers.free_bytes == (10 if again else 20)
+    assert site.worker.loads == [7]
+
+
+async def test_every_engine_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With data parallelism vLLM's own call gives one engine's answers: what another lacks is not there."""
+    second, api = FakeManager(), site.api[0]
+
+    async def of_all(name: str, method: str, timeout: None, args: Any, kwargs: None) -> list[Any]:
+        assert name == "collective_rpc"
+        return [await site.rpc(method, args), [rpc.CALLS[args[0]](second, args[1])]]  # type: ignore[arg-type]
+
+    core = SimpleNamespace(core_engines=[b"0", b"1"], call_utility_all_async=of_all)
+    monkeypatch.setattr(api._client, "engine_core", core, raising=False)
+    await api.load("sql", "/p", record(7))
+    assert second.loads == [7]
+    second.broken[8] = "no memory"
+    with pytest.raises(EngineRejected, match="no memory"):
+        await api.load("broken", "/p", record(8))
+    site.worker.wait(8, 20)
+    second.tiers.remove(7)
+    request = api.requests["sql"]
+    assert (await api.loaded()).adapters == {}
+    with api.using(request):
+        assert not await api.hold(request)
+
+
 async def test_pinned_while_it_is_loaded(site: Site) -> None:
     """From the next look on it makes no room, until it is unpinned; one of two slots is kept free."""
     api = site.api[0]
@@ -333,6 +425,18 @@ async def test_pins_stop_before_the_last_slot(site: Site) -> None:
     assert [site.worker.tiers.entries[n].pinned for n in (1, 2)] == [True, False]
     with pytest.raises(NoRoom):
         site.worker.tiers.pin(2)
+
+
+async def test_a_workers_error_is_an_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in one of several it would leave the others' answers to be read by the next call."""
+    worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager="stock's"))
+
+    async def of_two(method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [*await site.rpc(method, args), rpc.answer(worker, *args)]
+
+    monkeypatch.setattr(site.api[0]._client, "collective_rpc", of_two)
+    with pytest.raises(EngineUnavailable, match="manager is str, not lora-fs's"):
+        await site.api[0].loaded()
 
 
 async def test_an_engine_that_is_gone(site: Site) -> None:

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
@@ -54,7 +54,8 @@ class InProcess:
     ) -> None:
         self._client, self._models, self._user = client, models, user
         self._timeout_s, self._clock = timeout_s, clock
-        self._sequence = self._serving = self._loading = 0
+        self._sequence = self._serving = 0
+        self._loading: Counter[int] = Counter()
         # Of what other API servers of this engine serve nothing is known.
         self._only = getattr(client.vllm_config.parallel_config, "_api_process_count", 1) == 1
         self._in_flight: Counter[int] = Counter()
@@ -67,9 +68,10 @@ class InProcess:
     # -- what the reconciler asks ----------------------------------------------------------------
 
     async def loaded(self) -> Loaded:
-        await self._sync(LINGER_S)
+        everywhere = await self._sync(LINGER_S)
         resident = self.seen["resident"]
-        self.requests = {n: r for n, r in self.requests.items() if str(r.lora_int_id) in resident}
+        self.requests = {n: r for n, r in self.requests.items() if r.lora_int_id in everywhere}
+        self._held = {adapter: at for adapter, at in self._held.items() if adapter in everywhere}
         listed = await self._models.registry.show_available_models()
         bases = [card.model_dump() for card in listed.data]
         static = self._models.lora_requests.static
@@ -99,11 +101,11 @@ class InProcess:
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
         }
-        self._loading += 1
+        self._loading[spec.int_id] += 1
         try:
             await self._load(name, ask)
         finally:
-            self._loading -= 1
+            self._loading -= Counter([spec.int_id])
         self.requests[name] = LoRARequest(name, spec.int_id, path)
         self._held[spec.int_id] = self._clock()
 
@@ -111,7 +113,7 @@ class InProcess:
         """Ask again and again until the worker has it."""
         started, again, look_s = self._clock(), True, LOOK_S
         while True:
-            alone = self._only and not self._serving and self._loading == 1
+            alone = self._only and not self._serving and self._loading.total() == 1
             answers = await self._call("load", **ask, again=again, wait_s=ALONE_S if alone else 0)
             states = {answer["state"]: answer["reason"] for answer in answers}
             waited_s = self._clock() - started
@@ -120,22 +122,32 @@ class InProcess:
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
             if states.keys() == {"ready"}:
                 return
-            if "full" in states and waited_s > FULL_WAIT_S:
-                raise EngineUnavailable(f"no room in host memory for {name}: {states['full']}")
-            if waited_s > self._timeout_s:
-                raise EngineUnavailable(f"the engine has not loaded {name} in {waited_s:.0f} s")
             again = "full" in states
+            if waited_s > (min(FULL_WAIT_S, self._timeout_s) if again else self._timeout_s):
+                await self._give_up(ask["id"])
+                if again:
+                    raise EngineUnavailable(f"no room in host memory for {name}: {states['full']}")
+                raise EngineUnavailable(f"the engine has not loaded {name} in {waited_s:.0f} s")
             if again:
                 await self._sync(0)  # what nobody uses now makes room
             await asyncio.sleep(FULL_S if again else look_s)
             look_s = min(1.5 * look_s, LOOK_MOST_S)
 
+    async def _give_up(self, adapter: int) -> None:
+        """Want an adapter no more whose load may end yet, unless by another name."""
+        if self._loading[adapter] == 1 and not self._wanted(adapter):
+            with suppress(EngineUnavailable):
+                await self._call("drop", id=adapter)
+
     async def unload(self, name: str) -> None:
         request = self.requests.pop(name, None)
-        if request is None or request.lora_int_id in {r.lora_int_id for r in self.requests.values()}:
+        if request is None or self._wanted(request.lora_int_id):
             return
         self._held.pop(request.lora_int_id, None)
         await self._call("drop", id=request.lora_int_id)
+
+    def _wanted(self, adapter: int) -> bool:
+        return any(request.lora_int_id == adapter for request in self.requests.values())
 
     # -- what the gate asks ----------------------------------------------------------------------
 
@@ -173,8 +185,11 @@ class InProcess:
         self._held[adapter] = self._clock()
         return True
 
-    async def _sync(self, linger_s: float) -> None:
-        """Tell the worker what is held, all that was used in the last ``linger_s``; see what is where."""
+    async def _sync(self, linger_s: float) -> set[int]:
+        """Tell the worker what is held, all that was used in the last ``linger_s``; see what is where.
+
+        Returns the adapters that every worker has, of every engine that this server asks.
+        """
         now = self._clock()
         for adapter, at in list(self._held.items()):
             if adapter not in self._in_flight and now - at >= linger_s:
@@ -184,10 +199,12 @@ class InProcess:
             for name, policy in self._policies.items()
             if (request := self.requests.get(name)) is not None
         }
-        holds = [*self._held.keys() | self._in_flight.keys()]
+        # A load that has ended in the worker is held there before its answer is here.
+        holds = [*self._held.keys() | self._in_flight.keys() | self._loading.keys()]
         answers = await self._call("sync", holds=holds, policies=policies)
         self.seen = answers[0]
         self._steps_on = {processor for answer in answers for processor in answer["processors"]}
+        return set.intersection(*({int(adapter) for adapter in answer["resident"]} for answer in answers))
 
     def step_aside(self) -> None:
         """Keep the calling thread off the processors that the engine's steps are bound to."""
@@ -201,9 +218,21 @@ class InProcess:
         body: Mapping[str, Any] = {**ask, "user": self._user, "sequence": self._sequence}
         try:
             async with asyncio.timeout(self._timeout_s):
-                answers: list[Answer] = await self._client.collective_rpc(RPC, args=(call, body))
-                return answers
+                answers = await self._ask_all(call, body)
         except TimeoutError as error:
             raise EngineUnavailable(f"the engine did not answer in {self._timeout_s:.0f} s") from error
-        except Exception as error:  # vLLM's own errors, and what the worker raised
+        except Exception as error:
             raise EngineUnavailable(f"the engine did not do it ({call}): {error}") from error
+        for answer in answers:
+            if "error" in answer:
+                raise EngineUnavailable(f"the engine did not do it ({call}): {answer['error']}")
+        return answers
+
+    async def _ask_all(self, call: str, body: Mapping[str, Any]) -> list[Answer]:
+        """Every worker's answer; with data parallelism of all engines, where vLLM's own call gives one's."""
+        core: Any = getattr(self._client, "engine_core", None)
+        if len(getattr(core, "core_engines", ())) < 2:
+            answers: list[Answer] = await self._client.collective_rpc(RPC, args=(call, body))
+            return answers
+        of_engines = await core.call_utility_all_async("collective_rpc", RPC, None, (call, body), None)
+        return [answer for answers in of_engines for answer in answers]

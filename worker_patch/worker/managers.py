@@ -36,6 +36,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     Attributes:
         failures: adapter → why its last load failed, the latest ``KEPT``.
+        blank: what ran without its weights, and is not the adapter.
         counters: seconds and bytes of loads, blank runs.
     """
 
@@ -50,7 +51,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
         self._too_big: dict[int, int] = {}  # adapter → bytes: was loaded, and found no room
-        self._blank: set[int] = set()
+        self.blank: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     def create_lora_manager(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,15 +98,15 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             layers = self._adapter_manager.layers
             blank = Resident(LoRAModel(adapter, 1, {}), layers.pack(layers.draft({}, {})))
             self._adapter_manager.admit(blank, 0)
-            self._blank.add(adapter)
+            self.blank.add(adapter)
             self._adapter_manager.activate_adapter(adapter)
         except Exception:
             logger.exception("adapter %d has no slot either: its rows are the base model's", adapter)
 
     def forget_blank(self, adapter: int) -> None:
         """What ran blank is not the adapter, whoever asks for it next."""
-        if adapter in self._blank:
-            self._blank.discard(adapter)
+        if adapter in self.blank:
+            self.blank.discard(adapter)
             self.remove_adapter(adapter)
 
     # -- vLLM's own calls ------------------------------------------------------------------------
@@ -155,9 +156,19 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.tiers.reserve(adapter, max(wanted["size_bytes"], self._too_big.get(adapter, 0)))
         for gone in self.named.keys() - self.tiers.entries.keys():
             del self.named[gone]
-        self._blank &= self.tiers.entries.keys()
+        self.blank &= self.tiers.entries.keys()
         self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
         self._loader.start(adapter, lambda: self._prepare(request))
+
+    def want(self, adapter: int, wanted: Mapping[str, Any]) -> None:
+        """Keep what a load under way brings, which its user had given up, for this one."""
+        if adapter in self._wanted and self._wanted[adapter]["user"] is None:
+            self._wanted[adapter] = wanted
+
+    def give_up(self, adapter: int, user: str) -> None:
+        """Let what a load under way brings go, if it is for this user."""
+        if adapter in self._wanted and self._wanted[adapter]["user"] == user:
+            self._wanted[adapter] = {**self._wanted[adapter], "user": None}
 
     def rank(self, adapter: int) -> int:
         return int(self._adapter_manager.get_adapter(adapter).rank)
@@ -178,6 +189,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             if done.adapter is None:
                 self.tiers.cancel(done.id)
                 self._fail(done.id, done.reason)
+            elif wanted["user"] is None:
+                self.tiers.cancel(done.id)
             else:
                 self._admit(done, done.adapter, wanted)
 

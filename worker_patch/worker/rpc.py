@@ -6,6 +6,7 @@ values, since that is what crosses the processes without pickling.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from vllm.lora.request import LoRARequest
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.tiers import NoRoom
+
+logger = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 
@@ -29,6 +32,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     adapter = ask["id"]
     manager.forget_blank(adapter)
     known = adapter in manager.tiers.entries or manager.loading(adapter)
+    manager.want(adapter, ask)
     if not known and (ask["again"] or adapter not in manager.failures):
         try:
             manager.begin_load(LoRARequest(ask["name"], adapter, ask["path"]), ask)
@@ -53,7 +57,8 @@ def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
 
 def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
-    """``user`` wants an adapter no more; it goes when nobody does. ``ask``: ``id, user``."""
+    """``user`` wants an adapter no more, loaded or not; it goes when nobody does. ``ask``: ``id, user``."""
+    manager.give_up(ask["id"], ask["user"])
     gone = manager.tiers.drop(ask["id"], ask["user"])
     if gone:
         manager.remove(ask["id"])
@@ -79,6 +84,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
             "users": sorted(entry.users),
         }
         for adapter, entry in tiers.entries.items()
+        if adapter not in manager.blank
     }
     return {
         "resident": resident,
@@ -94,8 +100,16 @@ CALLS = {call.__name__: call for call in (load, hold, drop, sync)}
 
 
 def answer(worker: Any, call: str, ask: Mapping[str, Any]) -> Answer:
-    """The method that is put on vLLM's worker."""
-    manager = worker.model_runner.lora_manager
-    if not isinstance(manager, TieredWorkerManager):
-        raise TypeError(f"the worker's adapter manager is {type(manager).__name__}, not lora-fs's")
-    return CALLS[call](manager, ask)
+    """The method that is put on vLLM's worker.
+
+    Raises nothing: of several workers vLLM would leave the others' answers unread, and take them for those of
+    the next call.
+    """
+    try:
+        manager = worker.model_runner.lora_manager
+        if not isinstance(manager, TieredWorkerManager):
+            raise TypeError(f"the worker's adapter manager is {type(manager).__name__}, not lora-fs's")
+        return CALLS[call](manager, ask)
+    except Exception as error:
+        logger.exception("lora-fs's %s failed", call)
+        return {"error": repr(error)}

@@ -110,6 +110,7 @@ class Tiers:
 
     def remove(self, adapter: int) -> None:
         """Forget an adapter, its slot and its reservation, whoever uses it."""
+        self.step -= {adapter}
         self.vacate(adapter)
         self.cancel(adapter)
         self.entries.pop(adapter, None)
