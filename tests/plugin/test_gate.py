@@ -130,6 +130,16 @@ async def test_an_adapter_is_held_while_the_answer_is_made(site: Site) -> None:
     assert (site.replica.holding, site.engine.in_use, asked.get()) == ([], 0, None)
 
 
+async def test_an_answer_that_is_to_be_fetched_later(site: Site) -> None:
+    """Its adapter could leave before it is made."""
+    later = {"model": "sql", "input": "x", "background": True}
+    answer = await site.http.post("/v1/responses", json=later)
+    assert answer.status_code == 400
+    assert "background" in answer.json()["error"]["message"]
+    for told in ({**later, "background": False}, {**later, "model": "tiny"}):
+        assert (await site.http.post("/v1/responses", json=told)).status_code == 200
+
+
 async def test_the_body_arrives_as_it_was_sent(site: Site) -> None:
     body = b'{"model":"sql", "prompt": "' + b"x" * 300_000 + b'"}'
 
@@ -161,7 +171,7 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
 )
 def test_what_nobody_can_read(body: bytes) -> None:
     """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
-    assert gate._asked({"type": "http", "headers": []}, body)[0] in (None, "\ud800")
+    assert gate._asked({"type": "http", "headers": []}, body).model in (None, "\ud800")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
@@ -44,6 +44,7 @@ class Behind(NamedTuple):
 class _Body(msgspec.Struct):
     model: str | None = None
     user: object = None
+    background: object = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -61,7 +62,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         body, receive = await _read(receive)
-        name, user = _asked(scope, body)
+        asks = _asked(scope, body)
+        name = asks.model
         served = behind.replica.lookup(name) if name is not None else None
         try:
             if served is not None and behind.admin.limits_reading:
@@ -75,7 +77,10 @@ class Gate:
                 await self._app(scope, receive, send)
             return
         try:
-            chosen = behind.replica.choose(served, user_of(Headers(scope=scope), behind.user_header, user))
+            if asks.background is True:
+                raise InputError("`background`: an adapter is held until the answer is sent; ask without it")
+            user = user_of(Headers(scope=scope), behind.user_header, asks.user)
+            chosen = behind.replica.choose(served, user)
             await self._pass(behind, name, chosen, scope, receive, send)
         except LoraFsError as error:
             await respond(error, "model")(scope, receive, send)
@@ -102,18 +107,16 @@ class Gate:
         raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
 
 
-def _asked(scope: Scope, body: bytes) -> tuple[str | None, object]:
-    """The model and the user that a body names."""
+def _asked(scope: Scope, body: bytes) -> _Body:
+    """The model and the user that a body names, and whether its answer is to be fetched later."""
     content_type = Headers(scope=scope).get("content-type", "")
     if not content_type.startswith("multipart/"):
         try:
-            asked = _body.decode(body)
+            return _body.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # vLLM takes UTF-16, a byte order mark and NaN, too, or says what is wrong
-        else:
-            return asked.model, asked.user
     field = find_model(content_type, body)
-    return (field.name, field.user) if field is not None else (None, None)
+    return _Body(field.name, field.user) if field is not None else _Body()
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
