@@ -32,6 +32,7 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.model_manager import LoRAModelManager, LRUCacheLoRAModelManager
     from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
     return {
@@ -40,7 +41,10 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
         LoRAModelManager.activate_adapter: ("self", "lora_id"),
         LoRAModelManager.register_module: ("self", "module_name", "module"),
         LoRAModelManager._init_punica_wrapper: ("self", "max_num_batched_tokens", "vllm_config"),
+        LoRAModelManager.deactivate_adapter: ("self", "adapter_id"),
         LoRAModelManager._deactivate_adapter: ("self", "lora_id"),
+        LoRAModelManager.remove_adapter: ("self", "adapter_id"),
+        LRUCacheLoRAModelManager.remove_all_adapters: ("self",),
         LoRAModelManager._create_merged_loras_inplace: ("self", "lora_model"),
         LRUCacheLoRAModelManager.add_adapter: ("self", "lora"),
         LRUCacheLoRAModelManager.pin_adapter: ("self", "lora_id"),
@@ -56,6 +60,7 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
         BaseLinearLayerWithLoRA.set_lora: ("self", "index", "lora_a", "lora_b"),
         BaseLinearLayerWithLoRA._apply_lora_to_output: ("self", "x", "output"),
         VocabParallelEmbeddingWithLoRA.forward: ("self", "x"),
+        PunicaWrapperCPU.add_shrink: ("self", "y", "x", "lora_a_stacked", "scale", "kwargs"),
         PunicaWrapperBase.update_metadata: (
             *("self", "mapping", "lora_index_to_id", "max_loras", "vocab_size", "kwargs"),
         ),

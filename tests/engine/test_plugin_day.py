@@ -297,6 +297,30 @@ def test_replaced_under_the_same_name(
     assert [client.complete("guarded").text for _ in range(5)] == [right(0)] * 5
 
 
+def test_replaced_and_evicted(small: Plugin, adapters: Adapters, right: Right) -> None:
+    """Read again, from the staged copy, it says what it said; without one it is refused, and why."""
+    small.load("swapped", adapters(0))
+    assert small.client.complete("swapped").text == right(0)
+    copy = small.residency()["swapped"]
+    for file in (CONFIG, WEIGHTS):
+        shutil.copy(adapters(3) / file, small.revision_dir / "swapped" / file)
+    with small.unharmed():
+        _evict(small, adapters, "swapped")
+        assert small.client.complete("swapped").text == right(0)
+        _evict(small, adapters, "swapped")
+        shutil.rmtree(copy)
+        check_refused(small.client.complete("swapped"), 422, "digest")
+
+
+def _evict(small: Plugin, adapters: Adapters, name: str) -> None:
+    """Ask for others until the replica's pass has seen that it is gone."""
+    for seed in (2, 1, 0):
+        if small.client.complete(f"evicting-{seed}").status == 404:
+            small.load(f"evicting-{seed}", adapters(seed))
+            assert small.client.complete(f"evicting-{seed}").status == 200
+    wait_until(f"{name} is evicted", lambda: name not in small.residency(), timeout_s=FOLLOWED_S)
+
+
 def test_dropped_folder_is_replaced(
     plugin: Plugin, client: Client, stream: Stream, replace: Replace, adapters: Adapters, right: Right
 ) -> None:
@@ -353,6 +377,32 @@ def test_unload_frees(plugin: Plugin, client: Client, stream: Stream, replace: R
     assert client.complete("unloaded").text == right(3)
     pure = client.complete("reloaded", prompt=LONG_PROMPT).text
     assert client.complete("unloaded", prompt=LONG_PROMPT).text == pure
+
+
+def test_residency_is_told(plugin: Plugin, client: Client, stream: Stream, many: tuple[str, ...]) -> None:
+    """Who streams is in a slot and in flight; of three that were asked for once one is in the other slot."""
+    for name in many[:3]:
+        assert client.complete(name).status == 200
+
+    def tiers(*states: str) -> bool:
+        """As of the replica's last pass."""
+        listed = {one["name"]: one["residency"] for one in client.get_json("/v1/lora_adapters")["data"]}
+        told = [(listed[name]["tier"], listed[name]["in_flight"]) for name in (BYSTANDER, *many[:3])]
+        return told == [("gpu", 1), *((state, 0) for state in states)] and listed[many[0]]["idle_s"] > 0
+
+    wait_until("it is told", lambda: tiers("host", "host", "gpu"), timeout_s=FOLLOWED_S)
+
+
+def test_an_idle_adapter_leaves_memory(
+    plugin: Plugin, client: Client, stream: Stream, adapters: Adapters, right: Right
+) -> None:
+    """After its policy's time; it is listed on, and comes back when it is asked for."""
+    plugin.register("idle", adapters(0), "--ttl", "1")
+    assert client.complete("idle").text == right(0)
+    wait_until("it is there", lambda: "idle" in client.resident(), timeout_s=FOLLOWED_S)
+    wait_until("it is gone", lambda: "idle" not in client.resident(), timeout_s=FOLLOWED_S)
+    assert "idle" in client.names()
+    assert client.complete("idle").text == right(0)
 
 
 def test_load_inplace_does_not_stick(

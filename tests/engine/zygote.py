@@ -2,7 +2,8 @@
 
 A script, started in place of ``examples/local/zygote.py`` and spoken to alike. An engine whose
 arguments name ``--api-server-count`` runs what ``vllm serve`` runs for it. One thing is changed:
-vLLM spawns those API servers, which imports everything again; here they are forked.
+vLLM spawns those API servers, which imports everything again; here they are forked. An engine with
+``OTHER_VERSION`` in its environment says that it is of that version.
 """
 
 from __future__ import annotations
@@ -50,13 +51,23 @@ def run_several() -> None:
 
 def main() -> None:
     """Import, then fork a server for every line."""
+    import vllm
+
     os.register_at_fork(after_in_child=zygote.follow_parent)
     import_module(SERVE)
     zygote.preload()
     from vllm.entrypoints.launchers.api_server import entry
 
     run_one = entry.main
-    entry.main = lambda: run_several() if "--api-server-count" in sys.argv else run_one()
+
+    def run() -> None:
+        vllm.__version__ = os.environ.get("OTHER_VERSION", vllm.__version__)
+        if "--api-server-count" in sys.argv:
+            run_several()
+        else:
+            run_one()
+
+    entry.main = run
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     zygote.answer(socket.socket(fileno=int(sys.argv[1])))
 
