@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -248,6 +249,19 @@ def test_hub_is_not_asked(client: Client, stream: Stream, path: str, setting: st
     answer = client.load("far", path)
     check_refused(answer, 400, setting)
     assert answer.took_s < 5
+
+
+def test_hub_that_is_allowed_and_silent(
+    farm: EngineFarm, model_dir: Path, tmp_path: Path, silent_hub: socket.socket
+) -> None:
+    """It is asked, and who waits for it is the one that asked for the adapter, for a bounded time."""
+    settings = {"LORA_FS_ALLOWED_REMOTES": "hf://acme", "LORA_FS_HOLD_TIMEOUT_S": "3"}
+    with plugin_engine("hub", farm, model_dir, tmp_path, **settings) as plugin, plugin.unharmed():
+        answer = plugin.client.load("far", "hf://acme/adapter")
+        connection, _ = silent_hub.accept()
+        connection.close()
+        check_refused(answer, 503, "far")
+        assert "far" not in plugin.client.names()
 
 
 @pytest.mark.parametrize(
