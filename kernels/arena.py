@@ -131,12 +131,24 @@ class Arena:
         self._publish(transfer.slot)
 
     def free(self, slot: int) -> None:
-        """Empty a slot, loaded or on its way; steps already launched still see it."""
+        """Empty a slot, loaded or on its way; steps already launched still see it.
+
+        Its row of the tables stays on the device, where there may be no memory to write to while an engine
+        sleeps: a plan must not name an empty slot, and who is loaded there next writes the whole row.
+        """
         self._coming.pop(slot, None)
         self._extents.release(slot)
         if self._loaded.pop(slot, None) is not None:
-            self._publish(slot)
+            for layer in self.layers.values():
+                layer.put(slot, None)
         self._mark_freed()
+
+    def restore(self) -> None:
+        """Write again what is written only once, after the device lost its memory; what was loaded is
+        loaded again by its owner.
+        """
+        for name, layer in self.layers.items():
+            layer.tables.columns.copy_(column_table(self.shapes[name], self.device))
 
     def compact(self) -> None:
         """Move the adapters together, on the device, between two steps."""
@@ -164,18 +176,14 @@ class Arena:
             self._storage.narrow(0, move.target + done, count).copy_(pending)
 
     def _publish(self, slot: int) -> None:
-        """Bring a slot's row of the tables and its views up to date."""
-        begin = self._extents[slot].begin if slot in self._extents else 0
-        loaded = self._loaded.get(slot)
+        """Bring a loaded slot's row of the tables and its views up to date."""
+        begin, loaded = self._extents[slot].begin, self._loaded[slot]
         for name, layer in self.layers.items():
-            place = None if loaded is None else loaded.places.get(name)
+            place = loaded.places.get(name)
             layer.put(slot, None if place is None else packed_at(layer.shape, place, self._storage, begin))
-        if loaded is None:
-            self._rows[slot].zero_()
-        else:
-            row = self._layout.moved(loaded.row, begin)
-            # Pinned memory that is dropped is not given out again before the copy is done.
-            self._rows[slot].copy_(row.pin_memory() if self._rows.is_cuda else row, non_blocking=True)
+        row = self._layout.moved(loaded.row, begin)
+        # Pinned memory that is dropped is not given out again before the copy is done.
+        self._rows[slot].copy_(row.pin_memory() if self._rows.is_cuda else row, non_blocking=True)
 
     def _tables(self, name: str, shape: Shape) -> Tables:
         offsets, ends, scales = self._layout.views(self._rows, name, len(shape.outputs))

@@ -48,10 +48,13 @@ wonder yellow zephyr hello world what where when support customer question answe
 """.split()
 
 
-def ensure_model(out_dir: Path) -> Path:
+def ensure_model(out_dir: Path, *, kv_heads: int = 2) -> Path:
     """Make the base model in ``out_dir`` unless a whole one lies there; returns ``out_dir``.
 
     The folder's name is what the model is called: adapters record it as their base model.
+
+    Args:
+        kv_heads: 1 or 2; one is shared by both workers of a tensor-parallel engine.
     """
     if (out_dir / "config.json").exists():
         return out_dir
@@ -69,7 +72,7 @@ def ensure_model(out_dir: Path) -> Path:
             intermediate_size=2 * HIDDEN,
             num_hidden_layers=2,
             num_attention_heads=2,
-            num_key_value_heads=2,
+            num_key_value_heads=kv_heads,
             max_position_embeddings=CONTEXT,
             initializer_range=0.3,
             tie_word_embeddings=False,
@@ -189,8 +192,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--adapters", type=int, default=4, metavar="N")
+    parser.add_argument("--kv-heads", type=int, default=2, metavar="N")
     options = parser.parse_args()
-    base = ensure_model(options.out / MODEL_NAME)
+    base = ensure_model(options.out / MODEL_NAME, kv_heads=options.kv_heads)
     print(base)
     for index in range(options.adapters):
         rank = RANKS[index % len(RANKS)]

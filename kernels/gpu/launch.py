@@ -193,7 +193,7 @@ def _expand(
         num_warps=config.warps,
         num_stages=config.stages,
         enable_fp_fusion=True,
-        launch_pdl=early,
+        **({"launch_pdl": True} if early else {}),  # HIP has no such option
     )
 
 

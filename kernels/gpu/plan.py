@@ -15,7 +15,7 @@ from lora_fs.kernels.segments import Plan
 
 HEADER = 1
 FIELDS = 3
-# What a tensor core multiplies at once; a batch up to SMALL_ROWS always has tiles of this many.
+# What a tensor core multiplies at once; small batches, which graphs are captured of, always have such tiles.
 FEWEST_ROWS = 16
 SMALL_ROWS = 512
 LARGE_ROWS = 4096
@@ -23,10 +23,10 @@ LARGE_ROWS = 4096
 RING = 2
 
 
-def tile_rows(plan: Plan, rows: int) -> int:
-    """The rows of a tile that suit a batch; of a small one without a look at its contents."""
+def tile_rows(plan: Plan, rows: int, small_rows: int = SMALL_ROWS) -> int:
+    """The rows of a tile that suit a batch; of one up to ``small_rows`` without a look at its contents."""
     live = len(plan.order)
-    if rows <= SMALL_ROWS or live <= FEWEST_ROWS * len(plan.segments):
+    if rows <= small_rows or live <= FEWEST_ROWS * len(plan.segments):
         return FEWEST_ROWS
     return 64 if live < LARGE_ROWS else 128
 
@@ -55,6 +55,8 @@ def make_block(plan: Plan, of_rows: int) -> NDArray[np.int32]:
 class DevicePlan:
     """The current step's plan on the device. Made once; every step uploads its own.
 
+    Args:
+        small_rows: batches of so many rows always have the same tiles; at least what graphs are captured of.
     Attributes:
         block: int32, at the same address for ever.
         rows: T of the batch last uploaded, padding of a captured graph included.
@@ -62,8 +64,11 @@ class DevicePlan:
         tiles: the most tiles that a batch of so many rows can have: what a launch is made for.
     """
 
-    def __init__(self, rows: int, slots: int, device: torch.device | str) -> None:
+    def __init__(
+        self, rows: int, slots: int, device: torch.device | str, small_rows: int = SMALL_ROWS
+    ) -> None:
         self.capacity = rows
+        self.small_rows = small_rows
         self.slots = slots
         self.rows = 0
         self.tile_rows = FEWEST_ROWS
@@ -82,12 +87,12 @@ class DevicePlan:
         Args:
             rows: of the batch as kernels see it, where it is padded; else the plan's.
             tile: rows of a tile, instead of what suits the batch. A replay wants what was captured:
-                up to SMALL_ROWS that is always the same.
+                up to ``small_rows`` that is always the same.
         Raises:
             ValueError: the batch has more rows or slots than this was made for.
         """
         rows = plan.rows if rows is None else rows
-        of_rows = tile_rows(plan, rows) if tile is None else tile
+        of_rows = tile_rows(plan, rows, self.small_rows) if tile is None else tile
         if not plan.rows <= rows <= self.capacity or len(plan.segments) > self.slots:
             raise ValueError(
                 f"{plan.rows} rows of {len(plan.segments)} slots, padded to {rows}; there is room for "

@@ -52,6 +52,14 @@ def test_nothing_spills(kernels: list[dict[str, Any]]) -> None:
     assert not [kernel["name"] for kernel in kernels if {"STL", "LDL"} & kinds(kernel)]
 
 
+def test_only_an_early_launch_asks_for_one(kernels: list[dict[str, Any]]) -> None:
+    """Not every device's launches know of it: HIP's do not."""
+    early = {kernel["name"] for kernel in kernels if "early" in kernel["name"] and kernel["EARLY"]}
+    asked = {kernel["name"] for kernel in kernels if "launch_pdl" in kernel}
+    assert asked == {name for name in early if name.startswith("expand")}
+    assert asked
+
+
 def test_shared_memory_leaves_room_for_two(kernels: list[dict[str, Any]]) -> None:
     """Every tile fits; in a decoding step at least four programs share a processor."""
     assert {kernel["name"] for kernel in kernels if kernel["shared"] > SHARED_LIMIT} == set()

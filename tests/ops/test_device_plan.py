@@ -63,6 +63,16 @@ def test_a_small_batch_always_has_the_same_tiles() -> None:
             assert tile_rows(plan_rows(slots), rows) == FEWEST_ROWS
 
 
+def test_graphs_may_be_captured_of_larger_batches() -> None:
+    """The bound is then theirs, and no captured launch is replayed with other tiles."""
+    uploaded = DevicePlan(4096, 2, "cpu", 1024)
+    for rows in (SMALL_ROWS + 1, 1024):
+        uploaded.upload(plan_rows(np.zeros(rows, dtype=np.int64)))
+        assert (uploaded.tile_rows, uploaded.tiles) == (FEWEST_ROWS, most_tiles(rows, 2, FEWEST_ROWS))
+    uploaded.upload(plan_rows(np.zeros(1025, dtype=np.int64)))
+    assert uploaded.tile_rows == 64
+
+
 def test_a_large_batch_of_few_adapters_has_large_tiles() -> None:
     """And one of short requests has small ones, which waste less."""
     assert tile_rows(plan_rows(np.zeros(2048, dtype=np.int64)), 2048) == 64

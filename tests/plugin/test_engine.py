@@ -64,6 +64,10 @@ class FakeManager:
 
         self._loader.start(request.lora_int_id, prepare)
 
+    @property
+    def counted(self) -> dict[str, float]:
+        return {**self.tiers.counters, **self.counters}
+
     want, give_up = TieredWorkerManager.want, TieredWorkerManager.give_up
 
     def rank(self, adapter: int) -> int:

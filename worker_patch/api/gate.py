@@ -28,7 +28,7 @@ from lora_fs.worker_patch.api.engine import InProcess
 
 logger = logging.getLogger(__name__)
 
-_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters"})
+_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras"})
 
 
 class Behind(NamedTuple):

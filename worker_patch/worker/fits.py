@@ -1,7 +1,8 @@
 """Whether an adapter's tensors fit the model's layers, asked before anything is evicted for it.
 
 vLLM copies what it is given into the top left corner of a slot: a smaller hidden size, or a layer
-that the model does not have, is served without a word. Source: vllm/lora/layers, 0.32.
+that the model does not have, is served without a word. An adapter has the whole model's sizes, a slot
+those of a tensor-parallel rank. Source: vllm/lora/layers and vllm/model_executor/layers/linear.py, 0.32.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
+from vllm.model_executor.layers.linear import QKVParallelLinear
 
 
 class DoesNotFit(ValueError):
@@ -52,22 +54,38 @@ def _check_layer(
     a_slices: list[torch.Tensor | None],
     b_slices: list[torch.Tensor | None],
 ) -> None:
-    if len(a_slices) != len(module.lora_a_stacked):
-        return  # one fused A and B for several slices: the layer itself cuts them, and checks
-    shards = {1, getattr(module, "tp_size", 1)}
-    for slot_a, slot_b, a, b in zip(
-        module.lora_a_stacked, module.lora_b_stacked, a_slices, b_slices, strict=True
-    ):
+    whole = _whole(module)
+    if len(a_slices) == 1:  # one A and B for all the slices, which the layer cuts and does not check
+        whole = [(whole[0][0], sum(outputs for _, outputs in whole))]
+    elif len(a_slices) != len(whole):
+        return  # some for several slices: the layer itself cuts them, and checks
+    most_rank = module.lora_b_stacked[0].shape[-1]  # a fully sharded A is cut along its ranks
+    for (wanted_in, wanted_out), a, b in zip(whole, a_slices, b_slices, strict=True):
         if a is None or b is None:
             continue
-        most_rank, wanted_in, wanted_out = slot_a.shape[-2], slot_a.shape[-1], slot_b.shape[-2]
         rank, has_in, has_out = a.shape[0], a.shape[1], b.shape[0]
         if rank != b.shape[1]:
             raise DoesNotFit(f"{name}: A has rank {rank}, B has rank {b.shape[1]}")
-        if rank > most_rank * max(shards):
+        if rank > most_rank:
             raise DoesNotFit(f"{name}: rank {rank} is over this engine's --max-lora-rank {most_rank}")
-        if has_in not in {wanted_in * n for n in shards} or has_out not in {wanted_out * n for n in shards}:
+        if (has_in, has_out) != (wanted_in, wanted_out):
             raise DoesNotFit(
                 f"{name}: the adapter's layer is {has_in} → {has_out}, "
                 f"the model's is {wanted_in} → {wanted_out}"
             )
+
+
+def _whole(module: BaseLinearLayerWithLoRA) -> list[tuple[int, int]]:
+    """For each slice the inputs and outputs of the whole model's layer, of which a rank has a share."""
+    if module.tp_size == 1:
+        pairs = zip(module.lora_a_stacked, module.lora_b_stacked, strict=True)
+        return [(a.shape[-1], b.shape[-2]) for a, b in pairs]
+    base = module.base_layer
+    outputs = getattr(base, "output_sizes", [base.output_size])
+    if isinstance(base, QKVParallelLinear):
+        # ``output_sizes`` counts a head once a rank that has it; V is cut as K is, whatever its heads' size.
+        kv_width = base.total_num_kv_heads * base.head_size
+        outputs = [base.total_num_heads * base.head_size, kv_width, kv_width]
+    if module.n_slices == 1:
+        outputs = [sum(outputs)]
+    return [(base.input_size, width) for width in outputs]

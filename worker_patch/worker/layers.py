@@ -22,6 +22,7 @@ from vllm.lora.layers import (
 )
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.arena import Arena
 from lora_fs.kernels.layout import Layer, Shape
@@ -84,17 +85,27 @@ class ModelLayers:
     def allocate(self) -> None:
         """Set aside what slots need, once every layer was taken over."""
 
-    def draft(self, weights: Mapping[str, LoRALayerWeights], scales: Mapping[str, float]) -> Draft:
+    def draft(
+        self,
+        weights: Mapping[str, LoRALayerWeights],
+        scales: Mapping[str, float],
+        *,
+        whole: bool = True,
+    ) -> Draft:
         """Lay an adapter out for one block of memory; any thread may.
 
         Args:
-            weights: by layer, as vLLM read them: this rank's share is taken here.
+            weights: by layer, as vLLM read them.
             scales: by layer, alpha / r where it is not in B.
+            whole: of the whole model, of which this rank's share is taken here; else they are the share.
         Raises:
             ShapeError: names the layer and the axis.
         """
         shapes = {name: target.shape for name, target in self.targets.items()}
-        taken = {name: _weights(self.targets[name], w, scales.get(name, 1.0)) for name, w in weights.items()}
+        taken = {
+            name: _weights(self.targets[name], found, scales.get(name, 1.0), whole=whole)
+            for name, found in weights.items()
+        }
         return Draft.of(shapes, taken, self._dtype_for(taken))
 
     def pack(self, draft: Draft) -> Slab:
@@ -116,6 +127,10 @@ class ModelLayers:
     def give_back(self) -> None:
         """Keep no memory for a next adapter."""
         self._memory.drop()
+        # Of pinned memory torch keeps all that was ever let go of.
+        empty = getattr(torch.accelerator, "empty_host_cache", None)
+        if PIN_MEMORY and empty is not None:
+            empty()
 
     def _dtype_for(self, adapter: Mapping[str, Weights]) -> torch.dtype:
         """The engine's, and of an adapter that is all of a narrower one that one: half the memory to read."""
@@ -133,6 +148,9 @@ class ModelLayers:
         """Let a slot mean nothing, and let go of its weights."""
         for target in self.targets.values():
             target.layer.put(slot, None)
+
+    def restore(self) -> None:
+        """Write again what of the device is written only once, after its memory was lost."""
 
 
 class DeviceLayers(ModelLayers):
@@ -162,6 +180,9 @@ class DeviceLayers(ModelLayers):
             self._filled.remove(slot)
             self._arena.free(slot)
 
+    def restore(self) -> None:
+        self._arena.restore()
+
 
 def _shape(module: Any) -> Shape | None:
     """Of a layer that can be taken over."""
@@ -177,8 +198,8 @@ def _shape(module: Any) -> Shape | None:
     return None
 
 
-def _weights(target: Target, weights: LoRALayerWeights, scale: float) -> Weights:
-    """This tensor-parallel rank's share."""
+def _weights(target: Target, weights: LoRALayerWeights, scale: float, *, whole: bool) -> Weights:
+    """This tensor-parallel rank's share of the whole model's, or what is that already."""
     module, a, b = target.module, weights.lora_a, weights.lora_b
     if not isinstance(module, BaseLinearLayerWithLoRA):
         # A vocabulary that vLLM padded is longer than the adapter's.
@@ -186,10 +207,11 @@ def _weights(target: Target, weights: LoRALayerWeights, scale: float) -> Weights
             a = pad(a, (0, target.shape.inputs - a.shape[1]))
         elif not target.shape.lookup and target.shape.width > b.shape[0]:
             b = pad(b, (0, 0, 0, target.shape.width - b.shape[0]))
-    elif isinstance(b, list) and len(b) != module.n_slices:
-        a, b = module.expand_packed_lora(a, b)
-    if getattr(module, "tp_size", 1) > 1 and isinstance(module, BaseLinearLayerWithLoRA):
-        a, b = module.slice_lora_a(a), module.slice_lora_b(b)
+    elif whole:
+        if isinstance(b, list) and len(b) != module.n_slices:
+            a, b = module.expand_packed_lora(a, b)
+        if getattr(module, "tp_size", 1) > 1:
+            a, b = module.slice_lora_a(a), module.slice_lora_b(b)
     return Weights(a, b, scale) if isinstance(a, list) else Weights([a], [b], scale)
 
 

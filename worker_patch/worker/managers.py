@@ -54,6 +54,11 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.blank: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
+    @property
+    def counted(self) -> dict[str, float]:
+        """Of loads, tiers and slots, all that was counted."""
+        return {**self.tiers.counters, **self._adapter_manager.counters, **self.counters}
+
     def create_lora_manager(self, *args: Any, **kwargs: Any) -> Any:
         model = super().create_lora_manager(*args, **kwargs)
         if self._adapter_manager.layers.targets:

@@ -6,6 +6,9 @@ used as it is. Source: vllm/lora/model_manager.py, 0.32.
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +23,8 @@ from lora_fs.worker_patch.worker.fits import check_fits
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.tiers import Tiers
+
+logger = logging.getLogger(__name__)
 
 _UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
 
@@ -60,18 +65,28 @@ class AsOnDisk(LoRAModel):  # type: ignore[misc]
 
 
 class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
-    """Slots and host tier; every change of either goes through ``tiers``."""
+    """Slots and host tier; every change of either goes through ``tiers``.
+
+    Attributes:
+        counters: loads into slots, with their seconds and bytes, monotonic.
+    """
 
     def __init__(self, *args: Any, vllm_config: Any, **kwargs: Any) -> None:
         super().__init__(*args, vllm_config=vllm_config, **kwargs)
         self.lora_index_to_id: list[int | None]
+        self.layers: ModelLayers
         parallel = vllm_config.parallel_config
         self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
         self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
+        self._warm_ups: set[int] = set()
+        self.counters: defaultdict[str, float] = defaultdict(float)
         if self.layers.targets:
             self.layers.allocate()
-        for target in self.layers.targets.values():
-            target.module.set_mapping(target.module.punica_wrapper.bind(target))
+        else:  # all stayed vLLM's own
+            config = self.lora_config
+            self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        for name, target in self.layers.targets.items():
+            target.module.set_mapping(target.module.punica_wrapper.bind(name, target))
         for wrapper in self.punica_wrapper_mapping.values():
             wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
@@ -80,27 +95,42 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         wrappers = self.punica_wrapper_mapping.values()
         self._ours = all(isinstance(one, Planned) for one in wrappers)
         rows = vllm_config.model_config.dtype
-        read = [one.prepare(rows) for one in wrappers if isinstance(one, Planned)]
+        captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        read = [one.prepare(rows, captured) for one in wrappers if isinstance(one, Planned)]
         config = self.lora_config
         self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, *read[:1])
         if load_settings().kernels == "triton":
             self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
+            self._mark_compiled(vllm_config)
+
+    def _mark_compiled(self, vllm_config: Any) -> None:
+        """Let the cache of compiled models tell ours from others: its hash knows of vLLM's settings only.
+
+        A part of a model that is compiled by itself may have a config of its own.
+        """
+        parts = (getattr(module, "vllm_config", None) for module in self.model.modules())
+        for config in {id(one): one for one in (vllm_config, *parts) if one is not None}.values():
+            if isinstance(config.additional_config, dict):
+                config.additional_config["lora_fs_kernels"] = "triton"
+            else:
+                logger.warning(
+                    "additional_config is no dict: give this engine a VLLM_CACHE_ROOT of its own, or models "
+                    "compiled with other LORA_FS_KERNELS are taken for its"
+                )
 
     def register_module(self, module_name: str, module: Any) -> None:
         super().register_module(module_name, module)
         if self._ours:
             self.layers.take_over(module_name, module)
 
-    def pack(self, adapter: LoRAModel) -> Resident:
-        """Make an adapter ready for slots; touches nothing of the manager, so that any thread may.
+    def draft(self, adapter: LoRAModel, *, whole: bool = True) -> Draft:
+        """What packing it comes to, once it is seen to fit; any thread may, it touches nothing here.
 
+        Args:
+            whole: of the whole model, as a file's are; else of this rank's sizes, and not looked at.
         Raises:
             DoesNotFit, ShapeError: it is not one for this model.
         """
-        return Resident(adapter, self.layers.pack(self.draft(adapter)))
-
-    def draft(self, adapter: LoRAModel) -> Draft:
-        """What packing it comes to, once it is seen to fit; raises as ``pack``."""
         scales = {}
         for name in self.layers.targets:
             names = self.packed_modules.get(name, [name])
@@ -110,20 +140,26 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
                 for part in parts:
                     part.scaling = 1
         self._create_merged_loras_inplace(adapter)
-        check_fits(self, adapter, whole_model=self._whole_model)
+        if whole:
+            check_fits(self, adapter, whole_model=self._whole_model)
         found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}
-        return self.layers.draft({name: w for name, w in found.items() if w is not None}, scales)
+        weights = {name: w for name, w in found.items() if w is not None}
+        return self.layers.draft(weights, scales, whole=whole)
 
     @property
     def capacity(self) -> int:
         return _UNBOUNDED
 
     def add_adapter(self, lora: LoRAModel) -> bool:
-        """Pack and admit: vLLM's warm-up adapters come this way."""
+        """Pack and admit one of vLLM's warm-up adapters, which nothing else sends this way.
+
+        They have this rank's sizes, come as many as there are slots, and go when the warm-up ends: the budget
+        is not asked.
+        """
         if lora.id in self._registered_adapters:
             return False
-        resident = self.pack(lora)
-        self.admit(resident, size_bytes(resident))
+        self.admit(Resident(lora, self.layers.pack(self.draft(lora, whole=False))), 0)
+        self._warm_ups.add(lora.id)
         return True
 
     def admit(self, lora: Resident, size: int, *, priority: int = 0, pinned: bool = False) -> None:
@@ -148,9 +184,13 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         index, victim = placed
         if victim is not None:
             super().deactivate_adapter(victim)
+        began = time.monotonic()
         try:
             self._fill(index, self._registered_adapters[lora_id])
             self._active_adapters[lora_id] = None
+            self.counters["gpu_loads"] += 1
+            self.counters["gpu_load_bytes"] += self.tiers.entries[lora_id].size_bytes
+            self.counters["gpu_load_seconds"] += time.monotonic() - began
         except Exception:
             self.tiers.vacate(lora_id)
             self.layers.empty(index)
@@ -191,10 +231,18 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         super()._deactivate_adapter(lora_id)
 
     def remove_all_adapters(self) -> None:
-        self.tiers.clear()
-        for slot in range(self.lora_slots):
-            self.layers.empty(slot)
-        super().remove_all_adapters()
+        """A warm-up ended, which may be beside requests: its adapters go. Or the device lost what it had, as
+        when the engine slept: steps fill the slots anew, from host memory.
+        """
+        if self._warm_ups:
+            for adapter in self._warm_ups:
+                self.remove_adapter(adapter)
+            self._warm_ups.clear()
+            return
+        for adapter in list(self._active_adapters):
+            self.deactivate_adapter(adapter)
+        self.layers.restore()
+        self._last_mapping = self._last_slot_layout = None
 
     def pin_adapter(self, lora_id: int) -> bool:
         """Keep it in the host tier and in a slot. Raises NoRoom: one slot stays free for the rest."""
@@ -207,8 +255,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
 
 def size_bytes(lora: Resident) -> int:
-    """What its tensors take in host memory."""
-    return sum(tensor.nbytes for tensor in _tensors(lora))
+    """What its tensors take in host memory; torch rounds pinned memory up to a power of two."""
+    sizes = ((tensor.nbytes, tensor.is_pinned()) for tensor in _tensors(lora))
+    return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in sizes)
 
 
 def _tensors(lora: Resident) -> Iterable[torch.Tensor]:

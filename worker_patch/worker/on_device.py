@@ -7,6 +7,7 @@ Source: vllm/lora/punica_wrapper/punica_gpu.py, 0.32.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
 from lora_fs.kernels.gpu import opaque
-from lora_fs.kernels.gpu.plan import DevicePlan
+from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan
 from lora_fs.worker_patch.worker.layers import Target
 from lora_fs.worker_patch.worker.punica import OnCPU, Planned, of_prompt
+
+_numbers = count()  # of this process's wrappers: the same whenever an engine starts
 
 
 class OnDevice(Planned):
@@ -24,17 +27,23 @@ class OnDevice(Planned):
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
-        slots = kwargs["lora_config"].max_loras
-        self.tokens_there = DevicePlan(max_num_batched_tokens, slots, device)
-        self.sampled_there = DevicePlan(max_num_batched_tokens, slots, device)
+        self._number = next(_numbers)
+        self._sizes = (max_num_batched_tokens, kwargs["lora_config"].max_loras, device)
+
+    def prepare(self, rows: torch.dtype, captured: int = 0) -> frozenset[torch.dtype]:
+        small = max(SMALL_ROWS, captured)
+        self.tokens_there = DevicePlan(*self._sizes, small)
+        self.sampled_there = DevicePlan(*self._sizes, small)
+        return super().prepare(rows, captured)
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
         super().update_metadata(*args, **kwargs)
         self.tokens_there.upload(self.tokens)
         self.sampled_there.upload(self.sampled)
 
-    def bind(self, target: Target) -> Any:
-        name = f"{id(self):x}.{id(target):x}"
+    def bind(self, path: str, target: Target) -> Any:
+        # What torch.compile keeps for the next start has the name in it.
+        name = f"{self._number}.{path}"
         opaque.bind(name, target.layer, self.tokens_there)
         return BoundByName(self, target, name)
 

@@ -42,10 +42,13 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
         self.tokens, self.sampled = NOBODY, NOBODY
         self.theirs = True
 
-    def prepare(self, rows: torch.dtype) -> frozenset[torch.dtype]:
+    def prepare(self, rows: torch.dtype, captured: int = 0) -> frozenset[torch.dtype]:
         """Make the kernels ready for rows of a type; returns which weights they read as they are.
 
         What ``auto`` chose and cannot be compiled here is not used: better slower than not at all.
+
+        Args:
+            captured: how many rows the largest batch has that a CUDA graph is captured of.
         """
         try:
             return warm_up(self.ops, rows)
@@ -66,8 +69,8 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
         if self.theirs:
             super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
 
-    def bind(self, target: Target) -> Any:
-        """What one layer calls in the place of this."""
+    def bind(self, path: str, target: Target) -> Any:
+        """What one layer calls in the place of this; ``path``: the layer's in the model."""
         return Bound(self, target)
 
     def guard_cache(self, y: torch.Tensor) -> None:

@@ -91,7 +91,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         "slots": len(tiers.slots),
         "budget_bytes": tiers.budget_bytes,
         "used_bytes": tiers.used_bytes,
-        "counters": {**tiers.counters, **manager.counters},
+        "counters": manager.counted,
         "processors": sorted(processors.of_steps()),
     }
 

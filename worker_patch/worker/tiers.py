@@ -115,11 +115,6 @@ class Tiers:
         self.cancel(adapter)
         self.entries.pop(adapter, None)
 
-    def clear(self) -> None:
-        """Forget every adapter; the counters stay."""
-        for adapter in list(self.entries):
-            self.remove(adapter)
-
     def touch(self, adapter: int) -> None:
         """It was used now."""
         self._tick += 1

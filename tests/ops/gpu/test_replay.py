@@ -58,14 +58,18 @@ class Model:
             self.copies[name].put(slot, pack(SHAPES[name], of_layer.a, of_layer.b, of_layer.scale))
 
     def free(self, slot: int) -> None:
+        """Empty a slot; who reads of it what is left in the tables adds NaN."""
         self.arena.free(slot)
+        self.arena._rows.view(torch.float32)[slot] = torch.nan
         for copy in self.copies.values():
             copy.put(slot, None)
 
     def check(self, replay: object, slots: np.ndarray, seed: int) -> None:
-        """Fill the buffers with a batch, replay, compare; padded rows are the poisoned ones."""
+        """Fill the buffers with a batch, replay, compare; padded rows are the poisoned ones, and rows of an
+        empty slot are in no plan.
+        """
         assert callable(replay)
-        plan = plan_rows(slots)
+        plan = plan_rows(np.where(np.isin(slots, list(self.arena._loaded)), slots, NO_SLOT))
         x = make_rows(ROWS, 64, self.dtype, seed)
         tokens = torch.from_numpy(np.random.default_rng(seed).integers(40, size=ROWS))
         y, embedded = make_rows(ROWS, 64, self.dtype, seed + 1), make_rows(ROWS, 64, self.dtype, seed + 2)

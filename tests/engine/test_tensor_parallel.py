@@ -1,0 +1,71 @@
+"""Two workers that share a model, and its only key and value head: each has its share of an adapter."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.process import module_command
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from tests.engine.bad_adapters import BAD
+from tests.engine.client import owned
+from tests.engine.plugin import Plugin, plugin_engine
+from tests.engine.test_plugin_day import ALLOWED
+
+ADAPTERS = 4
+
+
+@pytest.fixture(scope="module")
+def model_dir(farm: EngineFarm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with one key and value head, and adapters of it."""
+    folder = tmp_path_factory.mktemp("one-head")
+    # The last one is the bystander's.
+    options = ("--adapters", "16", "--kv-heads", "1")
+    subprocess.run(
+        module_command("lora_fs.demo.tiny_llama", str(folder), *options), check=True, capture_output=True
+    )
+    farm.wait_imported()
+    return folder / MODEL_NAME
+
+
+@pytest.fixture(scope="module")
+def answers(farm: EngineFarm, model_dir: Path) -> list[str]:
+    """What the first adapters say on a stock engine of one worker."""
+    with owned(farm.start("one-worker", model_dir)) as client:
+        folders = {f"a{seed}": model_dir.parent / "adapters" / f"a{seed}" for seed in range(ADAPTERS)}
+        assert all(client.load(name, folder).status == 200 for name, folder in folders.items())
+        return [client.complete(name).text for name in folders]
+
+
+@pytest.fixture(scope="module")
+def plugin(farm: EngineFarm, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plugin]:
+    """The engine of two workers, with two slots; its operator allowed all that can be allowed."""
+    folder = tmp_path_factory.mktemp("two-workers")
+    arguments = ("--tensor-parallel-size", "2")
+    with plugin_engine("workers", farm, model_dir, folder, *arguments, LORA_FS_ALLOW=ALLOWED) as plugin:
+        yield plugin
+
+
+def test_they_say_what_one_worker_says(plugin: Plugin, model_dir: Path, answers: list[str]) -> None:
+    """More adapters than slots, one after the other and at once; a load is one a worker."""
+    names = [f"a{seed}" for seed in range(ADAPTERS)]
+    with plugin.unharmed():
+        for name in names:
+            plugin.register(name, model_dir.parent / "adapters" / name)
+        assert [plugin.client.complete(name).text for name in names] == answers
+        assert [answer.text for answer in plugin.client.complete_all(names * 2)] == answers * 2
+    assert len(set(answers)) == ADAPTERS
+
+
+@pytest.mark.parametrize("kind", ["half-hidden", "oversized"])
+def test_a_shares_sizes_are_not_an_adapters(plugin: Plugin, model_dir: Path, kind: str) -> None:
+    """Half of every layer is what a worker has, and yet no adapter of this model."""
+    made = BAD[kind].make(model_dir.parent / "adapters" / "a0", plugin.sources / kind)
+    with plugin.unharmed():
+        answer = plugin.client.load(kind, made)
+        assert answer.status in (400, 422)
+        assert "model.layers." in answer.error["message"]

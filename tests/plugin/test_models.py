@@ -1,0 +1,359 @@
+"""vLLM's own calls to its manager, with a model of its layers: warm-up, sleep, and what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from vllm.config.lora import LoRAConfig
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
+from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
+
+from lora_fs.kernels.gpu import opaque
+from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
+from lora_fs.kernels.segments import plan_rows
+from lora_fs.kernels.tables import DeviceLayer
+from lora_fs.worker_patch.worker import layers, on_device, punica
+from lora_fs.worker_patch.worker.fits import DoesNotFit
+from lora_fs.worker_patch.worker.hooks import wrapper_for
+from lora_fs.worker_patch.worker.layers import ModelLayers
+from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.models import Resident, TieredModelManager, size_bytes
+from tests.plugin.tensor_parallel import be_rank
+
+HIDDEN, HEAD, HEADS, KV_HEADS, INNER, WORDS = 64, 16, 8, 2, 48, 100
+SLOTS, RANK = 3, 4
+WHOLE = {
+    "q_proj": (HIDDEN, HEADS * HEAD),
+    "k_proj": (HIDDEN, KV_HEADS * HEAD),
+    "v_proj": (HIDDEN, KV_HEADS * HEAD),
+    "o_proj": (HEADS * HEAD, HIDDEN),
+    "gate_proj": (HIDDEN, INNER),
+    "up_proj": (HIDDEN, INNER),
+}
+STOCK = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """A block of a model, of vLLM's layers."""
+
+    packed_modules_mapping: ClassVar = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    embedding_modules: ClassVar = {"embed_tokens": "input_embeddings"}
+    config = None
+
+    def __init__(self, *, embedding: bool = True) -> None:
+        super().__init__()
+        if embedding:
+            self.embed_tokens = VocabParallelEmbedding(WORDS, HIDDEN)
+        self.qkv_proj = QKVParallelLinear(HIDDEN, HEAD, HEADS, KV_HEADS, bias=False)
+        self.o_proj = RowParallelLinear(HEADS * HEAD, HIDDEN, bias=False)
+        self.gate_up_proj = MergedColumnParallelLinear(HIDDEN, [INNER, INNER], bias=False)
+
+
+def vllm_config(captured: int | None = None, additional: Any = None) -> Any:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, enable_expert_parallel=False),
+        model_config=SimpleNamespace(dtype=torch.float32),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=captured),
+        additional_config={} if additional is None else additional,
+    )
+
+
+def adapter(number: int, sizes: dict[str, tuple[int, int]] = WHOLE) -> LoRAModel:
+    random = torch.Generator().manual_seed(number)
+    found = {}
+    for name, (inputs, outputs) in sizes.items():
+        a = torch.randn(RANK, inputs, generator=random)
+        b = torch.randn(outputs, RANK, generator=random)
+        found[name] = LoRALayerWeights(name, RANK, RANK, a, b)
+    return LoRAModel(number, RANK, found)
+
+
+Make = Callable[..., TieredModelManager]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A manager with a model; no adapter has room in its host tier before its budget is set."""
+    monkeypatch.setattr(opaque, "_bound", {})
+    monkeypatch.setenv("LORA_FS_HOST_BYTES", "0")
+    be_rank(monkeypatch, 0, 1)
+
+    def manager(
+        kernels: str,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        config: Any = None,
+        model: Callable[[], Model] = Model,
+        wrapper: str | None = None,
+        fully_sharded: bool = False,
+    ) -> TieredModelManager:
+        monkeypatch.setenv("LORA_FS_KERNELS", kernels)
+        be_rank(monkeypatch, rank, size)
+        ours = wrapper or wrapper_for(STOCK, kernels)
+        monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: ours)
+        lora_config = LoRAConfig(
+            max_lora_rank=16, max_loras=SLOTS, lora_dtype=torch.float32, fully_sharded_loras=fully_sharded
+        )
+        device, config = torch.device("cpu"), config or vllm_config()
+        return TieredModelManager(model(), 8, 2048, WORDS, lora_config, device, vllm_config=config)
+
+    return manager
+
+
+def runner_of(manager: TieredModelManager) -> Any:
+    """vLLM's runner, as far as it is about adapters."""
+    worker: Any = TieredWorkerManager.__new__(TieredWorkerManager)
+    worker._adapter_manager, worker._cached_dummy_lora = manager, False
+    worker.embedding_modules = Model.embedding_modules
+    runner: Any = LoRAModelRunnerMixin()
+    runner.lora_manager, runner.lora_config = worker, manager.lora_config
+    runner.get_model = lambda: manager.model
+    return runner
+
+
+def warm_up(runner: Any) -> None:
+    """A dummy run of every slot, as when an engine starts."""
+    rows = np.ones(2 * SLOTS, dtype=np.int32)
+    with runner.maybe_dummy_run_with_lora(runner.lora_config, rows, rows, num_active_loras=SLOTS):
+        assert set(runner.lora_manager._adapter_manager._active_adapters) == {1, 2, 3}
+
+
+def packed(manager: TieredModelManager, lora: LoRAModel) -> Resident:
+    """As a load does."""
+    return Resident(lora, manager.layers.pack(manager.draft(lora)))
+
+
+def serve(manager: TieredModelManager, lora: LoRAModel) -> Resident:
+    """Take an adapter in, and let a step use it."""
+    resident = packed(manager, lora)
+    manager.tiers.budget_bytes += size_bytes(resident)
+    manager.admit(resident, size_bytes(resident))
+    manager.tiers.begin_step({lora.id})
+    manager.activate_adapter(lora.id)
+    return resident
+
+
+def slot_has(manager: TieredModelManager, lora: Resident) -> bool:
+    """Whether an adapter is in a slot, with its own weights in every layer."""
+    slot = manager.lora_index_to_id.index(lora.id)
+    for name, target in manager.layers.targets.items():
+        found, wanted = target.layer.packed[slot], lora.slab.views.get(name)
+        if found is None or wanted is None:
+            assert found is wanted, name
+            continue
+        assert torch.equal(found.a, wanted.a), name
+        assert all(map(torch.equal, found.b, wanted.b)), name
+    return True
+
+
+KERNELS = pytest.mark.parametrize("kernels", ["torch", "triton"])
+WORLD = pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (5, 8)])
+
+
+@KERNELS
+@WORLD
+def test_a_warm_up(make: Make, kernels: str, rank: int, size: int) -> None:
+    """Of every rank, and of as many adapters as there are slots, whatever the budget; nothing stays."""
+    manager = make(kernels, rank, size)
+    warm_up(runner_of(manager))
+    assert (manager.tiers.entries, manager.tiers.slots) == ({}, [None] * SLOTS)
+    assert not manager.list_adapters()
+    assert not manager._active_adapters
+
+
+@KERNELS
+def test_a_warm_up_in_several_runs(make: Make, kernels: str) -> None:
+    """As of graphs that are captured one after the other: it ends when vLLM says so."""
+    manager = make(kernels)
+    runner = runner_of(manager)
+    for _ in range(2):
+        with runner.maybe_setup_dummy_loras(runner.lora_config, remove_lora=False):
+            assert manager.list_adapters().keys() == {1, 2, 3}
+    runner.maybe_remove_all_loras(runner.lora_config)
+    assert not manager.list_adapters()
+
+
+@KERNELS
+@WORLD
+def test_an_adapter_is_the_whole_models(make: Make, kernels: str, rank: int, size: int) -> None:
+    """Its share is taken; one that has a rank's sizes already is refused, unlike a warm-up's."""
+    manager = make(kernels, rank, size)
+    lora = adapter(101)
+    k = lora.loras["k_proj"].lora_b
+    resident = serve(manager, lora)
+    assert slot_has(manager, resident)
+    heads = max(1, KV_HEADS // size)
+    begin = rank * KV_HEADS // size * HEAD
+    found: Any = resident.slab.views["qkv_proj"].b[1]
+    assert torch.equal(found.T, k[begin : begin + heads * HEAD])
+    if size > 1:
+        with pytest.raises(DoesNotFit, match="o_proj"):
+            packed(manager, adapter(102, {"o_proj": (HEADS * HEAD // size, HIDDEN)}))
+
+
+@KERNELS
+def test_a_warm_up_beside_requests(make: Make, kernels: str) -> None:
+    """As an idle rank's, where several share the requests: adapters and their slots stay."""
+    manager = make(kernels)
+    one, other = (serve(manager, adapter(number)) for number in (2, 101))  # 2 is an id of vLLM's warm-up
+    runner = runner_of(manager)
+    rows = np.ones(4, dtype=np.int32)
+    with runner.maybe_dummy_run_with_lora(runner.lora_config, rows, rows):
+        assert manager.list_adapters().keys() == {1, 2, 3, 101}
+    assert manager.list_adapters().keys() == {2, 101}
+    assert slot_has(manager, one)
+    assert slot_has(manager, other)
+
+
+@KERNELS
+def test_the_device_lost_its_memory(make: Make, kernels: str) -> None:
+    """After a deep sleep: the next step fills its slots from host memory, and plans anew."""
+    manager = make(kernels)
+    resident = serve(manager, adapter(101))
+    mapping = LoRAMapping((101, 0), (101, 0))
+    manager.set_adapter_mapping(mapping)
+    wrapper: Any = manager.punica_wrapper_mapping["language_model"]
+    there = {
+        name: target.layer.tables
+        for name, target in manager.layers.targets.items()
+        if isinstance(target.layer, DeviceLayer)
+    }
+    wanted = [table.columns.clone() for table in there.values()]
+    assert bool(wanted) == (kernels == "triton")
+    for table in there.values():
+        for tensor in (table.weights, table.offsets, table.ends, table.scales, table.columns):
+            tensor.fill_(77)
+    wrapper.tokens = punica.NOBODY
+    runner_of(manager).reset_lora_state()
+    assert manager.list_adapters().keys() == {101}
+    assert manager.tiers.slots == [None] * SLOTS
+    manager.activate_adapter(101)
+    manager.set_adapter_mapping(mapping)
+    assert slot_has(manager, resident)
+    assert [(segment.slot, segment.rows) for segment in wrapper.tokens.segments] == [(0, 1)]
+    assert all(map(torch.equal, wanted, (table.columns for table in there.values())))
+    for name, table in there.items():
+        packed = resident.slab.views.get(name)
+        assert table.ends[0, -1] == (0 if packed is None else packed.rank)
+        if packed is not None:
+            assert torch.equal(table.weights[table.offsets[0, 0] :][: packed.a.numel()], packed.a.flatten())
+
+
+@pytest.mark.parametrize("removed", ["remove_adapter", "deactivate_adapter"])
+def test_no_plan_names_an_empty_slot(make: Make, removed: str) -> None:
+    """What the tables say of it is another's by then, or nobody's."""
+    manager = make("triton")
+    serve(manager, adapter(101))
+    serve(manager, adapter(102))
+    mapping = LoRAMapping((101, 102, 102), (101, 102))
+    manager.set_adapter_mapping(mapping)
+    getattr(manager, removed)(101)
+    manager.set_adapter_mapping(mapping)
+    wrapper: Any = manager.punica_wrapper_mapping["language_model"]
+    for there in (wrapper.tokens_there, wrapper.sampled_there):
+        assert there.block[0] == 1  # tile
+        assert there.block[3] == manager.lora_index_to_id.index(102)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"fully_sharded": True, "model": lambda: Model(embedding=False)}, {"wrapper": STOCK}],
+    ids=["sharded", "a platform's own"],
+)
+def test_no_layer_is_taken_over(make: Make, others: dict[str, Any]) -> None:
+    """Then vLLM's own stacks are filled."""
+    manager = make("triton", 1, 2, **others)
+    assert type(manager.layers) is ModelLayers
+    warm_up(runner_of(manager))
+    serve(manager, adapter(101))
+    slot = manager.lora_index_to_id.index(101)
+    module: Any = manager.modules["o_proj"]
+    assert module.lora_a_stacked[0][slot, 0, :RANK].all()
+    runner_of(manager).reset_lora_state()
+    assert manager.lora_index_to_id == [None] * SLOTS
+
+
+def test_layers_are_called_alike_in_every_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their names in the model, and by which of the process's wrappers it is."""
+    starts = []
+    for _ in range(2):
+        monkeypatch.setattr(on_device, "_numbers", count())
+        monkeypatch.setattr(opaque, "_bound", {})
+        make("triton")
+        make("triton")
+        starts.append(list(opaque._bound))
+    assert starts[0] == starts[1]
+    names = ("embed_tokens", "qkv_proj", "o_proj", "gate_up_proj")
+    assert starts[0] == [f"{number}.{name}" for number in (0, 1) for name in names]
+
+
+def test_what_was_compiled_for_other_kernels(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Is not what vLLM's cache has for these; a part of the model may have a config of its own."""
+    for kernels, told in (("triton", {"lora_fs_kernels": "triton"}), ("torch", {})):
+        model, config = Model(), vllm_config()
+        part: Any = model.o_proj
+        part.vllm_config = vllm_config(additional={"theirs": 1})
+        make(kernels, config=config, model=lambda part=model: part)
+        assert config.additional_config == told
+        assert part.vllm_config.additional_config == {"theirs": 1, **told}
+    assert not caplog.records
+    opaque_config = SimpleNamespace(compute_hash=lambda: "")
+    make("triton", config=vllm_config(additional=opaque_config))
+    assert "VLLM_CACHE_ROOT" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("captured", "small"), [(None, SMALL_ROWS), (0, SMALL_ROWS), (256, SMALL_ROWS), (1024, 1024)]
+)
+def test_graphs_of_large_batches(make: Make, captured: int | None, small: int) -> None:
+    """Whatever a graph is captured of has the same tiles whenever it is replayed."""
+    manager = make("triton", config=vllm_config(captured))
+    wrapper: Any = manager.punica_wrapper_mapping["language_model"]
+    for there in (wrapper.tokens_there, wrapper.sampled_there):
+        there.upload(plan_rows(np.zeros(small, dtype=np.int64)))
+        assert there.tile_rows == FEWEST_ROWS
+        there.upload(plan_rows(np.zeros(small + 1, dtype=np.int64)))
+        assert there.tile_rows > FEWEST_ROWS
+
+
+def test_pinned_memory_is_counted_as_torch_takes_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of a power of two, each tensor its own."""
+    manager = make("torch")
+    resident = packed(manager, adapter(101))
+    size = resident.slab.data.nbytes
+    assert size_bytes(resident) == size
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    assert size < size_bytes(resident) == 1 << size.bit_length()
+    resident.loras["lm_head"] = LoRALayerWeights("lm_head", 1, 1, torch.zeros(1, 16), torch.zeros(0, 1))
+    assert size_bytes(resident) == (1 << size.bit_length()) + 64
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pinned_memory_is_given_back(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """To the system, where torch would keep it; an older torch has no word for that."""
+    emptied: list[None] = []
+    monkeypatch.setattr(layers, "PIN_MEMORY", pinned)
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: emptied.append(None), raising=False)
+    ModelLayers(2, 8, torch.float32).give_back()
+    assert len(emptied) == pinned
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    ModelLayers(2, 8, torch.float32).give_back()
