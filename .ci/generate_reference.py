@@ -12,7 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lora_fs.sidecar.errors import LoraFsError, TemporaryError
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    InvalidAdapter,
+    LoraFsError,
+    TemporaryError,
+    TooManyRegistrations,
+)
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.errors_http import KINDS, TABLE
@@ -38,11 +44,26 @@ that the body names as its `model`. Who may call what: [security](../howto/secur
 ERRORS = """
 ## Errors
 
-Every error has the body [ErrorBody](schemas.md#errorbody). `type` is OpenAI's word for it.
+Every error has the body [ErrorBody](schemas.md#errorbody), and no other field: all that is said is in
+`message`. `type` is OpenAI's word for it. With the plugin vLLM's own handlers write what is refused before a
+route does its work: no good token, a body that is not what the route takes or is too large, no such route.
+Its `type` is then vLLM's, as `Unauthorized` for 401.
 
 | Status | `type` | When |
 |---|---|---|
 """
+# Of errors whose class says what its attributes are, which a client does not see.
+WHEN: dict[type[Exception], str] = {
+    InvalidAdapter: "The adapter was read and must not be served; `message` has a line for each finding.",
+    TooManyRegistrations: "The namespace registered as often as its quota allows.",
+    TemporaryError: "The same call may succeed later.",
+    EngineRejected: "The engine answered and refused; `message` says why.",
+}
+FRAMEWORK = (
+    "| 400 | `Bad Request` | A parameter, or a field of the body, is missing or not what it has to be; "
+    "`param` names it. |",
+    "| 404, 405 | `Error` | There is no such route, or not with this method. |",
+)
 SCHEMAS = """\
 # JSON files and bodies
 
@@ -194,8 +215,13 @@ def http_page() -> str:
         when = "Anything else." if error is LoraFsError else first_sentence(error)
         again = " `Retry-After` says when to ask again." if issubclass(error, TemporaryError) else ""
         lines.append(f"| {status} | `{name}` | {when}{again} |")
-    callers = {401: "No token, or none of the token file.", 403: "The token is not for that."}
+    callers = {
+        401: "No token, or none of the token file.",
+        403: "The token is not for that.",
+        503: "The token file cannot be read.",
+    }
     lines += [f"| {status} | `{KINDS[status]}` | {when} |" for status, when in callers.items()]
+    lines += FRAMEWORK
     more = {name: schema for name, schema in document["components"]["schemas"].items() if name not in known}
     if more:
         lines.append("\n## Other bodies")
@@ -205,7 +231,9 @@ def http_page() -> str:
 
 
 def first_sentence(error: type[Exception]) -> str:
-    """What an error's class says of itself."""
+    """What an error is, in a sentence: its class says it of itself."""
+    if error in WHEN:
+        return WHEN[error]
     text = inspect.cleandoc(error.__doc__ or "").partition("\n\n")[0]
     return cell(text.partition(". ")[0].rstrip(".") + ".")
 

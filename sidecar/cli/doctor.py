@@ -49,6 +49,7 @@ def _volume(root: Path, registry: Registry) -> Iterator[Check]:
     probe = root / f".tmp-doctor-{secrets.token_hex(8)}"
     names = TemporaryNames()
     try:
+        registry.check_writable()
         first = atomic.publish(probe, b"one\n", names)
         second = atomic.publish(probe, b"two\n", names)
         yield Check(first and not second, "of two writers of one name exactly one wins")
@@ -75,6 +76,7 @@ def _scope(scope: Scope, registry: Registry) -> Iterator[Check]:
             yield Check(False, f"{key}: its files are gone from {folder}")
     revisions = "1 revision is" if len(present) == 1 else f"{len(present)} revisions are"
     yield Check(True, f"{revisions} registered in {scope}")
+    registry.accounts.quota(scope.namespace)  # one that cannot be understood raises, and says what to do
 
 
 def _replicas(registry: Registry) -> Iterator[Check]:

@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,36 +102,71 @@ def sidecar(context: Context, /, **options: Any) -> None:
 async def _serve(context: Context, settings: Settings, ended: Callable[[], None]) -> None:
     context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
-    async with aiohttp.ClientSession() as session:
-        engine = VllmHttp(
-            session,
-            settings.engine_url,
-            timeout_s=settings.engine_timeout_s,
-            api_key=settings.engine_api_key,
-        )
-        assembly = await assemble(settings, expectation, engine)
-        app = create_app(
-            assembly.replica,
-            engine_url=settings.engine_url,
-            admin=Admin(settings.token_file, settings.public_namespaces),
-            trail=Trail(settings.audit_file),
-            hold_timeout_s=settings.hold_timeout_s,
-            user_header=settings.user_header,
-            background=assembly.running,
-            fleet=Fleet(Layout(context.root())),
-        )
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=30,
-        )
+    with _port(settings.host, settings.port) as sockets:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(
+                session,
+                settings.engine_url,
+                timeout_s=settings.engine_timeout_s,
+                api_key=settings.engine_api_key,
+            )
+            assembly = await assemble(settings, expectation, engine)
+            app = create_app(
+                assembly.replica,
+                engine_url=settings.engine_url,
+                admin=Admin(settings.token_file, settings.public_namespaces),
+                trail=Trail(settings.audit_file),
+                hold_timeout_s=settings.hold_timeout_s,
+                user_header=settings.user_header,
+                background=assembly.running,
+                fleet=Fleet(Layout(context.root())),
+            )
+            config = uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=30,
+            )
+            try:
+                for one in sockets:  # of two that start at once one ends here, before it reports
+                    one.listen(config.backlog)
+            except OSError as error:
+                raise _taken(settings.host, settings.port, error) from error
+            try:
+                await Server(config, app.state.end, ended).serve(sockets)
+            except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
+                raise OperatorError(f"cannot serve on {settings.host}:{settings.port}") from error
+
+
+@contextmanager
+def _port(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """The port on every address of ``host``, taken before anything is written; nothing listens yet.
+
+    Raises:
+        OperatorError: another process has it.
+    """
+    with ExitStack() as opened:
+        sockets = []
         try:
-            await Server(config, app.state.end, ended).serve()
-        except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
-            raise OperatorError(f"cannot listen on {settings.host}:{settings.port}") from error
+            addresses = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, protocol, _, address in dict.fromkeys(addresses):
+                one = opened.enter_context(socket.socket(family, kind, protocol))
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family is socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                one.bind(address)
+                sockets.append(one)
+        except OSError as error:
+            raise _taken(host, port, error) from error
+        yield sockets
+
+
+def _taken(host: str, port: int, error: OSError) -> OperatorError:
+    return OperatorError(f"cannot listen on {host}:{port}: {error.strerror or error}")
 
 
 class Server(uvicorn.Server):

@@ -156,6 +156,11 @@ def namespace_of(name: str, namespaces: tuple[str, ...]) -> str | None:
     return namespace if namespace in namespaces else None
 
 
+def full_name(name: str, namespaces: tuple[str, ...]) -> str:
+    """What clients send for a name of an admin call, which may lack its namespace: see ``namespace_of``."""
+    return name if "/" in name or len(namespaces) == 1 else f"{namespaces[0]}/{name}"
+
+
 def build(
     desired: Desired,
     namespaces: Collection[str],

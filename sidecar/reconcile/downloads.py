@@ -83,7 +83,8 @@ class Downloads(Generic[Result]):
                 f"{told.name} is not registered yet: {progress(job.told)} of {told.source}. It goes on: ask "
                 "again, or look for it in /v1/lora_adapters"
             )
-        self._jobs.pop(what, None)
+        if self._jobs.get(what) is job:  # who waited beside us may have taken it, and begun another
+            del self._jobs[what]
         return job.task.result()
 
     def _begin(

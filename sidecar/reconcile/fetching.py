@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.artifacts import Progress
@@ -85,8 +84,8 @@ def register(
     """
     check_segment("name", wanted.name)
     existing = present_revisions(registry, scope, wanted.name)
-    if wanted.must_be_new and existing:
-        raise Conflict(f"The lora adapter '{wanted.name}' has already been loaded.")
+    if wanted.must_be_new:
+        registration.refuse_served(registry, scope, wanted.name)
     with opened(source, fetching.options, fetching.plugin) as one:
         offer, meter = one.look(), fetching.meter()
 

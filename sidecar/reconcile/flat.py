@@ -2,9 +2,9 @@
 
 A folder there is an adapter, named as it. One that held still is registered as ``import nim`` does; one whose
 files changed becomes the name's next revision. One that is taken away, seen so twice, withdraws its name, if
-what the name serves came from here. Each state of a folder is registered once, by whichever replica has the
-lease: what people promote or withdraw afterwards stays as they left it. A store that cannot be listed, or
-lists nothing, is unknown and not empty.
+what the name serves came from here, and is registered again when it comes back, were it the same. Else each
+state of a folder is registered once, by whichever replica has the lease: what people promote or withdraw
+afterwards stays as they left it. A store that cannot be listed, or lists nothing, is unknown and not empty.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import Record, Scope, check_segment
+from lora_fs.sidecar.model import JsonObject, Record, Scope, check_segment
 from lora_fs.sidecar.registry import artifacts, operations, registration
+from lora_fs.sidecar.registry.amend import amend
 from lora_fs.sidecar.registry.desired import Desired
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.registration import Registration
@@ -28,7 +29,8 @@ from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
 
-LABEL = "lora-fs/nim-fingerprint"  # of a revision that came from a flat store: which state of its folder
+# Of a revision that came from a flat store: which state of its folder; "" of one that was taken away.
+LABEL = "lora-fs/nim-fingerprint"
 TOLD = 20
 
 
@@ -60,7 +62,6 @@ class FlatStore:
         self._still: dict[str, tuple[str, float]] = {}  # a folder's fingerprint, and since when
         self._refused: dict[str, tuple[str, str]] = {}  # the fingerprint that is, and why
         self._gone_once: set[str] = set()
-        self._was_gone: set[str] = set()  # its folder may come back as it was
         self._problem: str | None = None
         self._stop = threading.Event()
 
@@ -121,7 +122,7 @@ class FlatStore:
         sight = artifacts.look(folder)
         if sight is None:
             return False
-        done = {one.spec.labels[LABEL] for one in records if one.present or name not in self._was_gone}
+        done = {one.spec.labels[LABEL] for one in records}
         refused = self._refused.get(name)
         if sight.fingerprint in done or (refused is not None and refused[0] == sight.fingerprint):
             self._still.pop(name, None)
@@ -153,7 +154,6 @@ class FlatStore:
             return False
         self._refused.pop(name, None)
         del self._still[name]
-        self._was_gone.discard(name)
         logger.info("adopted %s", folder, extra=event("adopted", adapter=f"{self._scope}: {name}"))
         return True
 
@@ -167,8 +167,9 @@ class FlatStore:
             return False
         twice, self._gone_once = gone & self._gone_once, gone - self._gone_once
         for name in sorted(twice):
-            self._was_gone.add(name)
             try:
+                # Before it is withdrawn: who dies in between leaves a name that is withdrawn later.
+                amend(self._registry, self._scope, name, [_taken_away], writer=self._writer)
                 operations.unregister(
                     self._registry, self._scope, name, writer=self._writer, all_revisions=True
                 )
@@ -179,3 +180,9 @@ class FlatStore:
                 told = event("withdrawal.failed", adapter=name)
                 logger.warning("%s: its folder is gone, it stays registered: %s", name, error, extra=told)
         return bool(twice)
+
+
+def _taken_away(record: Record) -> JsonObject:
+    """A folder that comes is registered, were it the same, by whichever replica sees it."""
+    labels = {name: "" if name == LABEL else text for name, text in record.spec.labels.items()}
+    return {**record.spec.model_dump(mode="json"), "labels": labels}

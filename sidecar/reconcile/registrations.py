@@ -9,17 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import Any, TypeVar
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
 from lora_fs.sidecar.reconcile.downloads import Downloads, begun
 from lora_fs.sidecar.reconcile.fetching import Fetching, Tell
 from lora_fs.sidecar.reconcile.fetching import register as fetch_and_register
+from lora_fs.sidecar.reconcile.threads import AllTaken, Threads
 from lora_fs.sidecar.reconcile.uploads import Upload, Uploads
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import operations, registration
@@ -34,16 +32,22 @@ from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
 
 Result = TypeVar("Result")
+
+AT_ONCE = 8
 _FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """vLLM's ``POST /v1/load_lora_adapter``."""
+    """vLLM's ``POST /v1/load_lora_adapter``.
+
+    ``reads``: the namespaces that the caller may read; None: all.
+    """
 
     lora_name: str
     lora_path: str
     load_inplace: bool = False
+    reads: frozenset[str] | None = None
 
 
 class Registrations:
@@ -72,7 +76,7 @@ class Registrations:
         self._registry, self._scopes, self._volume = registry, scopes, volume
         self._expectation, self._timeout_s = expectation, timeout_s
         self._allowed = Allowed(registry.layout.root, allowed_sources)
-        self._threads = anyio.CapacityLimiter(8)
+        self._threads = Threads(AT_ONCE)
         self._mounts, self._fetching = mounts or {}, fetching
         self._uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
         self.downloads: Downloads[registration.Registered] = Downloads(wait_s)
@@ -94,7 +98,7 @@ class Registrations:
         else:
 
             def call() -> registration.Registered:
-                source = self._source(request.lora_path)
+                source = self._source(request)
                 wanted = Registration(
                     name,
                     source,
@@ -107,15 +111,26 @@ class Registrations:
 
             done = await self._run(call, f"register {name}")
 
-        def take_back() -> object:
-            if before is not None and before.revision is not None:
-                operations.promote(self._registry, scope, name, before.revision, writer=writer)
-            if not done.changed:
-                return None
-            revision = done.record.revision
-            return operations.unregister(self._registry, scope, name, revision=revision, writer=writer)
+        def take_back() -> None:
+            self._take_back(done, before, writer)
 
         return done.record, lambda: self._run(take_back, f"take {name} back")
+
+    def _take_back(self, done: registration.Registered, before: Pointer | None, writer: str) -> None:
+        """Let the name serve what it did before, unless it was promoted meanwhile; withdraw what is new."""
+        scope, name, ours = done.record.key.scope, done.record.name, done.record.revision
+        known = operations.present_revisions(self._registry, scope, name)
+
+        def change(newest: Pointer | None) -> dict[str, Any] | None:
+            if newest is not None and newest.revision != ours:
+                return None
+            back = newest.previous_revision if newest is not None else None
+            return {"revision": back if back in known else None, "previous_revision": None, "canary": None}
+
+        if before is None or before.revision != ours:
+            self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
+        if done.changed and ours in known:
+            operations.unregister(self._registry, scope, name, revision=ours, writer=writer)
 
     async def _fetch(
         self, request: LoadRequest, scope: Scope, name: str, writer: str
@@ -177,15 +192,21 @@ class Registrations:
         scope = next(scope for scope in self._scopes if scope.namespace == namespace)
         return scope, bare if slash and len(self._scopes) > 1 else lora_name
 
-    def _source(self, lora_path: str) -> Path:
-        """The folder a request names, inside an allowed one. A hub id is no folder here."""
+    def _source(self, request: LoadRequest) -> Path:
+        """The folder a request names, inside an allowed one. A hub id is no folder here.
+
+        In the registry that is one of the name's own namespace, or of another that the caller may read:
+        else a tenant would take another's files. The refusal does not tell whether there is such a folder.
+        """
+        lora_path, reads, own = request.lora_path, request.reads, self._scope(request.lora_name)[0].namespace
         with suppress(ValueError, RuntimeError):  # no text for a path, and a loop of symlinks
             path = path_of(lora_path, self._mounts) if is_uri(lora_path) else Path(lora_path)
-            if (found := self._allowed.find(path)) is not None:
+            namespaces = {*reads, own} if reads is not None else None
+            if (found := self._allowed.find(path, namespaces=namespaces)) is not None:
                 return found
         raise InputError(
             f"lora_path {lora_path[:200]!r} is not under an allowed folder: "
-            "put it on the volume, or name its folder in LORA_FS_ALLOWED_SOURCES"
+            "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
         )
 
     async def _run(self, call: Callable[[], Result], what: str) -> Result:
@@ -195,8 +216,12 @@ class Registrations:
             return result
 
         try:
-            with anyio.fail_after(self._timeout_s):
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+            return await self._threads.run(work, self._timeout_s)
+        except AllTaken as error:
+            raise VolumeUnavailable(
+                f"cannot {what}: nothing was begun in {self._timeout_s:.0f} s, since {AT_ONCE} calls before "
+                "it wait for the volume"
+            ) from error
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"cannot {what}: the volume did not answer in {self._timeout_s:.0f} s; "

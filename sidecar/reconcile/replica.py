@@ -12,8 +12,8 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import anyio.to_thread
@@ -102,6 +102,7 @@ class Replica:
         self._engine_cards: tuple[JsonObject, ...] = ()
         self._engine_names: frozenset[str] = frozenset()
         self._engine_problem: str | None = "the engine has not answered yet"
+        self._ended: str | None = None  # why the loop ended, which is never meant
         self._max_loras: int | None = None
         self._passes = Durations(clock)
         self._requests: dict[str, Counter[AdapterKey]] = {}  # plain name → by what answered them
@@ -189,12 +190,12 @@ class Replica:
         return self._limits.max_loaded or self._max_loras
 
     def readiness(self) -> Readiness:
-        conditions = list(self._volume.conditions())
-        if self._engine_problem is not None:
-            conditions.append(f"EngineUnavailable: {self._engine_problem}")
+        conditions, problem = list(self._volume.conditions()), self._ended or self._engine_problem
+        if problem is not None:
+            conditions.append(f"EngineUnavailable: {problem}")
         if self._pin_problem is not None:
             conditions.append(self._pin_problem)
-        return Readiness(self._engine_problem is None and self._volume.read_once, tuple(conditions))
+        return Readiness(problem is None and self._volume.read_once, tuple(conditions))
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)
@@ -266,26 +267,40 @@ class Replica:
         self._wake.set()
 
     async def run(self) -> None:
-        """Reconcile until cancelled; a pass that fails is told, and the next one comes."""
-        while True:
-            self._wake.clear()
-            try:
-                with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
-                    await self.reconcile()
-                if self._engine_problem is None and self._volume.read_once:
-                    in_use, registered = self._residents.copies_in_use(), self.catalog().digests
-                    await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
-            except Exception as error:
-                logger.exception("a pass failed and the loop goes on", extra=event("pass.failed"))
-                self._engine_problem = f"internal error: {error!r}"
-            if self._ahead is not None and self._volume.read_once:
-                self._ahead.look(self.catalog())
-            self._news.troubles(self.readiness().conditions)
-            self._on_pass(self)
-            pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
-            with anyio.move_on_after(pause_s):
-                await self._wake.wait()
-                await asyncio.sleep(GATHER_S)
+        """Reconcile until cancelled; a pass that fails is told, and the next one comes.
+
+        Should the loop itself fail, this replica is not ready from then on.
+        """
+        try:
+            while True:
+                self._wake.clear()
+                with self._goes_on():
+                    with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
+                        await self.reconcile()
+                    if self._engine_problem is None and self._volume.read_once:
+                        in_use, registered = self._residents.copies_in_use(), self.catalog().digests
+                        await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
+                with self._goes_on():  # apart, so that a pass that failed is told of
+                    if self._ahead is not None and self._volume.read_once:
+                        self._ahead.look(self.catalog())
+                    self._news.troubles(self.readiness().conditions)
+                    self._on_pass(self)
+                pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
+                with anyio.move_on_after(pause_s):
+                    await self._wake.wait()
+                    await asyncio.sleep(GATHER_S)
+        except Exception as error:
+            self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
+            raise
+
+    @contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """What fails within is told as a condition, and the loop goes on."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("a pass failed and the loop goes on", extra=event("pass.failed"))
+            self._engine_problem = f"internal error: {error!r}"
 
     async def reconcile(self) -> None:
         """One pass: read the engine, decide, act. Loads run on their own; a failure is kept."""

@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class Reporter:
         self._written_at = 0.0
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
+        self._writing, self._withdrawn = threading.Lock(), False
         self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
 
     def report(self, replica: Replica) -> None:
@@ -107,14 +109,17 @@ class Reporter:
 
     async def _write(self, path: Path, value: ReplicaStatus | EventList) -> bool:
         def write() -> str | None:
-            self._registry.check_identity()
-            atomic.make_folder(path.parent)
-            data, problem = seal(value), None
-            if isinstance(value, ReplicaStatus):
-                problem = self._written_by_another(path)
-                self._own.append(hashlib.sha256(data).digest())
-            atomic.replace(path, data)
-            return problem
+            with self._writing:
+                if self._withdrawn:
+                    return None
+                self._registry.check_identity()
+                atomic.make_folder(path.parent)
+                data, problem = seal(value), None
+                if isinstance(value, ReplicaStatus):
+                    problem = self._written_by_another(path)
+                    self._own.append(hashlib.sha256(data).digest())
+                atomic.replace(path, data)
+                return problem
 
         try:
             problem = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
@@ -139,14 +144,16 @@ class Reporter:
         return None
 
     async def withdraw(self, replica_id: str) -> None:
-        """Remove both files at shutdown: this replica is no more. Bounded."""
+        """Remove both files at shutdown, for good: this replica is no more. Bounded."""
         if self._task is not None:
             self._task.cancel()
         layout = self._registry.layout
 
         def remove() -> None:
-            for path in (layout.replica(replica_id), layout.event_list(replica_id)):
-                path.unlink(missing_ok=True)
+            with self._writing:  # by the thread of the report just cancelled, which goes on
+                self._withdrawn = True
+                for path in (layout.replica(replica_id), layout.event_list(replica_id)):
+                    path.unlink(missing_ok=True)
             self._registry.close()
 
         try:

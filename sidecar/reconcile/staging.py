@@ -52,7 +52,7 @@ class Stager:
     """Owns ``folder``. ``locate`` gives a record's folder on the volume, to which no link leads.
 
     Attributes:
-        aside: what a thread does before it copies, so that it is in nobody's way.
+        aside: what a thread does before it copies or verifies, so that it is in nobody's way.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Stager:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(8, "lora-fs-stage")
+        self._local = ThreadPoolExecutor(4, "lora-fs-staged")  # they read no volume, so that none can hang
         self._unused_since: dict[str, float] = {}
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
@@ -100,7 +101,8 @@ class Stager:
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
         """Copy, or take the copy that is there, and verify: a thread begins at once. Gives the copy's path.
 
-        Bounded: a volume that hangs costs one thread of eight, not the loop.
+        Bounded: a volume that hangs costs one thread of eight, not the loop; and a copy that is known to be
+        there needs none of the eight as long as it is whole.
 
         Args:
             make_room: remove copies that are out of use if the bound asks for it.
@@ -110,31 +112,46 @@ class Stager:
             StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time.
         """
-        stage = partial(copy_context().run, self._stage, record, make_room)
-        return self._in_time(asyncio.get_running_loop().run_in_executor(self._threads, stage), record)
+        loop, run = asyncio.get_running_loop(), copy_context().run
+        begin = partial(loop.run_in_executor, self._threads, run, self._stage, record, make_room)
+        if not self.has(record):
+            return self._in_time(begin(), begin, record)
+        return self._in_time(loop.run_in_executor(self._local, run, self._kept, record), begin, record)
 
-    async def _in_time(self, staging: Awaitable[str], record: Record) -> str:
+    async def _in_time(
+        self, begun: Awaitable[str | None], begin: Callable[[], Awaitable[str]], record: Record
+    ) -> str:
+        """Wait for the copy; ``begin`` makes it, if what was begun finds none that is whole."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await staging
+                return await begun or await begin()
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
             ) from error
 
-    def _stage(self, record: Record, make_room: bool) -> str:
+    def _kept(self, record: Record) -> str | None:
+        """The copy that is there, if it is whole; one that is not is removed. Reads no volume."""
         self.aside()
         target = Path(self.path(record))
         with self._room:
             self._unused_since.pop(target.parent.name, None)
-        if target.is_dir():
-            if self._is_whole(target, record):
-                with self._room:
-                    self._copies.add(str(target))
-                return str(target)
-            told = event("copy.damaged", adapter=str(record.key), path=str(target))
-            logger.warning("%s is not what it was: it is copied anew", target, extra=told)
-            shutil.rmtree(target, ignore_errors=True)
+        if not target.is_dir():
+            return None
+        if self._is_whole(target, record):
+            with self._room:
+                self._copies.add(str(target))
+            return str(target)
+        told = event("copy.damaged", adapter=str(record.key), path=str(target))
+        logger.warning("%s is not what it was: it is copied anew", target, extra=told)
+        shutil.rmtree(target, ignore_errors=True)
+        return None
+
+    def _stage(self, record: Record, make_room: bool) -> str:
+        kept = self._kept(record)
+        if kept is not None:
+            return kept
+        target = Path(self.path(record))
         source = self._locate(record)
         copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
         self._reserve(copying.name, record, make_room)
@@ -288,7 +305,8 @@ class Stager:
         except (LoraFsError, OSError):
             return False
         if whole:
-            self._verified[copy] = seen
+            with self._room:
+                self._verified[copy] = seen
         return whole
 
 

@@ -51,7 +51,7 @@ EVENTS: list[type[FileSystemEvent]] = [FileCreatedEvent, DirCreatedEvent, DirMov
 
 
 class Volume:
-    """Owns the view and the adopter, and the one thread that uses them.
+    """Owns the view and the adopter, and the one thread that uses them; ``look_now`` uses the view, too.
 
     Attributes:
         read_once: the tree was read at least once: an empty state is empty, not unknown.
@@ -123,22 +123,16 @@ class Volume:
 
     def look_now(self) -> None:
         """Read what was just written. Blocking; call in a thread."""
-        with self._looking:
-            fresh = self._refresh(force=True)
-        if fresh:
+        if self._refresh(force=True):
             self._on_change()
 
     # -- the thread ----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        observer = Observer() if self._notify is not None else None
-        if observer is not None:
-            observer.start()
+        observer = _observer() if self._notify is not None else None
         while not self._stop.is_set():
             self._changed.clear()
-            self._pass()
-            if observer is not None:
-                self._subscribe(observer)
+            self._pass(observer)
             settling = self._adopter.waiting()
             self._changed.wait(min(self._poll_s, SETTLING_POLL_S) if settling else self._poll_s)
         if observer is not None:
@@ -151,9 +145,16 @@ class Volume:
             self._to_list.append(gone.parent)
         self._changed.set()
 
-    def _pass(self) -> None:
+    def _pass(self, observer: BaseObserver | None = None) -> None:
+        """Look, tell of it, and watch what is there now. Whatever fails, the next pass comes."""
         try:
             fresh = self._look()
+            first, self.read_once = not self.read_once, True
+            recovered, self._problem = self._problem is not None, None
+            if fresh or first or recovered:
+                self._on_change()
+            if observer is not None:
+                self._subscribe(observer)
         except LoraFsError as error:
             if self._problem is None:
                 logger.warning("%s; the last good state stays in force", error, extra=event("volume.lost"))
@@ -161,41 +162,46 @@ class Volume:
         except Exception as error:
             logger.exception("the volume's watcher failed and goes on", extra=event("watcher.failed"))
             self._problem = f"internal error: {error}"
-        else:
-            first, self.read_once = not self.read_once, True
-            recovered, self._problem = self._problem is not None, None
-            if fresh or first or recovered:
-                self._on_change()
         self._looked_at = time.monotonic()
 
     def _look(self) -> bool:
         """What HEAD tells, what the filesystem notified of, and all folders if it is time for them."""
-        with self._looking:
-            started = time.monotonic()
-            everywhere = started >= self._folders_due_at
-            to_list, dropped = _drain(self._to_list), set()
-            for folder in _drain(self._dropped):
-                key = self._layout.key_of(folder)
-                if key is None:
-                    to_list.add(folder.parent)
-                elif key.scope in self._view.desired.listings:
-                    dropped.add(key)
-            to_list |= self._adopter.in_doubt()
-            fresh = self._refresh(force=everywhere, folders=to_list)
-            look = everywhere or to_list or dropped or self._adopter.waiting()
-            if look and self._adopter.step(self._view.desired, everywhere=everywhere, dropped=dropped):
-                fresh |= self._refresh() or self._refresh(force=True)
-            if everywhere:
-                took = time.monotonic() - started if self.read_once else 0.0  # at first all is read, too
-                self._folders_due_at = started + max(FOLDER_SCAN_S, took * SCAN_SHARE)
-            return fresh
+        started = time.monotonic()
+        everywhere = started >= self._folders_due_at
+        changed, came = _drain(self._to_list), _drain(self._dropped)
+        try:
+            fresh = self._look_at(changed, came, everywhere=everywhere)
+        except Exception:  # nobody notifies of them again
+            self._to_list.extend(changed)
+            self._dropped.extend(came)
+            raise
+        if everywhere:
+            took = time.monotonic() - started if self.read_once else 0.0  # at first all is read, too
+            self._folders_due_at = started + max(FOLDER_SCAN_S, took * SCAN_SHARE)
+        return fresh
+
+    def _look_at(self, changed: Collection[Path], came: Collection[Path], *, everywhere: bool) -> bool:
+        to_list, dropped = set(changed), set()
+        for folder in came:
+            key = self._layout.key_of(folder)
+            if key is None:
+                to_list.add(folder.parent)
+            elif key.scope in self._view.desired.listings:
+                dropped.add(key)
+        to_list |= self._adopter.in_doubt()
+        fresh = self._refresh(force=everywhere, folders=to_list)
+        look = everywhere or to_list or dropped or self._adopter.waiting()
+        if look and self._adopter.step(self._view.desired, everywhere=everywhere, dropped=dropped):
+            fresh |= self._refresh() or self._refresh(force=True)
+        return fresh
 
     def _refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
-        before = self._view.desired
-        fresh = self._view.refresh(force=force, folders=folders)
-        if fresh:
-            self._note_recent(before, self._view.desired)
-        return fresh
+        with self._looking:  # not while a folder is adopted: who wrote something waits for no other's bytes
+            before = self._view.desired
+            fresh = self._view.refresh(force=force, folders=folders)
+            if fresh:
+                self._note_recent(before, self._view.desired)
+            return fresh
 
     def _note_recent(self, before: Desired, after: Desired) -> None:
         found = {str(key): record.generation for key, record in changes(before.records, after.records)}
@@ -205,7 +211,10 @@ class Volume:
         self.recent = dict(list({**kept, **found}.items())[-RECENT:])
 
     def _subscribe(self, observer: BaseObserver) -> None:
-        """Watch the root and the few folders in which names appear."""
+        """Watch the root and the few folders in which names appear. Each watch takes a thread.
+
+        Where there is none left, the polls go on, and it is tried again when names come or go.
+        """
         layout, desired = self._layout, self._view.desired
         if desired.listings is self._subscribed_for:
             return
@@ -221,10 +230,23 @@ class Volume:
         for folder in folders:
             if folder in self._watches or self._notify is None:
                 continue
-            with suppress(OSError):  # not there yet, or no watches left: the polls go on
+            with suppress(OSError, RuntimeError):  # not there yet, no watches or no threads left
                 self._watches[folder] = observer.schedule(self._notify, str(folder), event_filter=EVENTS)
                 self._to_list.append(folder)  # names that came before the subscription
                 self._changed.set()
+
+
+def _observer() -> BaseObserver | None:
+    """What notifies; None where there is no thread left for it, or none of the kernel's instances."""
+    try:
+        observer = Observer()
+        observer.start()
+    except (OSError, RuntimeError) as error:
+        logger.warning(
+            "nothing notifies of changes, the polls go on: %s", error, extra=event("volume.polled")
+        )
+        return None
+    return observer
 
 
 def _drain(waiting: deque[Path]) -> set[Path]:

@@ -27,6 +27,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry import artifacts, operations, registration
 from lora_fs.sidecar.registry.desired import Desired
+from lora_fs.sidecar.registry.layout import REGISTERING
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import Registration
@@ -46,6 +47,10 @@ OUTSIDE = (
     "SymbolicLink: a folder on its way leads out of the registry and of every folder that this replica may "
     "read from; name that in LORA_FS_ALLOWED_SOURCES"
 )
+UNFINISHED = (
+    f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
+    f"a day. If it is your own folder, remove {REGISTERING} from it"
+)
 FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
 
 
@@ -60,7 +65,7 @@ class _Candidate:
 
 
 class Adopter:
-    """Watches the folders of some scopes across passes. Not thread-safe: one thread owns it."""
+    """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``."""
 
     def __init__(
         self,
@@ -87,8 +92,8 @@ class Adopter:
         self._frozen = False
 
     def refusals(self) -> Mapping[AdapterKey, str]:
-        """Folders that are not adopted, and why."""
-        return {key: c.refused for key, c in self._candidates.items() if c.refused}
+        """Folders that are not adopted, and why. From any thread: a copy is read, which nobody changes."""
+        return {key: c.refused for key, c in self._candidates.copy().items() if c.refused}
 
     def waiting(self) -> bool:
         """Whether a folder is settling: the caller should come back soon."""
@@ -184,6 +189,9 @@ class Adopter:
         if (candidate.refused and not candidate.retried) or now < candidate.not_before:
             return False
         if not sight.names & READY_MARKS and now - candidate.still_since < self._settle_s:
+            return False
+        if REGISTERING in sight.names:
+            candidate.refused = UNFINISHED
             return False
         if self._adopting_s > ADOPTING_S:
             return False

@@ -24,6 +24,7 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.layout import REGISTERING
 
 CHUNK_BYTES = 1 << 20
 LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
@@ -218,11 +219,16 @@ def copy_files(
     return entries
 
 
-def place(incoming: Path, target: Path) -> bool:
+def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
     """Rename a finished copy to its place. False if something lies there already.
 
     Either way what lies there survives a power loss by its name: who placed it may have died before.
+
+    Args:
+        recorded: a record names it; if not, it is marked, until ``unmark``, as one that nobody dropped.
     """
+    if not recorded:
+        _mark(incoming)
     atomic.make_folder(target.parent)
     placed = True
     try:
@@ -233,6 +239,20 @@ def place(incoming: Path, target: Path) -> bool:
         placed = False
     atomic.sync_names(target.parent)
     return placed
+
+
+def _mark(folder: Path) -> None:
+    try:
+        (folder / REGISTERING).touch()
+        atomic.sync_folder(folder)
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot write in {folder}") from error
+
+
+def unmark(folder: Path) -> None:
+    """A record names it now. A mark that cannot be removed changes nothing beside one."""
+    with suppress(OSError):
+        (folder / REGISTERING).unlink(missing_ok=True)
 
 
 def temporary_in(folder: Path) -> Path:

@@ -14,6 +14,10 @@ from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.store import Registry
 
 
+class Taken(Conflict):
+    """The revision has other bytes, on record or in its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Of ``files`` of ``source``, whose digest is ``digest``, at the place of ``key``.
@@ -42,9 +46,9 @@ class Copy:
         return atomic.is_folder(self.target)
 
     def make(self) -> None:
-        """Copy, and place. Raises as ``made`` and ``place`` do."""
+        """Copy, and place, what a record names. Raises as ``made`` and ``place`` do."""
         with self.made() as incoming:
-            self.place(incoming)
+            self.place(incoming, recorded=True)
 
     @contextmanager
     def made(self) -> Iterator[Path]:
@@ -68,15 +72,17 @@ class Copy:
         finally:
             artifacts.discard(incoming)
 
-    def place(self, incoming: Path) -> None:
+    def place(self, incoming: Path, *, recorded: bool) -> None:
         """Give the copy its name.
 
+        Args:
+            recorded: see ``artifacts.place``.
         Raises:
-            Conflict: other bytes lie there.
+            Taken: other bytes lie there.
             VolumeUnavailable: it cannot be moved.
         """
-        if artifacts.place(incoming, self.target):
+        if artifacts.place(incoming, self.target, recorded=recorded):
             return
         there = artifacts.hash_files(self.target, self.files)
         if artifacts.digest_of(there) != self.digest:
-            raise Conflict(f"{self.target} holds other bytes: revisions never change; register a new one")
+            raise Taken(f"{self.target} holds other bytes: revisions never change; register a new one")

@@ -11,16 +11,25 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, NewerRecord, VolumeUnavailable
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    InputError,
+    LoraFsError,
+    NewerRecord,
+    OperatorError,
+    VolumeUnavailable,
+)
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.codec import decode
+from lora_fs.sidecar.registry.gc import names_in
 from lora_fs.sidecar.registry.head import READ_BYTES, Head
-from lora_fs.sidecar.registry.layout import generation_name
+from lora_fs.sidecar.registry.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
@@ -41,6 +50,8 @@ class Kind(StrEnum):
     HALF = "half-upload"
     LEASE = "stale-lease"
     HEAD = "head"
+    QUOTA = "quota"  # it bounds nothing that can be told, so nothing is registered in its namespace
+    MARKER = "marker"  # of the registry: nothing may be written
     REPORT = "report"
     UNKNOWN = "unknown"  # it could not be looked at
 
@@ -69,34 +80,50 @@ class State:
     pointers: dict[tuple[Scope, str], Pointer]
     listings: dict[Scope, ScopeListing]
     unread: dict[AdapterKey, Path]  # the newest generation, damaged; of a pointer without a revision
+    unknown: dict[Path, VolumeUnavailable] = field(default_factory=dict)  # not to be listed or opened
+    namespaces: list[str] = field(default_factory=list)
 
 
 def look(registry: Registry) -> State:
-    """Read every scope.
-
-    Raises:
-        VolumeUnavailable: something could not be listed or read.
-    """
-    state = State({}, {}, {}, {})
-    for scope in registry.scopes():
-        listing = state.listings[scope] = registry.scan(scope)
-        for name in listing.pointers:
+    """Read every scope. What cannot be looked at is kept as ``unknown``, and the rest is read."""
+    state, layout = State({}, {}, {}, {}), registry.layout
+    with _noted(state, layout.root):
+        state.namespaces += registry.namespaces()
+    for namespace in state.namespaces:
+        with _noted(state, layout.root / namespace):
+            for scope in registry.scopes(namespace):
+                with _noted(state, layout.scope(scope)):
+                    state.listings[scope] = registry.scan(scope, unlisted=state.unknown)
+    for scope, listing in state.listings.items():
+        for name, listed in listing.pointers.items():
             pointers = registry.pointers(scope, name)
-            newest, pointer = registry.latest(pointers)
-            if pointer is not None:
-                state.pointers[scope, name] = pointer
-            if pointer is None or pointer.generation != newest.generation:
-                state.unread[AdapterKey(*scope, "", name)] = pointers.folder / generation_name(name, *newest)
+            with _noted(state, pointers.folder / generation_name(name, *listed)):
+                newest, pointer = registry.latest(pointers)
+                if pointer is not None:
+                    state.pointers[scope, name] = pointer
+                if pointer is None or pointer.generation != newest.generation:
+                    at = pointers.folder / generation_name(name, *newest)
+                    state.unread[AdapterKey(*scope, "", name)] = at
         for revision, entries in listing.revisions.items():
-            for name in entries.records:
+            for name, listed in entries.records.items():
                 key = AdapterKey(*scope, revision, name)
                 records = registry.records(key)
-                newest, record = registry.latest(records)
-                if record is not None:
-                    state.records[key] = record
-                if record is None or record.generation != newest.generation:
-                    state.unread[key] = records.folder / generation_name(name, *newest)
+                with _noted(state, records.folder / generation_name(name, *listed)):
+                    newest, record = registry.latest(records)
+                    if record is not None:
+                        state.records[key] = record
+                    if record is None or record.generation != newest.generation:
+                        state.unread[key] = records.folder / generation_name(name, *newest)
     return state
+
+
+@contextmanager
+def _noted(state: State, path: Path) -> Iterator[None]:
+    """Keep that ``path`` could not be looked at, and go on behind the block."""
+    try:
+        yield
+    except VolumeUnavailable as error:
+        state.unknown[path] = error
 
 
 def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
@@ -106,6 +133,7 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
         older_than_s: what is younger may be a writer's or an owner's at work, and is passed over.
         hash_files: read every adapter's files; else their sizes alone are compared.
     """
+    yield from _kept_from_writing(registry, state)
     yield from _unreadable(state)
     yield from _siblings(registry, state)
     yield from _dangling(registry, state)
@@ -115,7 +143,23 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
             yield from _files(registry, key, record, hash_files=hash_files)
     yield from _unregistered(registry, state, older_than_s)
     yield from _left(registry, state, older_than_s)
-    yield from _hints(registry)
+    yield from _hints(registry, state)
+    for path, error in state.unknown.items():
+        yield Finding(Kind.UNKNOWN, path, str(error))
+
+
+def _kept_from_writing(registry: Registry, state: State) -> Iterator[Finding]:
+    """What keeps every writer, or every one of a namespace, from writing."""
+    try:
+        registry.check_writable()
+    except LoraFsError as error:
+        yield Finding(Kind.MARKER, registry.layout.marker, f"nothing can be written: {error}")
+    for namespace in state.namespaces:
+        with _noted(state, registry.layout.root / namespace):
+            try:
+                registry.accounts.quota(namespace)
+            except OperatorError as error:
+                yield Finding(Kind.QUOTA, registry.layout.quota(namespace), str(error))
 
 
 def _unreadable(state: State) -> Iterator[Finding]:
@@ -144,6 +188,8 @@ def _is_newer(key: AdapterKey, path: Path) -> bool:
         decode(Record if key.revision else Pointer, atomic.read_bytes(path) or b"")
     except CorruptRecord as error:
         return isinstance(error, NewerRecord)
+    except VolumeUnavailable:
+        return False  # no file, or not to be opened any more
     return False
 
 
@@ -179,10 +225,20 @@ def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
     for (scope, name), pointer in state.pointers.items():
         key = AdapterKey(*scope, pointer.revision or "", name)
         record = state.records.get(key)
+        if record is None and _is_unknown(registry, state, key):
+            continue
         if pointer.revision is not None and (record is None or not record.present):
             path = registry.layout.active(scope) / f"{name}.@*"
             text = f"serves {pointer.revision}, which is not registered: promote another one, or register it"
             yield Finding(Kind.DANGLING, path, text, key=key)
+
+
+def _is_unknown(registry: Registry, state: State, key: AdapterKey) -> bool:
+    """Whether it has a record perhaps, which could not be looked at."""
+    folder, own = registry.records(key).folder, f"{key.name}.@"
+    return any(
+        path == folder or (path.parent == folder and path.name.startswith(own)) for path in state.unknown
+    )
 
 
 def new_ids(records: Mapping[AdapterKey, Record], registry_uuid: str) -> dict[AdapterKey, int]:
@@ -253,7 +309,7 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
             for name in sorted(set(entries.folders) - entries.records.keys()):
                 key = AdapterKey(*scope, revision, name)
                 folder = registry.layout.artifact(key)
-                if _older(folder, older_than_s):
+                if _older(folder, older_than_s) and REGISTERING not in names_in(folder, state.unknown):
                     text = "no record names this folder: it was dropped and not adopted, or its writer died"
                     yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
 
@@ -261,15 +317,19 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
 def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
     seen: set[Path] = set()
     for scope in state.listings:
-        for item in gc.left_by_writers(registry, scope, older_than_s):
-            if item.path not in seen:
-                seen.add(item.path)
-                yield Finding(Kind.HALF, item.path, item.why, "it is removed")
+        with _noted(state, registry.layout.scope(scope)):
+            for item in gc.left_by_writers(registry, scope, older_than_s, state.unknown):
+                if item.path not in seen:
+                    seen.add(item.path)
+                    yield Finding(Kind.HALF, item.path, item.why, "it is removed")
+            for item in gc.unfinished(registry, scope, older_than_s, state.unknown):
+                key = registry.layout.key_of(item.path)
+                yield Finding(Kind.HALF, item.path, item.why, "it is removed", key)
 
 
-def _hints(registry: Registry) -> Iterator[Finding]:
+def _hints(registry: Registry, state: State) -> Iterator[Finding]:
     layout = registry.layout
-    for name in sorted(atomic.list_names(layout.leases) or ()):
+    for name in sorted(names_in(layout.leases, state.unknown)):
         path = layout.leases / name
         if name.endswith(".lock") and _older(path, STALE_S):
             text = (
@@ -289,7 +349,7 @@ def _hints(registry: Registry) -> Iterator[Finding]:
         yield Finding(
             Kind.HEAD, layout.head, f"{why}; readers look at their next scan only", "it is made anew"
         )
-    for name in sorted(atomic.list_names(layout.replicas) or ()):
+    for name in sorted(names_in(layout.replicas, state.unknown)):
         if name.endswith(".json") and not name.startswith("."):
             try:
                 data = atomic.read_bytes(layout.replicas / name)

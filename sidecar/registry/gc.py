@@ -1,4 +1,4 @@
-"""What nobody needs any more: old withdrawn artifacts, temporary names, half-done copies, old hints,
+"""What nobody needs any more: old withdrawn artifacts, temporary names, unfinished copies, old hints,
 and revisions of which a name or namespace keeps no more than so many (``retention``).
 
 Refuses: an artifact that a replica reports, that any present record names, whose newest record
@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, retention
 from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.layout import INCOMING, TEMPORARY, generation_name
+from lora_fs.sidecar.registry.layout import INCOMING, REGISTERING, TEMPORARY, generation_name
 from lora_fs.sidecar.registry.store import Registry
 
 HINT_S = 24 * 3600.0  # leases are refreshed every few seconds, reports every ten
@@ -90,26 +90,75 @@ def find(
     """
     found = [*left_by_writers(registry, scope, older_than_s), *_old_hints(registry, older_than_s)]
     if in_use is not None:
+        found += unfinished(registry, scope, older_than_s)
         found += _withdrawn(registry, scope, in_use, older_than_s)
         found += _too_many(registry, scope, in_use, older_than_s, writer)
     return found
 
 
-def left_by_writers(registry: Registry, scope: Scope, older_than_s: float) -> Iterator[Garbage]:
-    """Temporary names, and copies that were never finished."""
+def names_in(folder: Path, unlisted: dict[Path, VolumeUnavailable] | None) -> Sequence[str]:
+    """The names in a folder. ``unlisted``: takes it if it cannot be listed; without it that raises."""
+    try:
+        return atomic.list_names(folder) or ()
+    except VolumeUnavailable as error:
+        if unlisted is None:
+            raise
+        unlisted[folder] = error
+        return ()
+
+
+def left_by_writers(
+    registry: Registry,
+    scope: Scope,
+    older_than_s: float,
+    unlisted: dict[Path, VolumeUnavailable] | None = None,
+) -> Iterator[Garbage]:
+    """Temporary names, and copies that were never finished. ``unlisted``: see ``names_in``."""
     layout = registry.layout
     folders = [layout.root, layout.leases, layout.replicas, layout.events, layout.active(scope)]
-    folders += [layout.revision(scope, revision) for revision in registry.scan(scope).revisions]
+    folders += [
+        layout.revision(scope, revision) for revision in registry.scan(scope, unlisted=unlisted).revisions
+    ]
     for folder in folders:
-        for name in atomic.list_names(folder) or ():
+        for name in names_in(folder, unlisted):
             if name.startswith(TEMPORARY) and _older(folder / name, older_than_s):
                 why = "a temporary name left by a writer that died"
                 yield Garbage(folder / name, why, size_bytes=_size_bytes(folder / name))
     incoming = layout.incoming(scope)
-    for name in atomic.list_names(incoming) or ():
+    for name in names_in(incoming, unlisted):
         if _older(incoming / name, older_than_s):
             size_bytes = _size_bytes(incoming / name)
             yield Garbage(incoming / name, "a copy that was never finished", size_bytes=size_bytes)
+
+
+def unfinished(
+    registry: Registry,
+    scope: Scope,
+    older_than_s: float,
+    unlisted: dict[Path, VolumeUnavailable] | None = None,
+) -> Iterator[Garbage]:
+    """Copies in their places whose writers died before the record, unless somebody changed one since.
+
+    ``unlisted``: see ``names_in``.
+    """
+    named: frozenset[Path] | None = None
+    for revision, entries in registry.scan(scope, unlisted=unlisted).revisions.items():
+        for name in sorted(set(entries.folders) - entries.records.keys()):
+            key = AdapterKey(*scope, revision, name)
+            artifact = registry.layout.artifact(key)
+            files = names_in(artifact, unlisted)
+            looked_at = [artifact, *(artifact / file for file in files)]
+            if REGISTERING not in files or not all(_older(path, older_than_s) for path in looked_at):
+                continue
+            named = _named_by_present_records(registry) if named is None else named
+            if not _is_named(artifact, named):
+                why, still = "a copy that no record came to name", partial(is_unrecorded, registry, key)
+                yield Garbage(artifact, why, still, _size_bytes(artifact))
+
+
+def is_unrecorded(registry: Registry, key: AdapterKey) -> bool:
+    """Whether there is no record of it, nor ever was one."""
+    return not registry.generations(registry.records(key))
 
 
 def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
@@ -137,12 +186,17 @@ def _withdrawn(
                 continue
             named = _named_by_present_records(registry) if named is None else named
             artifact = registry.layout.artifact(key)
-            own = atomic.real_path(artifact)
-            if any(path == own or own in path.parents or path in own.parents for path in named):
+            if _is_named(artifact, named):
                 continue
             still = partial(_is_removable, registry, key, older_than_s)
             size_bytes = _size_bytes(artifact)
             yield Garbage(artifact, f"unregistered at {record.updated_at}", still, size_bytes)
+
+
+def _is_named(artifact: Path, named: Collection[Path]) -> bool:
+    """Whether one of them is the artifact, in it, or around it."""
+    own = atomic.real_path(artifact)
+    return any(path == own or own in path.parents or path in own.parents for path in named)
 
 
 def _too_many(

@@ -134,12 +134,22 @@ class Announcer:
         self._lock = threading.Lock()
         self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as it was written
 
-    def note(self, path: Path) -> None:
-        """Remember a generation that this thread's next announcement tells of."""
+    def note(self, path: Path, *, found: bool = False) -> None:
+        """Remember a generation that this thread's next announcement tells of.
+
+        Args:
+            found: it was there already, and may have been announced.
+        """
         files = self._files()
+        if not found:
+            self._written.own = True
         name = path.relative_to(self._root).as_posix()
         if len(files) <= MOST_FILES and name not in files:
             files.append(name)
+
+    def only_found(self) -> bool:
+        """Whether all that this thread's next announcement tells of was there already."""
+        return bool(self._files()) and not getattr(self._written, "own", False)
 
     def announce(self, epoch: int) -> None:
         """Replace HEAD; where this thread noted nothing, or too much, it says no more than *look*.
@@ -149,6 +159,7 @@ class Announcer:
         """
         files = tuple(self._files())
         self._files().clear()
+        self._written.own = False
         self._advance(epoch, files if len(files) <= MOST_FILES else (), CHECKS)
 
     def check(self, *, wait: bool = False) -> None:

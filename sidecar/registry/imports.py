@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record
-from lora_fs.sidecar.registry import atomic, merge
+from lora_fs.sidecar.registry import artifacts, atomic, merge
 from lora_fs.sidecar.registry.archive import Contents
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.layout import Generation, Layout
@@ -135,7 +135,7 @@ def apply(
         if key in writes and record.present
     }
     wanted = {key: record for key, record in homes.items() if not is_whole(layout, record)}
-    place_files(layout, file, wanted, progress)
+    place_files(layout, file, wanted, progress, recorded=False)
     for key, archived in contents.records.items():
         if key in writes and writes[key] is not Verdict.MEND:
             series = registry.records(key)
@@ -145,6 +145,8 @@ def apply(
             fields |= {"spec": {**fields["spec"], "int_id": identity}}
             fields |= {"uid": before.uid} if before is not None else {}
             _append(registry, series, fields, before, writer)
+        if key in homes:
+            artifacts.unmark(layout.artifact(key))
     for (scope, name), pointer in contents.pointers.items():
         if (scope, name) in writes:
             pointers = registry.pointers(scope, name)

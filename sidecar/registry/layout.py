@@ -26,6 +26,7 @@ ACTIVE = ".active"
 INCOMING = ".incoming"
 QUOTA = ".quota.json"
 TEMPORARY = ".tmp-"
+REGISTERING = ".registering"  # in a copy that has its place and no record yet: nobody dropped it
 FETCH = "fetch-"  # in .incoming a download under way, in .leases its lease and where it went
 
 # One spelling a generation: eight digits, or more without a leading zero.

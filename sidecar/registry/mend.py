@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -65,7 +66,8 @@ class Mender:
         key = finding.key
         if finding.kind is Kind.HALF:
             self._registry.check_writable()
-            gc.collect([gc.Garbage(finding.path, finding.text)])
+            still = partial(gc.is_unrecorded, self._registry, key) if key is not None else None
+            gc.collect([gc.Garbage(finding.path, finding.text, still)])
         elif finding.kind is Kind.HEAD:
             self._registry.check_writable()
             self._registry.announce()
@@ -122,7 +124,9 @@ class Mender:
             draft = artifacts.temporary_in(incoming)
             try:
                 copied = artifacts.copy_files(folder, draft, [entry.path for entry in record.spec.files])
-                if artifacts.digest_of(copied) == record.spec.digest and artifacts.place(draft, target):
+                if artifacts.digest_of(copied) == record.spec.digest and artifacts.place(
+                    draft, target, recorded=True
+                ):
                     return None
             finally:
                 artifacts.discard(draft)

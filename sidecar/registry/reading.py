@@ -88,19 +88,21 @@ class Reader:
     def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
         return Series(Pointer, self.layout.active(scope), scope, None, name)
 
+    def namespaces(self) -> list[str]:
+        """Every name in the root that a namespace may have; raises as ``scopes`` does."""
+        names = filter(is_segment, atomic.list_names(self.layout.root) or ())
+        return sorted(name for name in names if name not in RESERVED_NAMESPACES)
+
     def scopes(self, namespace: str | None = None) -> list[Scope]:
         """Every scope there is a folder for: of one namespace, or of all.
 
         Raises:
             VolumeUnavailable: a folder cannot be listed.
         """
-        root = self.layout.root
         found = []
-        namespaces = [namespace] if namespace is not None else atomic.list_names(root) or ()
-        for name in sorted(filter(is_segment, namespaces)):
-            if name not in RESERVED_NAMESPACES:
-                models = atomic.list_names(root / name) or ()
-                found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
+        for name in self.namespaces() if namespace is None else [namespace]:
+            models = atomic.list_names(self.layout.root / name) or ()
+            found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
         return found
 
     def scan(

@@ -31,14 +31,15 @@ from lora_fs.sidecar.model import (
 from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.amend import over
 from lora_fs.sidecar.registry.artifacts import Progress
-from lora_fs.sidecar.registry.copying import Copy
-from lora_fs.sidecar.registry.operations import point, present_revisions
+from lora_fs.sidecar.registry.copying import Copy, Taken
+from lora_fs.sidecar.registry.operations import active, point, present_revisions
 from lora_fs.sidecar.registry.quota import WAIT_S
 from lora_fs.sidecar.registry.revisions import newest_record, next_revision, policy_of_served
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import CODES, Expectation, Report, validate
 
 ADOPTED_IN_PLACE = "folder"
+RACES = 32  # lost in a row before the caller is told; each means that another register went ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def register(
     progress: Progress | None = None,
     patience_s: float = WAIT_S,
 ) -> Registered:
-    """Validate, copy, record, activate.
+    """Validate, copy, record, activate. Where another writer takes the next ``vN`` first, the one after it.
 
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
@@ -115,6 +116,27 @@ def register(
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
     """
+    for _ in range(RACES):
+        try:
+            return _register(registry, scope, wanted, expectation, writer, dry_run, progress, patience_s)
+        except Taken:
+            if wanted.revision is not None or not atomic.is_folder(wanted.source):  # it was moved already
+                raise
+        progress = None  # it counts what is read once
+    raise Conflict(f"{RACES} revisions of {wanted.name} were taken by other writers meanwhile: try again")
+
+
+def _register(
+    registry: Registry,
+    scope: Scope,
+    wanted: Registration,
+    expectation: Expectation,
+    writer: str,
+    dry_run: bool,
+    progress: Progress | None,
+    patience_s: float,
+) -> Registered:
+    """One try; raises Taken where the revision that was free is not any more."""
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
@@ -123,8 +145,8 @@ def register(
         raise InvalidAdapter(str(wanted.source), report.errors)
     registry.check_writable()
     existing = present_revisions(registry, scope, name)
-    if wanted.must_be_new and existing:
-        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+    if wanted.must_be_new:
+        refuse_served(registry, scope, name)
     files = artifacts.hash_files(wanted.source, report.served_files, progress, wanted.hashes)
     digest = artifacts.digest_of(files)
     if wanted.fingerprint not in (None, artifacts.fingerprint(wanted.source)):
@@ -176,15 +198,22 @@ def register(
     return Registered(record, True, report)
 
 
+def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
+    """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
+    pointer = active(registry, scope, name)
+    if pointer is not None and pointer.revision is not None:
+        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+
+
 def _present(wanted: Registration, revision: str, spec: AdapterSpec, newest: Record | None) -> dict[str, Any]:
     """The fields of the next generation of its record.
 
     Raises:
-        Conflict: the revision is there with other bytes.
+        Taken: the revision is there with other bytes.
     """
     other = newest is not None and newest.spec.digest != spec.digest
     if newest is not None and other and wanted.origin != ADOPTED_IN_PLACE:
-        raise Conflict(
+        raise Taken(
             f"revision {revision} of {wanted.name} exists with other bytes "
             f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
         )
@@ -214,9 +243,11 @@ def _record(copy: Copy, wanted: Registration, spec: AdapterSpec, writer: str, pa
     admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
     with copy.made() if copies else nullcontext() as incoming, admitted as too_much:
         if incoming is not None:
-            copy.place(incoming)
+            copy.place(incoming, recorded=False)
         build = partial(_present, wanted, key.revision, spec)
         record = registry.append(series, build, writer=writer, announce=not wanted.activate)
+        if not wanted.link and wanted.origin != ADOPTED_IN_PLACE:
+            artifacts.unmark(copy.target)
         refusal = too_much()
         if refusal is not None:
             in_place = wanted.origin == ADOPTED_IN_PLACE
@@ -257,12 +288,15 @@ def _again(
 ) -> Record:
     """Bytes that are registered: their copy mended, what else is said of them taken over, and active."""
     registry = copy.registry
-    if registry.layout.resolve(record.spec.path) == copy.target and not copy.is_there():
-        copy.make()
+    if registry.layout.resolve(record.spec.path) == copy.target:
+        if not copy.is_there():
+            copy.make()
+        artifacts.unmark(copy.target)
     registry.confirm(registry.records(record.key), record)
     record = _amend(registry, record, wanted, allowed, writer, patience_s)
     if wanted.activate:
-        point(registry, record.key.scope, record.name, record.revision, writer=writer)
+        scope, must_be_new = record.key.scope, wanted.must_be_new
+        point(registry, scope, record.name, record.revision, writer=writer, must_be_new=must_be_new)
     registry.announce()
     return record
 

@@ -40,7 +40,8 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
     here = {key: record for key, record in present.items() if is_whole(layout, record)}
     offered = {key: record for key, record in present.items() if contents.has_files_of(record)}
     own = {key: r for key, r in offered.items() if layout.resolve(r.spec.path) == layout.artifact(key)}
-    place_files(layout, file, {key: record for key, record in own.items() if key not in here}, progress)
+    wanted = {key: record for key, record in own.items() if key not in here}
+    place_files(layout, file, wanted, progress, recorded=True)  # no sidecar looks before the marker is there
     names = TemporaryNames()
     try:
         for key, record in contents.records.items():

@@ -23,7 +23,7 @@ def next_revision(registry: Registry, scope: Scope, name: str, digest: str, file
             with suppress(LoraFsError):  # other files than ours
                 if artifacts.digest_of(artifacts.hash_files(folder, files)) == digest:
                     return revision
-    taken = [int(match[1]) for revision in mentions if (match := re.fullmatch(r"v([0-9]{1,9})", revision))]
+    taken = [int(match[1]) for revision in mentions if (match := re.fullmatch(r"v([0-9]+)", revision))]
     return f"v{max(taken, default=0) + 1}"
 
 

@@ -230,7 +230,7 @@ class Registry(Reader):
             VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
         """
         atomic.sync_names(series.folder)
-        self._note(series, body)
+        self._note(series, body, found=True)
 
     def _written_under(self, series: Series[Body], request_id: str) -> Body | None:
         for generation in self.generations(series):
@@ -242,15 +242,19 @@ class Registry(Reader):
                 return body
         return None
 
-    def _note(self, series: Series[Body], body: Body) -> None:
+    def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
         token = body.token if self.marker.tier == "lww" else ""
-        self._announcer.note(series.folder / generation_name(series.name, body.generation, token))
+        path = series.folder / generation_name(series.name, body.generation, token)
+        self._announcer.note(path, found=found)
 
     def announce(self) -> None:
         """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""
+        only_found = self._announcer.only_found()
         try:
             self._announcer.announce(self.marker.epoch)
         except TemporaryError as error:
+            if only_found:
+                return
             told = event("head.not_written")
             logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
 

@@ -35,10 +35,17 @@ def is_whole(layout: Layout, record: Record) -> bool:
 
 
 def place_files(
-    layout: Layout, file: Path, wanted: Mapping[AdapterKey, Record], progress: Progress | None = None
+    layout: Layout,
+    file: Path,
+    wanted: Mapping[AdapterKey, Record],
+    progress: Progress | None = None,
+    *,
+    recorded: bool,
 ) -> None:
     """Copy the files of some records out of an export, each folder whole and synced before it has its name.
 
+    Args:
+        recorded: see ``artifacts.place``.
     Raises:
         InputError: the export changed since it was checked.
         VolumeUnavailable: the volume does not take them.
@@ -61,7 +68,7 @@ def place_files(
                 _copy(reader, drafts[key] / place.file, progress)
         for key, record in wanted.items():
             if key in drafts:
-                _put(drafts[key], layout.artifact(key), record)
+                _put(drafts[key], layout.artifact(key), record, recorded=recorded)
     finally:
         for draft in drafts.values():
             artifacts.discard(draft)
@@ -84,12 +91,12 @@ def _copy(reader: IO[bytes], target: Path, progress: Progress | None) -> None:
         raise atomic.unavailable(error, f"cannot write {target}") from error
 
 
-def _put(draft: Path, target: Path, record: Record) -> None:
+def _put(draft: Path, target: Path, record: Record, *, recorded: bool) -> None:
     found = artifacts.hash_files(draft, [entry.path for entry in record.spec.files])
     if artifacts.digest_of(found) != record.spec.digest:
         raise InputError(f"{record.key}: the export changed while it was read: import again")
     atomic.sync_names(draft)
-    if artifacts.place(draft, target):
+    if artifacts.place(draft, target, recorded=recorded):
         return
     mend_files(draft, target, record)
 

@@ -1,11 +1,18 @@
-"""An admin call: admitted or not, and told to the audit however it ends."""
+"""An admin call: admitted or not, and told to the audit however it ends.
+
+Who has no token is refused before a body is read, and no body of such a call is kept above a bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from fastapi import HTTPException, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.server.auth import Admin, Caller, NotPermitted, address_of
@@ -13,12 +20,47 @@ from lora_fs.sidecar.server.ports import ReplicaPort, namespace_of
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 
+MAX_BODY_BYTES: Final = 1 << 20  # of a load or an unload, which are names and a path
+
 
 class Acts:
     """``trail``: where admin calls are told; None: to the log alone."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin, self._told = replica, admin, trail or Trail(None)
+
+    def token_first(self, **verbs: Verb) -> type[APIRoute]:
+        """Routes that FastAPI reads a body for, made to ask for a token before, and to bound the body.
+
+        Args:
+            verbs: by the name of the route's function; other routes are as they were.
+        """
+        acts = self
+
+        class TokenFirst(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle, verb = super().get_route_handler(), verbs.get(self.name)
+                if verb is None:
+                    return handle
+
+                async def bounded(request: Request) -> Response:
+                    await acts._ask_for_a_token(request, verb)
+                    return await handle(Request(request.scope, _at_most(MAX_BODY_BYTES, request.receive)))
+
+                return bounded
+
+        return TokenFirst
+
+    async def _ask_for_a_token(self, request: Request, verb: Verb) -> None:
+        """Refuse who has none. One that is not good for this is refused once it is known for which name."""
+        try:
+            await self._admin.admit(request, verb, None)
+        except NotPermitted:
+            return
+        except HTTPException as error:
+            what, address = {"model": self._replica.model}, address_of(request.scope)
+            await self._told.tell(verb, None, address, "denied", str(error.detail), what)
+            raise
 
     @asynccontextmanager
     async def admitted(
@@ -45,3 +87,18 @@ class Acts:
             await self._told.tell(verb, caller, address, "failed", why, what)
             raise
         await self._told.tell(verb, caller, address, "done", "", what)
+
+
+def _at_most(most: int, receive: Receive) -> Receive:
+    """``receive``, which ends in a 413 at the first byte too many."""
+    size = 0
+
+    async def counted() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > most:
+            raise HTTPException(413, f"the body is over {most} bytes")
+        return message
+
+    return counted

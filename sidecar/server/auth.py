@@ -10,20 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
-import anyio.to_thread
 from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from lora_fs.sidecar.reconcile.threads import Threads
 from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
 FRESH_S: Final = 1.0
 READ_WAIT_S: Final = 5.0
+AT_ONCE: Final = 4
 EVERY: Final = "*"
 NOBODY: Final = "-"
 
@@ -75,6 +76,7 @@ class Admin:
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
         self._tokens: tuple[Token, ...] = ()
+        self._threads = Threads(AT_ONCE)
 
     @property
     def limits_reading(self) -> bool:
@@ -142,8 +144,7 @@ class Admin:
         assert self._token_file is not None
         now = self._clock()
         try:
-            with anyio.fail_after(READ_WAIT_S):
-                data = await anyio.to_thread.run_sync(_contents, self._token_file, abandon_on_cancel=True)
+            data = await self._threads.run(partial(_contents, self._token_file), READ_WAIT_S)
             self._tokens = parse(data.decode())
         except TimeoutError as error:
             raise HTTPException(503, f"the token file was not read in {READ_WAIT_S:.0f} s") from error

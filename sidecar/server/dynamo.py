@@ -23,7 +23,7 @@ from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.server.acts import Acts
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort
+from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.local import path_of
@@ -70,7 +70,7 @@ class Loras(BaseModel):
 _Name = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": LoraDone},
-    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 422, 429, 503)},
+    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
 }
 
 
@@ -78,7 +78,8 @@ def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
     """The routes. ``trail``: where admin calls are told; None: to the log alone."""
-    routes, acts = APIRouter(tags=["dynamo"]), Acts(replica, admin, trail)
+    acts = Acts(replica, admin, trail)
+    routes = APIRouter(tags=["dynamo"], route_class=acts.token_first(load=Verb.REGISTER))
 
     async def loaded(name: str, uri: str) -> Record | None:
         """The record of a name that is served from ``uri``, once it is loaded here; None: it is not served.
@@ -104,13 +105,15 @@ def router(
         response_class=JSONResponse,
     )
     async def load(body: LoadLora, request: Request) -> Response:
-        name, uri, how = body.lora_name, body.source.uri, "already loaded"
+        name, uri, how = full_name(body.lora_name, replica.namespaces), body.source.uri, "already loaded"
         async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
             what["source"] = redacted(uri)
             record = await loaded(name, uri)
             if record is None:
                 try:
-                    record = await replica.load_adapter(LoadRequest(name, uri), writer=caller.writer)
+                    sight = await admin.sight(request.headers)
+                    wanted = LoadRequest(name, uri, reads=sight.namespaces)
+                    record = await replica.load_adapter(wanted, writer=caller.writer)
                     how = "loaded successfully"
                 except Conflict:
                     # An operator asks all replicas at once: one registered it, the others are to see it.
@@ -122,7 +125,7 @@ def router(
                     if record is None:
                         raise
             what |= {"revision": record.revision, "digest": record.spec.digest}
-        return _done(name, how, record)
+        return _done(body.lora_name, how, record)
 
     @routes.delete(
         "/v1/loras/{lora_name:path}",
@@ -131,10 +134,11 @@ def router(
         response_class=JSONResponse,
     )
     async def unload(lora_name: _Name, request: Request) -> Response:
-        async with acts.admitted(request, Verb.UNREGISTER, lora_name) as (caller, _):
-            served = replica.lookup(lora_name)
+        name = full_name(lora_name, replica.namespaces)
+        async with acts.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+            served = replica.lookup(name)
             try:
-                await replica.unload_adapter(lora_name, writer=caller.writer)
+                await replica.unload_adapter(name, writer=caller.writer)
             except NotFound:  # another replica was asked before
                 return _done(lora_name, "not registered")
         return _done(lora_name, "unloaded successfully", served.record if served is not None else None)

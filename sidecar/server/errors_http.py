@@ -37,7 +37,12 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (LoraFsError, 500, "InternalServerError"),
 )
 
-KINDS = {401: "AuthenticationError", 403: "PermissionDeniedError", 503: "ServiceUnavailableError"}
+KINDS = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    413: "InvalidUserInput",
+    503: "ServiceUnavailableError",
+}
 
 
 def error_response(

@@ -26,7 +26,7 @@ from lora_fs.sidecar.server.bodies import (
     UnloadBody,
 )
 from lora_fs.sidecar.server.listing import Listing
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served
+from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served, full_name
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.uri import redacted
@@ -34,7 +34,7 @@ from lora_fs.sidecar.sources.uri import redacted
 # With a response class that has a media type of its own, FastAPI gives it to the errors, too.
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 422, 429, 503)},
+    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
 }
 
 _STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
@@ -53,7 +53,9 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The routes. ``trail``: where admin calls are told; None: to the log alone."""
-    routes, acts = APIRouter(tags=["adapters"]), Acts(replica, admin, trail)
+    acts = Acts(replica, admin, trail)
+    token_first = acts.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER)
+    routes = APIRouter(tags=["adapters"], route_class=token_first)
 
     @routes.post(
         "/v1/load_lora_adapter",
@@ -62,12 +64,14 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         responses=_ANSWERS,
     )
     async def load(body: LoadBody, request: Request) -> Response:
-        wanted = LoadRequest(body.lora_name, body.lora_path, body.load_inplace)
-        async with acts.admitted(request, Verb.REGISTER, body.lora_name) as (caller, what):
+        name = full_name(body.lora_name, replica.namespaces)
+        async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
             what["source"] = redacted(body.lora_path)
+            sight = await admin.sight(request.headers)
+            wanted = LoadRequest(name, body.lora_path, body.load_inplace, sight.namespaces)
             record = await replica.load_adapter(wanted, writer=caller.writer)
             what |= {"revision": record.revision, "digest": record.spec.digest}
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @routes.post(
         "/v1/unload_lora_adapter",
@@ -76,9 +80,10 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         responses=_ANSWERS,
     )
     async def unload(body: UnloadBody, request: Request) -> Response:
-        async with acts.admitted(request, Verb.UNREGISTER, body.lora_name) as (caller, _):
-            await replica.unload_adapter(body.lora_name, writer=caller.writer)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+        name = full_name(body.lora_name, replica.namespaces)
+        async with acts.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+            await replica.unload_adapter(name, writer=caller.writer)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     listing = Listing(replica)
 

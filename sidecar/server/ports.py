@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, namespace_of
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
 from lora_fs.sidecar.reconcile.events import EventLog
 from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.registrations import LoadRequest
@@ -19,7 +19,7 @@ from lora_fs.sidecar.reconcile.replica import Readiness
 from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.registry.registration import Registered
 
-__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "namespace_of"]
+__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "full_name", "namespace_of"]
 
 
 class ReplicaPort(Protocol):

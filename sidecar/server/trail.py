@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.reconcile.threads import AllTaken, Threads
 from lora_fs.sidecar.server.auth import Caller
 
 WRITE_WAIT_S: Final = 2.0
+AT_ONCE: Final = 4
 
 
 class Trail:
     """``file`` None: the lines go to the log alone."""
 
     def __init__(self, file: Path | None) -> None:
-        self._file = file
+        self._file, self._threads = file, Threads(AT_ONCE)
 
     async def tell(
         self,
@@ -42,8 +43,11 @@ class Trail:
         if self._file is None:
             audit.write(None, text)
             return
-        with anyio.move_on_after(WRITE_WAIT_S, shield=True) as scope:
-            await anyio.to_thread.run_sync(partial(audit.write, self._file, text), abandon_on_cancel=True)
-        if scope.cancelled_caught:
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._threads.run(partial(audit.write, self._file, text), WRITE_WAIT_S)
+        except TimeoutError as error:
+            if isinstance(error, AllTaken):
+                audit.write(None, text)
             told = event("audit.not_written", file=str(self._file))
             audit.logger.warning("the audit line is not in %s: it did not answer", self._file, extra=told)

@@ -20,7 +20,7 @@ from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.server.acts import Acts
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody, Uploaded
-from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.ports import ReplicaPort, full_name
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.offer import ARCHIVE
@@ -56,6 +56,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         revision: Annotated[str | None, Query(description="Null: the next vN")] = None,
         activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
     ) -> Response:
+        name = full_name(name, replica.namespaces)
         async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
             length = request.headers.get("content-length", "")
             size = int(length) if length.isdigit() else None

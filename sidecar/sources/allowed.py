@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError
@@ -21,17 +21,23 @@ class Allowed:
         """Whether ``path`` is under an allowed place, wherever links on its way lead."""
         return self.find(path) is not None
 
-    def find(self, path: Path, *, follow: bool = True) -> Path | None:
+    def find(
+        self, path: Path, *, follow: bool = True, namespaces: Collection[str] | None = None
+    ) -> Path | None:
         """Where ``path`` leads, if that is under an allowed place; on the way to what is returned is no link.
 
         Args:
             follow: whether its own name may be a link, too.
+            namespaces: those whose folders are all that is allowed of the root; None: all of it is.
         """
         try:
             whole = follow or path.name in ("", "..")
             real = path.resolve() if whole else path.parent.resolve() / path.name
         except (OSError, RuntimeError, ValueError):  # a link to itself; a NUL
             return None
+        root = self.places[0]
+        if namespaces is not None and real.is_relative_to(root):
+            return None if {*real.relative_to(root).parts[:1]}.isdisjoint(namespaces) else real
         return real if any(real.is_relative_to(place) for place in self.places) else None
 
 

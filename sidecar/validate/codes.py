@@ -92,7 +92,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "target-without-tensors": _told("target_modules names a module without tensors"),
         "base-embedding": _told("the base model's embedding is in the file; vLLM ignores it"),
         "non-finite": _overridable("NaN or Inf among the weights"),
-        "overflow": _overridable("a weight that float16 cannot hold: the engine's sums overflow"),
+        "overflow": _overridable("weights that float16 cannot hold, by themselves or times alpha / r"),
         "zero-weights": _told("weights that are all zero: the adapter does nothing there"),
         # the base model
         "base-model": _overridable("the adapter was trained on another base model"),

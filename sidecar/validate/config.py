@@ -20,10 +20,11 @@ from lora_fs.sidecar.validate.patterns import (
     TargetModules,
     objection,
 )
-from lora_fs.sidecar.validate.report import Findings, shown
+from lora_fs.sidecar.validate.report import Findings, shown, shown_json
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1024 * 1024
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127  # beyond it the engine multiplies by infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class AdapterConfig:
         covers: which modules the config targets; None when it says so in a way that is not
             compared with the tensors.
         ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
+        alphas: ``alpha_pattern``: as ``ranks``, of ``alpha``.
         heads: the classification heads in ``modules_to_save``.
-        terms: what ``covers`` and ``ranks`` were made of: configurations are compared by it.
+        terms: what ``covers``, ``ranks`` and ``alphas`` were made of: configurations are compared by it.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class AdapterConfig:
     target_modules: tuple[str, ...] | str
     covers: TargetModules | None = field(compare=False)
     ranks: ModulePatterns = field(compare=False)
+    alphas: ModulePatterns = field(compare=False)
     largest_rank: int
     heads: frozenset[str]
     terms: tuple[object, ...]
@@ -52,6 +55,11 @@ class AdapterConfig:
         """Return the rank PEFT gave a module. Raises TooCostly."""
         rank = self.ranks.find(module, budget)
         return self.rank if rank is None else int(rank)
+
+    def scale_of(self, module: str, budget: Budget) -> float:
+        """Return what vLLM multiplies a module's lora_B with. Raises TooCostly."""
+        alpha, rank = self.alphas.find(module, budget), self.rank_of(module, budget)
+        return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def parse_config(raw: bytes, found: Findings) -> Mapping[str, object] | None:
@@ -106,9 +114,10 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
         target_modules=target,
         covers=covers,
         ranks=ModulePatterns(rank_pattern),
+        alphas=ModulePatterns(alpha_pattern),
         largest_rank=largest,
         heads=frozenset(heads),
-        terms=(covers is None, *rank_pattern.items()),
+        terms=(covers is None, tuple(rank_pattern.items()), tuple(alpha_pattern.items())),
     )
 
 
@@ -142,7 +151,7 @@ def _positive(config: Mapping[str, object], field: str, found: Findings) -> int 
     if _is_rank(value):
         assert isinstance(value, int)
         return value
-    found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not a positive integer")
+    found.add("config-field", CONFIG_FILE, field, f"is {shown_json(value)}, not a positive integer")
     return None
 
 
@@ -156,10 +165,24 @@ def _alpha(config: Mapping[str, object], found: Findings) -> float | None:
     value = config["lora_alpha"]
     number = _finite(value)
     if number is None:
-        found.add("config-field", CONFIG_FILE, "lora_alpha", f"is {shown(value)}, not a finite number")
+        found.add("config-field", CONFIG_FILE, "lora_alpha", f"is {shown_json(value)}, not a finite number")
     elif number == 0:
         found.add("zero-weights", CONFIG_FILE, "lora_alpha", "is 0: the adapter does nothing at all")
+    else:
+        _check_scale(number, "lora_alpha", found)
     return number
+
+
+def _check_scale(alpha: float, where: str, found: Findings) -> None:
+    """Even of zeros a scale beyond float32 makes NaN; what smaller ones make is seen in the weights."""
+    if abs(alpha) > LARGEST_FLOAT32:
+        found.add(
+            "overflow",
+            CONFIG_FILE,
+            where,
+            f"is {alpha:g}, which float32 cannot hold: the weights are multiplied with it",
+            hint="set it to what the adapter was trained with",
+        )
 
 
 def _finite(value: object) -> float | None:
@@ -231,9 +254,11 @@ def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mappi
         if reason is not None:
             found.add("pattern", CONFIG_FILE, where, f"{reason}; vLLM runs it in the engine")
         elif field == "rank_pattern" and not _is_rank(entry):
-            found.add("config-field", CONFIG_FILE, where, f"is {shown(entry)}, not a positive integer")
+            found.add("config-field", CONFIG_FILE, where, f"is {shown_json(entry)}, not a positive integer")
         elif number is None:
-            found.add("config-field", CONFIG_FILE, where, f"is {shown(entry)}, not finite")
+            found.add("config-field", CONFIG_FILE, where, f"is {shown_json(entry)}, not a finite number")
         else:
+            if field == "alpha_pattern":
+                _check_scale(number, where, found)
             usable[key] = number
     return usable if len(usable) == len(value) else None

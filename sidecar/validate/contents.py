@@ -7,8 +7,10 @@ bfloat16 needs no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from lora_fs.sidecar.validate.config import LARGEST_FLOAT32
 from lora_fs.sidecar.validate.files import RegularFile
 from lora_fs.sidecar.validate.header import TensorEntry
 from lora_fs.sidecar.validate.report import Findings
@@ -21,14 +23,32 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 256 * 1024  # what a core's cache holds twice
 SAMPLE_BYTES = 256
 
-# dtype → numpy's unsigned integer of its width, its exponent (all ones means NaN or Inf), and the
-# exponent of 65,536, which float16 cannot hold
-_EXPONENTS: Mapping[str, tuple[str, int, int]] = {
-    "F16": ("<u2", 0x7C00, 0x7C00),
-    "BF16": ("<u2", 0x7F80, 143 << 7),
-    "F32": ("<u4", 0x7F80_0000, 143 << 23),
-    "F64": ("<u8", 0x7FF0_0000_0000_0000, 1039 << 52),
+HUGE = 65_536.0  # float16 cannot hold it
+
+
+class _Kind(NamedTuple):
+    """How a dtype's numbers are read as bits.
+
+    Attributes:
+        bits: numpy's unsigned integer of its width.
+        unsigned: all but the sign. What is larger there is larger as a number, too.
+        exponent: all ones in it means NaN or Inf.
+        huge: the bits of ``HUGE``.
+    """
+
+    bits: str
+    unsigned: int
+    exponent: int
+    huge: int
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "F16": _Kind("<u2", 0x7FFF, 0x7C00, 0x7C00),
+    "BF16": _Kind("<u2", 0x7FFF, 0x7F80, 143 << 7),
+    "F32": _Kind("<u4", 0x7FFF_FFFF, 0x7F80_0000, 143 << 23),
+    "F64": _Kind("<u8", 0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000, 1039 << 52),
 }
+_OTHER = _Kind("<u1", 0xFF, 0xFF, 0x100)
 
 
 def scan_contents(
@@ -55,8 +75,14 @@ def scan_contents(
     nonzero: set[str] = set()
     bad_at: dict[str, int | None] = {}
     huge_at: dict[str, int | None] = {}
+    scaled = {
+        module.b.name: _scaled(module.b.dtype, abs(module.scale))
+        for module in modules
+        if 1 < abs(module.scale) <= LARGEST_FLOAT32 and module.b.dtype in _KINDS  # else it was told already
+    }
     for parts in _parts(entries):
-        kind, exponent, huge = _EXPONENTS.get(parts[0].tensor.dtype, ("<u1", 0xFF, 0x100))
+        kind, unsigned, exponent, huge = _KINDS.get(parts[0].tensor.dtype, _OTHER)
+        plain = _Limit(huge, huge)
         begin = parts[0].start
         chunk = weights.view(begin, parts[-1].end - begin, buffer)
         values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
@@ -64,13 +90,14 @@ def scan_contents(
         starts = [(part.start - begin) // values.itemsize for part in parts]
         for part, at, largest in zip(parts, starts, np.maximum.reduceat(here, starts).tolist(), strict=True):
             name, end = part.tensor.name, (part.end - begin) // values.itemsize
-            if largest or (name not in nonzero and values[at:end].any()):
+            if largest or (name not in nonzero and (values[at:end] & unsigned).any()):
                 nonzero.add(name)
-            if largest >= huge and bad_at.get(name) is None:
+            limit = scaled.get(name, plain)
+            if largest >= limit.exponent and bad_at.get(name) is None:
                 before = (part.start - part.tensor.start) // values.itemsize
                 bad_at[name] = _first(here[at:end] == exponent, before)
                 if huge_at.get(name) is None:
-                    huge_at[name] = _first(here[at:end] >= huge, before)
+                    huge_at[name] = _first((values[at:end] & unsigned) >= limit.bits, before)
         if progress is not None:
             progress(len(chunk))
     for name, huge_first in huge_at.items():
@@ -82,12 +109,13 @@ def scan_contents(
                 f"holds NaN or Inf, first at element {bad_at[name]}",
                 hint="every token it touches becomes garbage: train or export it again",
             )
-        else:
+        elif huge_first is not None:
+            times = f" times its scale {scaled[name].scale:g}" if name in scaled else ""
             found.add(
                 "overflow",
                 weights.name,
                 name,
-                f"holds a weight of 65,536 or more, first at element {huge_first}",
+                f"holds a weight that{times} is 65,536 or more, first at element {huge_first}",
                 hint="products with it overflow and leave NaN in shared memory: train or export it again",
             )
     _tell_zeros(weights.name, {entry.name for entry in entries} - nonzero, modules, found)
@@ -119,6 +147,27 @@ def _parts(entries: Iterable[TensorEntry]) -> Iterator[list[_Part]]:
                 parts, room = [], BUFFER_BYTES
     if parts:
         yield parts
+
+
+class _Limit(NamedTuple):
+    """The least number of a dtype that ``scale`` makes ``HUGE``: its exponent alone, and all its bits."""
+
+    exponent: int
+    bits: int
+    scale: float = 1.0
+
+
+@lru_cache(maxsize=64)
+def _scaled(dtype: str, scale: float) -> _Limit:
+    import numpy as np
+
+    least = np.array(HUGE / scale)
+    wide = {"F16": "<f2", "F64": "<f8"}.get(dtype, "<f4")  # bfloat16 is the upper half of a float32
+    with np.errstate(all="ignore"):
+        rounded = least.astype(wide)
+    bits = int(rounded.view(wide.replace("f", "u"))) + int(rounded < least)
+    bits = -(-bits >> 16) if dtype == "BF16" else bits
+    return _Limit(bits & _KINDS[dtype].exponent, bits, scale)
 
 
 def _first(where: npt.NDArray[np.bool_], before: int) -> int | None:

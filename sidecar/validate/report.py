@@ -152,6 +152,11 @@ def shown(value: object) -> str:
     return printable(text)
 
 
+def shown_json(value: object) -> str:
+    """Render a value of JSON that is of another type than is needed: text is told from a number."""
+    return f'the text "{shown(value)}"' if isinstance(value, str) else shown(value)
+
+
 def printable(text: str) -> str:
     """Escape control characters and lone surrogates; text without them is left as it is."""
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -10,7 +10,7 @@ Source: vllm 0.32, ``lora/utils.py::parse_fine_tuned_lora_name``,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -60,12 +60,13 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
-    """The pair of one module: ``a`` is [r, in], ``b`` is [out, r]."""
+    """The pair of one module: ``a`` is [r, in], ``b`` is [out, r] and multiplied with ``scale``."""
 
     name: str
     a: TensorEntry
     b: TensorEntry
     embedding: bool
+    scale: float = 1.0
 
     @property
     def rank(self) -> int:
@@ -103,8 +104,9 @@ def check_tensors(
         found.add("no-tensors", file, "", "holds no LoRA tensor")
     budget = Budget()
     try:
-        for module in modules:
+        for at, module in enumerate(modules):
             _check_rank(module, config, budget, file, found)
+            modules[at] = replace(module, scale=config.scale_of(peft_name(module.name), budget))
         _check_targets(modules, config, budget, file, found)
     except TooCostly:
         found.add(

@@ -262,3 +262,17 @@ def test_fsck_says_what_takes_a_person(filled: LoraFs, root: Path, folder: Folde
     done = filled("fsck", "--repair")
     assert done.code == 1
     assert "import an export" in done.out
+
+
+def test_fsck_tells_what_cannot_be_opened(filled: LoraFs, root: Path) -> None:
+    """A link where a record belongs is a finding among the others, for people and for scripts."""
+    record = root / "default/tiny/v1/support.@00000001.json"
+    record.unlink()
+    record.symlink_to("/dev/null")
+    (root / ".tmp-left").touch()
+    found = filled("fsck", "--older-than", "0", "-o", "json")
+    assert found.code == 1
+    assert {one["kind"]: one["path"] for one in found.json["findings"]} == {
+        "unreadable": str(record),
+        "half-upload": str(root / ".tmp-left"),
+    }

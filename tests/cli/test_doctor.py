@@ -11,6 +11,8 @@ import pytest
 
 from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.conformance import Effort, Verdict
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.root import read_marker
 from tests.cli.conftest import LoraFs
 
 BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.05, wait_s=0.5, rounds=1)
@@ -66,3 +68,21 @@ def test_a_folder_that_is_not_there(lora_fs: LoraFs, root: Path) -> None:
     ran = lora_fs("doctor", "--quick", "--root", str(root))
     assert ran.code == 3
     assert str(root) in ran.err
+
+
+def test_a_registry_that_takes_no_write(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:
+    """Of a newer lora-fs, or with a damaged quota: told, though all there is can be read."""
+    lora_fs("register", "a", folder(1))
+    (root / "default/.quota.json").write_text("{}")
+    ran = lora_fs("doctor")
+    assert (ran.code, "registered in default/tiny" in ran.out) == (1, True)
+    assert "BAD" in ran.out
+    assert ".quota.json" in ran.out
+    (root / "default/.quota.json").unlink()
+    assert lora_fs("doctor").code == 0
+    marker = read_marker(root).model_copy(update={"min_writer": 2})
+    (root / "lora-fs.json").write_bytes(seal(marker))
+    ran = lora_fs("doctor")
+    assert ran.code == 1
+    assert "cannot write" in ran.out
+    assert "writer of format 2" in ran.out

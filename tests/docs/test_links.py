@@ -38,6 +38,13 @@ def anchors(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_is_in_a_table(page: Path) -> None:
+    """Rows behind an empty line, or without a head, are shown as they are typed."""
+    for table in re.findall(r"^(?:\|.*\n?)+", prose(page.read_text()), re.MULTILINE):
+        assert re.match(r"\|.*\|\n\|[-:| ]+\|(\n|$)", table), table[:200]
+
+
 def nav(entry: object) -> list[str]:
     """The pages of the site's navigation, in their order."""
     if isinstance(entry, str):

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
+from fastapi.testclient import TestClient
 
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.bodies import ErrorBody
+from lora_fs.sidecar.server.ports import ReplicaPort
 from tests.docs.blocks import ROOT
 
 
@@ -49,3 +55,18 @@ def test_every_route_says_what_it_is_for() -> None:
 def test_no_answer_is_told_that_is_never_given() -> None:
     """FastAPI's own 422 is none: what breaks a route's types is told as vLLM tells it."""
     assert "HTTPValidationError" not in REFERENCE.openapi()["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/load_lora_adapter"), ("GET", "/none"), ("PUT", "/health")]
+)
+def test_what_the_framework_refuses_is_told(method: str, path: str) -> None:
+    """Its words are in the table of errors, and its body is of the one type."""
+    replica = SimpleNamespace(model="", namespaces=(), replica_id="")
+    app = create_app(cast("ReplicaPort", replica), engine_url="http://engine", admin=Admin(None))
+    answer = TestClient(app).request(method, path, json={})
+    error = ErrorBody.model_validate(answer.json(), extra="forbid").error
+    rows = re.findall(r"^\| ([\d, ]+) \| `([^`]+)` \|", REFERENCE.PAGES["http.md"](), re.MULTILINE)
+    assert (str(answer.status_code), error.type) in {
+        (s, kind) for many, kind in rows for s in many.split(", ")
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from lora_fs.sidecar.reconcile.conditions import Since
 from lora_fs.sidecar.reconcile.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
 from lora_fs.sidecar.reconcile.report import Reporter
 from lora_fs.sidecar.reconcile.volume import Volume
+from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import decode, seal
 from lora_fs.sidecar.registry.store import Registry
 from tests.reconcile.conftest import Clock, Rig
@@ -304,3 +306,31 @@ async def test_nothing_is_written_to_another_registry(
     assert list(site.registry.layout.replicas.iterdir()) == []
     assert site.rig.volume.status_problem is not None
     assert "another volume is mounted" in site.rig.volume.status_problem
+
+
+@anyio
+async def test_a_report_under_way_is_not_left_behind(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on when it is cancelled; what it writes, or is to write after, is no more."""
+    site = Site(make_rig(), tmp_path / "root", monkeypatch)
+    begun, go, written = threading.Event(), threading.Event(), threading.Event()
+    replace = atomic.replace
+
+    def slowly(path: Path, data: bytes) -> None:
+        begun.set()
+        assert go.wait(20)
+        replace(path, data)
+        written.set()
+
+    monkeypatch.setattr(atomic, "replace", slowly)
+    reporting = asyncio.create_task(site.report())
+    assert await asyncio.to_thread(begun.wait, 20)
+    withdrawing = asyncio.create_task(site.reporter.withdraw("r0"))
+    await asyncio.wait([withdrawing], timeout=0.2)
+    go.set()
+    await asyncio.gather(withdrawing, reporting, return_exceptions=True)
+    assert await asyncio.to_thread(written.wait, 20)
+    assert list(site.registry.layout.replicas.iterdir()) == []
+    await site.report()
+    assert list(site.registry.layout.replicas.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -175,3 +176,27 @@ def test_the_label_says_where_it_came_from(site: Site) -> None:
     (record,) = site.view.desired.records.values()
     assert len(record.spec.labels[LABEL]) == 32
     assert record.spec.source.uri == (site.store / "a0").as_uri()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_back_after_a_restart_is_back(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Replicas that were not there know that it was taken away, also where one died while withdrawing."""
+    for number in range(2):
+        write_adapter(site.store / f"a{number}", seed=number)
+    site.rounds()
+    (site.store / "a1").rename(tmp_path / "away")
+    if dies:
+        with monkeypatch.context() as patch:
+            patch.setattr(operations, "unregister", Mock(side_effect=SystemExit))
+            with pytest.raises(SystemExit):
+                site.rounds()
+    else:
+        assert site.rounds() == ["a0"]
+    site.replicas = [site.replica("new")]
+    assert site.rounds() == ["a0"]
+    (tmp_path / "away").rename(site.store / "a1")
+    assert site.rounds() == ["a0", "a1"]
+    operations.unregister(site.registry, SCOPE, "a1", writer="person", all_revisions=True)
+    assert site.rounds() == ["a0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.desired import ByScope, Desired, no_pointers, no_records
 from tests.reconcile.conftest import Rig
 
@@ -493,3 +495,54 @@ async def test_no_copy_is_removed_while_the_engine_is_unknown(make_rig: MakeRig)
     await waiting
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_what_fails_after_a_pass_does_not_end_the_loop(make_rig: MakeRig) -> None:
+    """To tell of a pass is a part of it; once that goes well again, the replica is ready."""
+    rig, told = make_rig(), asyncio.Event()
+    conditions: list[tuple[str, ...]] = []
+
+    def tell(replica: Replica) -> None:
+        conditions.append(replica.readiness().conditions)
+        told.set()
+        if len(conditions) == 1:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    rig.replica._on_pass = tell
+    loop = asyncio.create_task(rig.replica.run())
+    async with asyncio.timeout(5):
+        await told.wait()
+        assert not rig.replica.readiness().ready
+        assert "dictionary changed size" in rig.replica.readiness().conditions[0]
+        told.clear()
+        rig.replica.wake()
+        await told.wait()
+    assert not loop.done()
+    assert rig.replica.readiness().ready
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_pass_that_breaks_is_told_of(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the replica's report, too: what breaks in the pass skips no telling."""
+    rig, told = make_rig(), asyncio.Event()
+    rig.replica._on_pass = lambda _: told.set()
+    monkeypatch.setattr(rig.engine, "loaded", Mock(side_effect=ZeroDivisionError))
+    loop = asyncio.create_task(rig.replica.run())
+    async with asyncio.timeout(5):
+        await told.wait()
+    assert "ZeroDivisionError" in rig.replica.events.events()[0].message
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_loop_that_ended_is_not_ready(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing follows the volume any more: whatever reads the engine afterwards, it stays told."""
+    rig = make_rig()
+    monkeypatch.setattr(rig.replica._wake, "wait", Mock(side_effect=KeyError("no such thing")))
+    with pytest.raises(KeyError):
+        await rig.replica.run()
+    await rig.replica.reconcile()
+    ready, (told,) = rig.replica.readiness().ready, rig.replica.readiness().conditions
+    assert not ready
+    assert told.startswith("EngineUnavailable: internal error: the reconcile loop ended")

@@ -16,7 +16,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Stager
+from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Signature, Stager
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
@@ -347,3 +347,47 @@ async def test_a_stage_of_another_owner(registry: Registry, tmp_path: Path) -> N
     first.close()
     second.prepare("registry 2")
     second.close()
+
+
+async def test_what_is_staged_needs_no_volume(registry: Registry, register: Register, tmp_path: Path) -> None:
+    """As many copies as there are threads hang, and a copy that is there is verified and given."""
+    records = [register(f"a{n}", n) for n in range(9)]
+    stager, begun, hang = make_stager(registry, tmp_path / "stage"), threading.Semaphore(0), threading.Event()
+    copy = await stager.stage(records[0])
+
+    def locate(record: Record) -> Path:
+        begun.release()
+        hang.wait(20)
+        return artifact(registry, record)
+
+    stager._locate = locate
+    stuck = [asyncio.ensure_future(stager.stage(record)) for record in records[1:]]
+    for _ in stuck:
+        assert begun.acquire(timeout=20)
+    seen: list[int] = []
+    stager.aside = lambda: seen.append(threading.get_ident())
+    try:
+        async with asyncio.timeout(5):
+            assert await stager.stage(records[0]) == copy
+    finally:
+        hang.set()
+        await asyncio.gather(*stuck)
+    assert threading.get_ident() not in seen
+    assert len(seen) == 1
+
+
+async def test_what_was_verified_is_noted_in_turn(stager: Stager, register: Register) -> None:
+    """A sweep goes through it under the room's lock, so nothing is added meanwhile."""
+    locked: list[bool] = []
+
+    class Noted(dict[Path, Signature]):
+        def __setitem__(self, copy: Path, seen: Signature) -> None:
+            locked.append(stager._room.locked())
+            super().__setitem__(copy, seen)
+
+    record = register("a", 1)
+    stager._verified = Noted()
+    copy = Path(await stager.stage(record))
+    os.utime(copy / WEIGHTS)
+    assert await stager.stage(record) == str(copy)
+    assert locked == [True, True]

@@ -1,15 +1,42 @@
-"""What a volume that does not answer is told as."""
+"""The thread that looks at the volume: what it is told as, and that nothing ends it."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
-from lora_fs.sidecar.model import Scope
+import pytest
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.reconcile.volume import STALLED_AFTER_S, Volume
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import MakeAdapter, write_adapter
+from tests.registry.test_operations import put
+
+SCOPE = Scope("default", "tiny")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "root", create=True)
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> MakeAdapter:
+    return lambda name="source", seed=0, rank=4: write_adapter(tmp_path / name, seed, rank)
+
+
+def make_volume(registry: Registry, *, notify: bool = False) -> Volume:
+    """A volume that is polled all the time."""
+    adopter = Adopter(registry, Expectation(), settle_s=2.0, writer="test")
+    return Volume(registry.layout, RegistryView(registry, (SCOPE,)), adopter, poll_s=0.02, notify=notify)
 
 
 def test_a_look_that_does_not_end(tmp_path: Path) -> None:
@@ -24,3 +51,85 @@ def test_a_look_that_does_not_end(tmp_path: Path) -> None:
     assert told == "VolumeStalled: the first look at it has not ended; nothing is listed until then"
     volume.read_once = True
     assert volume.conditions() == ("VolumeStalled: it does not answer; the last good state is in force",)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("short_of", ["instances", "a thread of its own", "threads for folders"])
+async def test_the_watcher_outlives_a_shortage(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter, short_of: str
+) -> None:
+    """Without notifications the polls go on, and what is registered is listed."""
+    observer = Mock()
+    fails, error = {
+        "instances": (Mock(side_effect=OSError(errno.EMFILE, "inotify instance limit reached")), None),
+        "a thread of its own": (Mock(return_value=observer), observer.start),
+        "threads for folders": (Mock(return_value=observer), observer.schedule),
+    }[short_of]
+    if error is not None:
+        error.side_effect = RuntimeError("can't start new thread")
+    monkeypatch.setattr("lora_fs.sidecar.reconcile.volume.Observer", fails)
+    volume, changed = make_volume(registry, notify=True), asyncio.Event()
+    volume.start(changed.set)
+    async with asyncio.timeout(10):
+        await changed.wait()
+        assert volume.desired.records == {}
+        changed.clear()
+        put(Registry(registry.layout.root), SCOPE, make_adapter("a"))
+        await changed.wait()
+    assert len(volume.desired.records) == 1
+    volume.stop()
+
+
+def test_whatever_fails_in_a_pass_the_next_one_comes(registry: Registry) -> None:
+    """To tell of what was seen is a part of it."""
+    volume, told = make_volume(registry), Mock(side_effect=[RuntimeError("closed"), None])
+    volume._on_change = told
+    volume._pass()
+    assert volume.conditions() == ("VolumeUnavailable: internal error: closed",)
+    volume._pass()
+    assert (volume.conditions(), told.call_count) == ((), 2)
+
+
+def test_a_look_that_fails_loses_no_notification(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of a folder once: the next look that succeeds goes to it."""
+    volume = make_volume(registry)
+    volume._pass()
+    drop, gone = (registry.layout.revision(SCOPE, "v1") / name for name in ("dropped", "gone"))
+    volume._notified(came=drop, gone=gone)
+    refresh = Mock(side_effect=[VolumeUnavailable("it went away"), False])
+    step = Mock(return_value=False)
+    monkeypatch.setattr(volume._view, "refresh", refresh)
+    monkeypatch.setattr(volume._adopter, "step", step)
+    volume._pass()
+    assert volume.conditions() == ("VolumeUnavailable: it went away",)
+    step.assert_not_called()
+    volume._pass()
+    assert refresh.call_args.kwargs["folders"] == {gone.parent}
+    assert step.call_args.kwargs["dropped"] == {AdapterKey(*SCOPE, "v1", "dropped")}
+    volume._pass()
+    assert refresh.call_args.kwargs["folders"] == set()
+
+
+def test_what_was_just_written_waits_for_no_adoption(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter
+) -> None:
+    """To hash a large folder takes a minute; what is registered meanwhile is listed at once."""
+    volume, adopting, go = make_volume(registry), threading.Event(), threading.Event()
+
+    def step(*_: object, **__: object) -> bool:
+        adopting.set()
+        return not go.wait(20)
+
+    monkeypatch.setattr(volume._adopter, "step", step)
+    watcher = threading.Thread(target=volume._pass)
+    watcher.start()
+    assert adopting.wait(20)
+    put(Registry(registry.layout.root), SCOPE, make_adapter("a"))
+    looking = threading.Thread(target=volume.look_now)
+    looking.start()
+    looking.join(5)
+    listed = len(volume.desired.records)
+    go.set()
+    for thread in (watcher, looking):
+        thread.join()
+    assert listed == 1

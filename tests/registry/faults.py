@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 import pytest
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.registry.store import Registry
 
 # The calls by which the registry and the lease touch a volume: those that change it, and all.
 CHANGES = "open write fsync link unlink rename replace mkdir rmdir utime ftruncate".split()
@@ -43,6 +47,18 @@ def fail(
 
     patch.setattr(os, call, faulty)
     return calls
+
+
+@contextmanager
+def before_the_record() -> Iterator[None]:
+    """Whatever is registered, or imported, ends when its copy has its place: ENOSPC, at the latest moment."""
+
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise VolumeUnavailable("the volume is full")
+
+    with pytest.MonkeyPatch.context() as patch, suppress(VolumeUnavailable):
+        patch.setattr(Registry, "append", full)
+        yield
 
 
 def without_links(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
-from tests.registry.faults import fail
+from tests.registry.faults import before_the_record, fail
 from tests.registry.test_lock import left_by_another_host
 from tests.registry.test_operations import put
 
@@ -93,6 +93,22 @@ def test_a_growing_file_is_still_being_copied(site: Site) -> None:
             assert site.step(SETTLE_S - 0.1) == {}
     assert site.step(SETTLE_S - 0.1) == {}
     assert site.step(0.2) == {"dropped": "v1"}
+
+
+def test_a_copy_whose_register_ended_before_its_record(site: Site, make_adapter: MakeAdapter) -> None:
+    """Nobody dropped it: it is told and not adopted, and the same register completes it, as it was asked."""
+    put(site.registry, site.scope, make_adapter())
+    second, labels = make_adapter("second", 1), {"team": "care"}
+    with before_the_record():
+        put(site.registry, site.scope, second, activate=False, labels=labels)
+    assert (site.at("v2", "a1") / WEIGHTS).exists()
+    assert site.settle() == {"a1": "v1"}
+    assert "Unfinished" in site.refusal("a1", "v2")
+    done = put(site.registry, site.scope, second, activate=False, labels=labels)
+    assert (done.changed, done.record.revision, done.record.spec.labels) == (True, "v2", labels)
+    assert site.settle() == {"a1": "v1"}
+    assert site.refusal("a1", "v2") == ""
+    assert sorted(os.listdir(site.at("v2", "a1"))) == ["adapter_config.json", WEIGHTS]
 
 
 @pytest.mark.parametrize("mark", ["_READY", "SHA256SUMS"])
@@ -534,3 +550,20 @@ def test_a_corrected_mode_is_noticed(
     clock.now += RETRY_S
     assert adopter.step(view.desired)
     assert adopter.refusals() == {}
+
+
+def test_refusals_are_told_while_folders_come(site: Site) -> None:
+    """Whoever asks is another thread than the one that looks, and is answered all the same."""
+
+    class Refused:
+        """A folder that is read of at the moment in which another one comes."""
+
+        @property
+        def refused(self) -> str:
+            site.adopter._candidates[other] = adopt._Candidate("", 0.0, "NotWhole")
+            return "NotWhole"
+
+    one, other = (AdapterKey(*site.scope, "v1", name) for name in ("one", "other"))
+    site.adopter._candidates[one] = cast("adopt._Candidate", Refused())
+    assert site.adopter.refusals() == {one: "NotWhole"}
+    assert site.adopter.refusals() == {one: "NotWhole", other: "NotWhole"}

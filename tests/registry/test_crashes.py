@@ -18,6 +18,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import lock, operations
 from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter
+from lora_fs.sidecar.registry.registration import Registered
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
@@ -151,3 +152,32 @@ def test_killed_at_every_call(
         shutil.rmtree(root)
     assert number > 20
     assert len(seen) >= 2
+
+
+def test_killed_at_every_call_and_not_to_be_active(
+    scope: Scope, make_adapter: MakeAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that comes by activates nothing, and the same command brings what it was to bring."""
+    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
+    first, second = make_adapter("first"), make_adapter("second", seed=1)
+    template = Registry(tmp_path / "template", create=True)
+    put(template, scope, first)
+    template.close()
+
+    def act(registry: Registry) -> Registered:
+        return put(registry, scope, second, activate=False, labels={"team": "care"})
+
+    orphans, number, killed = 0, 0, True
+    while killed:
+        number += 1
+        root = tmp_path / f"killed-{number}"
+        shutil.copytree(template.layout.root, root)
+        killed = killed_before_call(number, CHANGES, root, act)
+        orphans += (root / f"{scope}/v2/a1").exists() and not list(root.glob(f"{scope}/v2/*.json"))
+        look_at_folders(Registry(root), scope)
+        assert state(root, scope)[0] == {"a1": "v1"}
+        record = act(Registry(root)).record
+        assert (record.revision, record.origin, record.spec.labels) == ("v2", "register", {"team": "care"})
+        assert state(root, scope)[0] == {"a1": "v1"}
+        shutil.rmtree(root)
+    assert orphans > 0

@@ -21,7 +21,8 @@ from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from tests.registry.conftest import MakeAdapter
-from tests.registry.faults import fail, without_links
+from tests.registry.faults import before_the_record, fail, without_links
+from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put, served
 
 V1 = AdapterKey("default", "tiny", "v1", "a1")
@@ -322,6 +323,20 @@ def test_a_merge_into_a_new_registry_brings_everything(filled: Registry, tmp_pat
     for key, record in view.desired.records.items():
         assert record.spec.int_id == int_id(other.marker.registry_uuid, key, record.spec.digest)
     assert set(carry_out(other, file).values()) == {Verdict.SAME}
+
+
+def test_an_import_that_ended_before_its_records(filled: Registry, tmp_path: Path) -> None:
+    """What it copied is no dropped folder: nothing is adopted, and the same import completes it."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    with before_the_record():
+        carry_out(other, file)
+    assert other.layout.artifact(V1).exists()
+    look_at_folders(other, V1.scope)
+    assert state(other)["records"] == {}
+    carry_out(other, file)
+    assert state(other) == state(filled)
+    assert [path.name for path in other.layout.root.rglob(".registering")] == []
 
 
 def test_fields_of_a_later_version_survive(filled: Registry, scope: Scope, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
-from tests.registry.faults import fail
+from tests.registry.faults import before_the_record, fail
 from tests.registry.test_lock import left_by_another_host
 from tests.registry.test_operations import put, served
 
@@ -226,6 +227,107 @@ def test_an_unregistered_folder_is_adopted(two: Registry, scope: Scope) -> None:
     record = two.latest(two.records(AdapterKey(*scope, "v1", "b1")))[1]
     assert record is not None
     assert record.origin == "folder"
+
+
+def test_a_copy_without_a_record_is_removed_not_adopted(
+    two: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Its register ended before the record: what it asked for beside the bytes is not known."""
+    with before_the_record():
+        put(two, scope, make_adapter("third", 2), activate=False)
+    assert look(two, older_than_s=3600.0) == []
+    assert kinds(two) == ["half-upload"]
+    assert repair(two) == {Kind.HALF: None}
+    assert served(two, scope) == {"a1": "v2"}
+    assert not two.layout.artifact(AdapterKey(*scope, "v3", "a1")).exists()
+
+
+def test_a_copy_that_is_registered_meanwhile_is_left_alone(
+    two: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Between the look and the mend the same register came again."""
+    with before_the_record():
+        put(two, scope, make_adapter("third", 2))
+    state, found = fsck.look(two), look(two)
+    put(two, scope, make_adapter("third", 2))
+    list(Mender(two, state, Expectation(), writer="test").mend(found))
+    assert served(two, scope) == {"a1": "v3"}
+    assert look(two) == []
+
+
+def in_the_way(path: Path, how: str) -> None:
+    path.unlink()
+    if how == "symlink":
+        path.symlink_to("/dev/null")
+    elif how == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("how", ["symlink", "fifo", "folder"])
+@pytest.mark.parametrize("pointer", [False, True], ids=["record", "pointer"])
+def test_what_is_no_file_is_unreadable(two: Registry, scope: Scope, how: str, pointer: bool) -> None:
+    """Under the name of a record or a pointer: told by its path, and all else is looked at as well."""
+    path = two.layout.active(scope) / generation_name("a1", 2) if pointer else newest(two, V1)
+    in_the_way(path, how)
+    (two.layout.root / ".tmp-left").touch()
+    found = {finding.kind: finding for finding in look(two)}
+    assert found.keys() == {Kind.UNREADABLE, Kind.HALF}
+    assert found[Kind.UNREADABLE].path == path
+
+
+@pytest.mark.parametrize("what", ["record", "pointer"])
+def test_what_cannot_be_opened_is_unknown(
+    two: Registry, scope: Scope, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its own finding, that nothing follows from: a name that serves it is not said to dangle."""
+    path = newest(two, V2) if what == "record" else two.layout.active(scope) / generation_name("a1", 2)
+    (two.layout.root / ".tmp-left").touch()
+    fail(monkeypatch, "open", errno.EACCES, times=1 << 30, when=lambda name, *_, **__: str(name) == str(path))
+    found = {finding.kind: finding for finding in look(two)}
+    assert found.keys() == {Kind.UNKNOWN, Kind.HALF}
+    assert found[Kind.UNKNOWN].path == path
+    assert "permission denied" in found[Kind.UNKNOWN].text
+
+
+@pytest.mark.parametrize("what", ["namespace", "scope", "revision", ".active", ".incoming", ".leases"])
+def test_a_folder_that_cannot_be_listed_is_unknown(
+    two: Registry, scope: Scope, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """One finding for it, and the rest is looked at: here another tenant's lost files."""
+    layout = two.layout
+    put(two, Scope("other", "tiny"), layout.artifact(V1), name="b1")
+    lost = layout.artifact(AdapterKey("other", "tiny", "v1", "b1"))
+    shutil.rmtree(lost)
+    folders = {"namespace": layout.root / "default", "scope": layout.scope(scope)}
+    folders |= {"revision": layout.revision(scope, "v2"), ".active": layout.active(scope)}
+    folders |= {".incoming": layout.incoming(scope), ".leases": layout.leases}
+    is_it = {str(folders[what])}
+    fail(monkeypatch, "listdir", errno.EACCES, times=1 << 30, when=lambda name: str(name) in is_it)
+    found = look(two)
+    assert {(one.kind, one.path) for one in found} == {
+        (Kind.UNKNOWN, folders[what]),
+        (Kind.NO_FILES, lost),
+    }
+
+
+def test_a_damaged_quota_is_told(two: Registry) -> None:
+    """Until it is written anew nothing is registered in its namespace, though all its adapters are sound."""
+    two.layout.quota("default").write_text("{}")
+    (finding,) = look(two)
+    assert (finding.kind, finding.path) == (Kind.QUOTA, two.layout.quota("default"))
+    assert "lora-fs quota" in finding.text
+    assert repair(two) == {Kind.QUOTA: "it takes a person"}
+
+
+def test_a_registry_that_a_newer_one_writes_is_told(two: Registry) -> None:
+    """It reads well, and every write would be refused."""
+    marker = two.marker.model_copy(update={"min_writer": 2})
+    two.layout.marker.write_bytes(seal(marker))
+    (finding,) = look(two)
+    assert (finding.kind, finding.path) == (Kind.MARKER, two.layout.marker)
+    assert "writer of format 2" in finding.text
 
 
 def test_a_folder_that_cannot_be_served_is_told_and_stays(two: Registry, scope: Scope) -> None:

@@ -18,7 +18,7 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
-from tests.registry.faults import fail
+from tests.registry.faults import before_the_record, fail
 from tests.registry.test_operations import put, served
 
 DAY_S = 24 * 3600.0
@@ -97,6 +97,47 @@ def test_a_present_artifact_stays(registry: Registry, scope: Scope, make_adapter
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1))
     assert found(registry) == []
+
+
+@pytest.fixture
+def orphan(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Path:
+    """A copy whose register ended before its record, two days ago."""
+    with before_the_record():
+        put(registry, scope, make_adapter())
+    folder = registry.layout.artifact(AdapterKey(*scope, "v1", "a1"))
+    for path in (*folder.iterdir(), folder):
+        age(path, 2 * DAY_S)
+    return folder
+
+
+def test_a_copy_without_a_record_goes_when_it_is_old(registry: Registry, orphan: Path) -> None:
+    """Nobody was told of it. One in which somebody works is theirs."""
+    assert found(registry, 3 * DAY_S) == []
+    assert found(registry, DAY_S, in_use=None) == []
+    assert found(registry, DAY_S) == [orphan]
+    os.utime(orphan / "adapter_model.safetensors")
+    assert found(registry, DAY_S) == []
+    age(orphan / "adapter_model.safetensors", 2 * DAY_S)
+    gc.collect(gc.find(registry, Scope("default", "tiny"), frozenset(), DAY_S))
+    assert not orphan.exists()
+
+
+def test_a_copy_that_is_registered_meanwhile_stays(
+    registry: Registry, scope: Scope, orphan: Path, make_adapter: MakeAdapter
+) -> None:
+    """Between the look and the removal the same register came again."""
+    chosen = gc.find(registry, scope, frozenset(), DAY_S)
+    assert orphan in [item.path for item in chosen]
+    put(registry, scope, make_adapter())
+    gc.collect(chosen)
+    assert served(registry, scope) == {"a1": "v1"}
+    assert (orphan / "adapter_model.safetensors").exists()
+
+
+def test_a_copy_that_another_record_names_stays(registry: Registry, orphan: Path) -> None:
+    """It has no record of its own, and is the folder of a linked one."""
+    put(registry, Scope("other", "tiny"), orphan, name="linked", link=True)
+    assert found(registry, DAY_S) == []
 
 
 def test_what_another_record_names_stays(registry: Registry, key: AdapterKey) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import artifacts, operations, registration
 from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.copying import Copy, Taken
 from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.reading import Body, Series
 from lora_fs.sidecar.registry.registration import Registered, Registration
@@ -109,6 +113,80 @@ def test_unregister_asks_which_of_several(
     assert (pointer.revision, pointer.previous_revision) == (None, None)
     with pytest.raises(NotFound):
         operations.unregister(registry, scope, "a1", writer="test")
+
+
+def test_the_loser_of_a_race_takes_the_next_revision(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Five registers that name no revision and copy at once: five revisions. One that names its is told."""
+    sources = [make_adapter(f"source-{seed}", seed) for seed in range(7)]
+    with placed_together(5), ThreadPoolExecutor(5) as threads:
+        done = list(threads.map(lambda source: put(registry, scope, source), sources[:5]))
+    assert sorted(one.record.revision for one in done) == ["v1", "v2", "v3", "v4", "v5"]
+    with placed_together(2), ThreadPoolExecutor(2) as threads:
+        racing = [threads.submit(put, registry, scope, source, revision="v9") for source in sources[5:]]
+    assert [type(one.exception()) for one in racing if one.exception()] == [Taken]
+
+
+@contextmanager
+def placed_together(writers: int) -> Iterator[None]:
+    """The first copy of each writer is given its name when all have one."""
+    gate, place, waited = threading.Barrier(writers, timeout=30), Copy.place, threading.local()
+
+    def wait(copy: Copy, incoming: Path, **more: bool) -> None:
+        if not hasattr(waited, "once"):
+            waited.once = gate.wait()
+        place(copy, incoming, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Copy, "place", wait)
+        yield
+
+
+def test_a_race_that_is_lost_for_ever_ends(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others take every next revision: it is told so, not that a revision nobody named has other bytes."""
+    monkeypatch.setattr(registration, "RACES", 3)
+
+    def taken(copy: Copy, *_: object, **__: object) -> None:
+        tried.append(copy.key.revision)
+        write_adapter(copy.target, len(tried))
+        raise Taken("holds other bytes")
+
+    tried: list[str] = []
+    monkeypatch.setattr(Copy, "place", taken)
+    with pytest.raises(Conflict, match="3 revisions of a1 were taken"):
+        put(registry, scope, make_adapter())
+    assert tried == ["v1", "v2", "v3"]
+
+
+@pytest.mark.parametrize("last", [9, 18, 60])
+def test_the_next_revision_of_a_long_number(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, last: int
+) -> None:
+    """One more than the greatest, however many digits it has."""
+    put(registry, scope, make_adapter(), revision=f"v{'9' * last}")
+    for seed in (1, 2):
+        number = 10**last + seed - 1
+        assert put(registry, scope, make_adapter(seed=seed)).record.revision == f"v{number}"
+
+
+def test_head_that_cannot_be_written(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was written is said to be seen later; where the same bytes are there, nothing was."""
+    fail(monkeypatch, "replace", errno.ENOSPC, times=1 << 30)
+    put(registry, scope, make_adapter())
+    assert caplog.text.count("next scan only") == 1
+    put(registry, scope, make_adapter())
+    assert caplog.text.count("next scan only") == 1
+    put(registry, scope, make_adapter(), labels={"team": "care"})
+    assert caplog.text.count("next scan only") == 2
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "%2e", "a\0b", "x" * 5000, "é", "", ".hidden"])
@@ -214,6 +292,30 @@ def test_of_two_that_want_a_new_name_one_is_told(
         put(registry, scope, mine, must_be_new=True)
     assert served(registry, scope) == {"a1": "r1"}
     assert set(operations.present_revisions(registry, scope, "a1")) == {"r1"}
+
+
+def test_a_register_that_ended_before_its_pointer_is_repeated(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is recorded and not served is new; of a repeat's, nothing is withdrawn."""
+
+    def full() -> None:
+        raise VolumeUnavailable("no space left on device")
+
+    mine, theirs = make_adapter("mine"), make_adapter("theirs", seed=1)
+    before_append(monkeypatch, full, to="Pointer")
+    with pytest.raises(VolumeUnavailable):
+        put(registry, scope, mine, must_be_new=True)
+    assert served(registry, scope) == {}
+    before_append(monkeypatch, lambda: put(registry, scope, theirs, revision="r1"), to="Pointer")
+    with pytest.raises(Conflict, match="already been loaded"):
+        put(registry, scope, mine, must_be_new=True)
+    assert served(registry, scope) == {"a1": "r1"}
+    operations.unregister(registry, scope, "a1", revision="r1", writer="another")
+    again = put(registry, scope, mine, must_be_new=True)
+    assert (again.changed, served(registry, scope)) == (False, {"a1": "v1"})
+    with pytest.raises(Conflict, match="already been loaded"):
+        put(registry, scope, mine, must_be_new=True)
 
 
 def test_withdrawn_while_registered_again(

@@ -36,7 +36,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, also
-    when it was refused or failed."""
+    when it was refused or failed; the name is left out where the body that has it was not read, for want of
+    a token."""
     caplog.set_level(logging.INFO, "lora_fs.audit")
     http = sidecar(token_file)
     http.post("/v1/load_lora_adapter", json=load("team-a/sql"), headers=bearer(CI_A))
@@ -46,12 +47,12 @@ def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest
     http.post("/v1/unload_lora_adapter", json={"lora_name": "team-a/sql"})
     http.get("/v1/models", headers=bearer(CI_A))
     told = lines(tmp_path / "audit")
-    assert [(one["who"], one["act"], one["outcome"], one["what"]["name"]) for one in told] == [
+    assert [(one["who"], one["act"], one["outcome"], one["what"].get("name")) for one in told] == [
         ("token:ci-a", "register", "done", "team-a/sql"),
         ("token:ci-a", "register", "denied", "team-b/law"),
         ("token:board-a", "unregister", "denied", "team-a/sql"),
         ("token:operators", "unregister", "failed", "team-a/none"),
-        ("anonymous", "unregister", "denied", "team-a/sql"),
+        ("anonymous", "unregister", "denied", None),
     ]
     assert {one["from"] for one in told} == {"127.0.0.1"}
     assert "ci-a may not register in namespace team-b" in told[1]["why"]

@@ -20,12 +20,15 @@ from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.test_adopt import Site
 from tests.registry.test_operations import put
+from tests.security.conftest import CI_A, OPERATORS, bearer
+from tests.server.conftest import tenants
 
 ROOT = Path(__file__).parents[2]
 PICKLE = "adapter_model.bin"
@@ -110,6 +113,46 @@ async def test_places(
     assert lora_fs("import", "gie", str(config), "--link").code == 1
     listed = lora_fs("list", "-o", "json").json
     assert str(outside) not in {record["spec"]["path"] for record in listed}
+
+
+def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
+    """Over HTTP a folder of the registry is taken only from a namespace that the caller may read, or from the
+    one that he registers in; any other is refused as what is not allowed, be it there or not."""
+    root, made = tmp_path / "volume", write_adapter(tmp_path / "sources" / "a")
+    others = ("team-b/tiny/v1/law", "team-z/tiny/v1/law", "uploads/law")
+    with tenants(tmp_path, Admin(token_file, ("-",))) as http:
+
+        def asked(name: str, source: object, token: str) -> tuple[int, str]:
+            headers = bearer(token)
+            body = {"lora_name": name, "lora_path": str(source)}
+            vllm = http.post("/v1/load_lora_adapter", json=body, headers=headers)
+            again = {"lora_name": f"{name}-too", "source": {"uri": str(source)}}
+            dynamo = http.post("/v1/loras", json=again, headers=headers)
+            assert vllm.status_code == dynamo.status_code, (vllm.text, dynamo.text)
+            return vllm.status_code, vllm.text.replace(str(source), "SOURCE")
+
+        assert asked("team-b/law", made, OPERATORS)[0] == 200
+        for other in others[1:]:
+            write_adapter(root / other)
+        (root / "team-a").mkdir()
+        (root / "team-a" / "link").symlink_to(root / others[0])
+        (root / "team-a" / "round").symlink_to("round")
+        bad: list[object] = [
+            root,
+            root / "team-a" / ".." / others[0],
+            root / "team-a" / "round",
+            "/etc/passwd",
+        ]
+        for other in (*others, "team-b/tiny/v1/none", "none", "team-a/link"):
+            bad += [root / other, (root / other).as_uri(), f"pvc:///{other}"]
+        ((status, told),) = {asked("team-a/steal", source, CI_A) for source in bad}
+        assert (status, "is not under an allowed folder" in told) == (400, True)
+        listed = http.get("/v1/models", headers=bearer(OPERATORS)).json()["data"]
+        assert {card["id"] for card in listed} == {"tiny", "team-b/law", "team-b/law-too"}
+        own = write_adapter(root / "team-a" / "uploads" / "b", 1)
+        assert asked("team-a/b", own, CI_A)[0] == 200
+        for number, other in enumerate(others):
+            assert asked(f"team-a/moved-{number}", root / other, OPERATORS)[0] == 200
 
 
 async def test_records_that_lead_elsewhere(

@@ -10,15 +10,27 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message
 
-from lora_fs.sidecar.server import auth, tokens
+import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
+from lora_fs.sidecar.server import auth, dynamo, lora, tokens
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.tokens import BadTokenFile, Token, find, parse
+from lora_fs.worker_patch.api.gate import Behind, Gate
+from tests.plugin.test_gate import FakeEngine as GateEngine
 from tests.reconcile.test_plan import RECORD
 from tests.security.conftest import BOARD_A, CI_A, OPERATORS, TOKENS, Sidecar, Tenants, bearer, load
 from tests.server.conftest import FakeEngine
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
@@ -56,6 +68,47 @@ def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
         "Bearer",
         "AuthenticationError",
     )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("plugin", [False, True])
+async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool) -> None:
+    """Without a token of the file a load or unload is answered 401 before any of its body is read, and with
+    one, or where none is needed, a body of more than 1 MiB is 413 as soon as so much of it is there."""
+
+    async def asked(path: str, file: Path | None, token: str | None) -> tuple[int, int]:
+        """The status, and how many pieces of 64 KiB of an endless body were taken."""
+        admin, taken, told = Admin(file, ("-",)), 0, []
+        app: ASGIApp
+        if plugin:
+            vllm = FastAPI()
+            routers = lora.router(replica, admin), dynamo.router(replica, admin, hold_timeout_s=5.0)
+            vllm.router.routes.extend(route for router in routers for route in router.routes)
+            behind = Behind(replica, GateEngine(), 5.0, admin)  # type: ignore[arg-type]
+            app = Gate(vllm, lambda: behind)
+        else:
+            app = create_app(replica, engine_url="http://127.0.0.1:9", admin=admin)
+        sent = [(b"content-type", b"application/json")]
+        sent += [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": sent}
+        scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "client": ("10.0.0.7", 1)}
+
+        async def receive() -> Message:
+            nonlocal taken
+            taken += 1
+            assert taken < 100
+            return {"type": "http.request", "body": b" " * (64 << 10), "more_body": True}
+
+        async def send(message: Message) -> None:
+            told.append(message)
+
+        await app(scope, receive, send)
+        return told[0]["status"], taken
+
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loras"):
+        for wrong in (None, "none-of-them-99"):
+            assert await asked(path, token_file, wrong) == (401, 0)
+        assert await asked(path, token_file, OPERATORS) == await asked(path, None, None) == (413, 17)
 
 
 def test_a_token_of_a_namespace(sidecar: Sidecar, token_file: Path, replica: Tenants) -> None:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record
+from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.conditions import Since
 from lora_fs.sidecar.reconcile.events import EventLog
@@ -27,8 +30,12 @@ from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.residents import COUNTERS
 from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.registry.registration import Registered
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.ports import LoadRequest, Readiness
-from lora_fs.sidecar.validate import Report
+from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.validate import Expectation, Report
+from tests.reconcile.conftest import FakeEngine as InMemory
 from tests.reconcile.test_plan import RECORD
 
 
@@ -225,6 +232,26 @@ def serving(app: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+@contextlib.contextmanager
+def tenants(tmp_path: Path, admin: Admin) -> Iterator[httpx.Client]:
+    """A client of a sidecar of ``team-a`` and ``team-b``, whose volume is ``tmp_path/volume``."""
+    settings = Settings(
+        root=tmp_path / "volume",
+        model="tiny",
+        namespaces=("team-a", "team-b"),
+        stage_dir=tmp_path / "stage",
+        replica_id="pod",
+        allowed_sources=(str(tmp_path / "sources"),),
+        resync_s=0.2,
+    )
+    assembly = asyncio.run(assemble(settings, Expectation(), InMemory()))
+    app = create_app(
+        assembly.replica, engine_url="http://127.0.0.1:9", admin=admin, background=assembly.running
+    )
+    with serving(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
 
 
 @pytest.fixture

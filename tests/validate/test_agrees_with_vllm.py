@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.validate import Expectation, validate
+from lora_fs.sidecar.validate.config import check_config
+from lora_fs.sidecar.validate.patterns import Budget
+from lora_fs.sidecar.validate.report import Findings
+from lora_fs.sidecar.validate.tensors import peft_name
 from tests.validate.conftest import Draft, good_config, good_tensors
 
 pytest.importorskip("vllm", reason="compares with a real vLLM")
@@ -90,6 +94,26 @@ def test_required_by_both(draft: Draft, field: str) -> None:
     del draft.config[field]
     assert vllm_objects(draft.config)
     assert not validate(draft.write()).ok
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.v_proj", "layers.0.mlp.experts.base_layer", "lm_head"]
+)
+def test_the_scale_is_the_engines(name: str, rslora: bool) -> None:
+    """What lora_B is multiplied with is what vLLM multiplies it with."""
+    from vllm.lora.peft_helper import PEFTHelper
+
+    patterns = {
+        "rank_pattern": {"v_proj": 9, "gate_up_proj": 3},
+        "alpha_pattern": {"layers.1.*": 5.5, "experts.gate_up_proj": 2},
+    }
+    for more in ({}, patterns):
+        fields = good_config() | {"use_rslora": rslora} | more
+        config = check_config(fields, None, Findings())
+        assert config is not None
+        _, scale = PEFTHelper.from_dict(copy.deepcopy(fields)).get_rank_and_scaling(name)
+        assert config.scale_of(peft_name(name), Budget()) == scale
 
 
 def test_every_field_vllm_refuses_is_covered() -> None:

@@ -279,6 +279,8 @@ tensor_case(
 for value in (np.nan, np.inf, -np.inf):
     tensor_case("non-finite", str(value), partial(spoil, value=value))
 tensor_case("overflow", "1e25", partial(spoil, value=1e25))
+config_case("overflow", "alpha is 1e308", lora_alpha=1e308)
+config_case("overflow", "alpha is 1e6", lora_alpha=1e6)
 tensor_case(
     "zero-weights",
     "one lora_A",
@@ -383,6 +385,23 @@ def test_pickle_that_is_allowed_is_not_read(draft: Draft) -> None:
     assert report.served_files == (CONFIG_FILE, "adapter_model.bin")
     assert report.shape is not None
     assert report.shape.dtype == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"r": "4"}, 'is the text "4", not a positive integer'),
+        ({"r": 4.0}, "is 4.0, not a positive integer"),
+        ({"lora_alpha": "8"}, 'is the text "8", not a finite number'),
+        ({"rank_pattern": {"q_proj": "4"}}, 'is the text "4", not a positive integer'),
+        ({"alpha_pattern": {"q_proj": "8"}}, 'is the text "8", not a finite number'),
+    ],
+)
+def test_text_is_told_from_a_number(draft: Draft, fields: dict[str, object], said: str) -> None:
+    """A message that shows a number where one is needed shows why it is none."""
+    draft.config |= fields
+    (finding,) = validate(draft.write()).errors
+    assert finding.message == said
 
 
 @pytest.mark.parametrize("code", ["truncated", "dorra"])

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.validate import contents, looks_preallocated, validate
+from lora_fs.sidecar.validate import Expectation, contents, looks_preallocated, validate
 from tests.validate.conftest import (
     HIDDEN,
     RANK,
     WEIGHTS_FILE,
     Draft,
+    good_config,
     tensor_name,
 )
 
@@ -128,6 +129,89 @@ def test_padded_rank_is_not_a_copy_under_way(draft: Draft) -> None:
     assert validate(draft.folder).findings == ()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_minus_zeros_do_nothing_either(draft: Draft, dtype: type[np.floating]) -> None:
+    """A lora_B of minus zeros is zero in every dtype."""
+    draft.tensors = {name: values.astype(dtype) for name, values in draft.tensors.items()}
+    for name, values in draft.tensors.items():
+        if "lora_B" in name:
+            values[:] = -0.0
+    findings = validate(draft.write()).findings
+    assert [one.code for one in findings if one.code != "dtype"] == ["zero-weights"]
+
+
+B = tensor_name("model.layers.0.self_attn.q_proj", "lora_B")
+NUMBERS = {
+    "float16": (np.uint16, np.float16),
+    "float32": (np.uint32, np.float32),
+    "float64": (np.uint64, np.float64),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, -3.0, 0.3, 1e4, 7e15, 8e37])
+@pytest.mark.parametrize("dtype", [*NUMBERS, "bfloat16"])
+@pytest.mark.parametrize("size", [64, contents.BUFFER_BYTES])
+def test_what_the_scale_makes_of_weights(
+    draft: Draft, scale: float, dtype: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lora_B is held against float16 as vLLM multiplies it, to the last bit; lora_A is not multiplied."""
+    monkeypatch.setattr(contents, "BUFFER_BYTES", size)
+    draft.config["lora_alpha"] = scale * RANK
+    least = 65536 / max(1.0, abs(scale))
+    bits, kind = NUMBERS.get(dtype, NUMBERS["float32"])
+    dropped = 16 if dtype == "bfloat16" else 0  # its low half
+    with np.errstate(over="ignore"):
+        near = int(np.array(least).astype(kind).view(bits)) >> dropped
+    stored = np.uint16 if dropped else bits
+    shapes = {name: values.shape for name, values in draft.tensors.items()}
+    for pattern in range(max(0, near - 2), near + 4):
+        value = float(np.array(pattern << dropped, bits).view(kind))
+        written = {name: np.zeros(shape, stored) for name, shape in shapes.items()}
+        written[A][2, 3] = written[B][2, 3] = pattern
+        draft.tensors = {name: values.view(stored if dropped else kind) for name, values in written.items()}
+        told = [one.field for one in validate(draft.write()).errors if one.code != "dtype"]
+        expected = {A: not value < 65536, B: not value < least}
+        assert told == [name for name in expected if expected[name]], (value, least)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_the_scale_is_vllms(draft: Draft, rslora: bool) -> None:
+    """It is alpha / r, or alpha / sqrt(r); alpha_pattern says others, and is no detail."""
+    draft.config |= {"use_rslora": rslora}
+    for values in draft.tensors.values():
+        values[:] = 1.0
+    divisor = RANK**0.5 if rslora else RANK
+
+    def overflowing() -> list[str]:
+        return [one.field for one in validate(draft.write()).errors if one.code == "overflow"]
+
+    draft.config["lora_alpha"] = 65535 * divisor
+    assert overflowing() == []
+    draft.config["lora_alpha"] = 65536 * divisor
+    assert overflowing() == [name for name in draft.tensors if "lora_B" in name]
+    draft.config["alpha_pattern"] = {"v_proj": 8, r"layers\.0\.self_attn\.q_proj": 8}
+    assert overflowing() == [tensor_name("model.layers.1.self_attn.q_proj", "lora_B")]
+    draft.config["alpha_pattern"] = {"[qv]_proj": 8}
+    assert overflowing() == []
+    draft.config["alpha_pattern"] = {"q_proj": 8}
+    assert overflowing() == [tensor_name(f"model.layers.{n}.self_attn.v_proj", "lora_B") for n in range(2)]
+
+
+def test_a_scale_that_is_no_float32(draft: Draft) -> None:
+    """It is told once and of the configuration, for it makes NaN of zeros, too; who allows it is warned."""
+    for name, values in draft.tensors.items():
+        if "lora_B" in name:
+            values[:] = 0
+    for fields in ({"lora_alpha": 1e308}, {"lora_alpha": -(10**39)}, {"alpha_pattern": {"q_proj": 1e39}}):
+        draft.config = good_config() | fields
+        (finding,) = validate(draft.write(), contents=False).errors
+        assert (finding.code, finding.file) == ("overflow", "adapter_config.json")
+        assert [one.code for one in validate(draft.folder).errors] == ["overflow"]
+        report = validate(draft.folder, Expectation(allow=frozenset({"overflow"})))
+        assert report.ok
+        assert report.shape is not None
+
+
 VALUES = [0.0, -0.0, 1.0, 65535.0, 65536.0, np.inf, np.nan, 1e-45]
 
 
@@ -171,13 +255,13 @@ def test_wherever_a_read_begins_and_ends(
 
 
 def test_zeros_are_told_of_each_tensor(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read together or in parts, a lora_A is zero only if all its elements are; a subnormal is not."""
+    """Read together or in parts, a lora_A is zero if all its elements are, minus zero too."""
     names = [name for name in draft.tensors if "lora_A" in name]
     for name, last in zip(names, (0.0, -0.0, 1e-45, 1.0), strict=True):
-        draft.tensors[name][:] = 0
+        draft.tensors[name][:] = last if not last else 0
         draft.tensors[name][-1, -1] = last
     folder = draft.write()
     for size in (64, contents.BUFFER_BYTES):
         monkeypatch.setattr(contents, "BUFFER_BYTES", size)
         findings = validate(folder).findings
-        assert [f.field for f in findings if f.code == "zero-weights"] == names[:1]
+        assert [f.field for f in findings if f.code == "zero-weights"] == names[:2]

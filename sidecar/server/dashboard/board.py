@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import math
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -26,6 +27,7 @@ from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
 from lora_fs.sidecar.reconcile.catalog import Catalog
+from lora_fs.sidecar.reconcile.threads import Threads
 from lora_fs.sidecar.server.auth import ALL, Sight
 from lora_fs.sidecar.server.dashboard.columns import column_of, row_of, summary_of
 from lora_fs.sidecar.server.dashboard.fleet import Fleet, Look
@@ -37,13 +39,12 @@ from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-
 PERIOD_S: Final = 0.5
 IDLE_S: Final = 60.0
 LOOK_S: Final = 10.0  # a volume that does not answer for longer is told, and what was seen stays
 MAX_WAIT_S: Final = 25.0
 MAX_RENDERED: Final = 32
+READS: Final = 4  # of reports, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Board:
         self._ends = False
         self._asked, self._news = asyncio.Event(), asyncio.Event()
         self._threads = anyio.CapacityLimiter(2)
+        self._reads = Threads(READS)
         self._reading: asyncio.Task[Look] | None = None
         # What threads read and write, under the lock:
         self._lock = threading.Lock()
@@ -127,9 +129,9 @@ class Board:
         if self._fleet is None:
             return own
         key = (served.record.namespace, served.record.model, served.record.name)
+        read = partial(self._fleet.of, self._replica.replica_id, key)
         try:
-            with anyio.fail_after(LOOK_S):
-                return await _in_thread(partial(self._fleet.of, self._replica.replica_id, key)) | own
+            return await self._reads.run(read, LOOK_S) | own
         except TimeoutError as error:
             raise VolumeUnavailable(f"the replicas' reports were not read in {LOOK_S:.0f} s") from error
 
@@ -189,7 +191,8 @@ class Board:
         wait_s = 0.0
         if self._reading is None:
             look = partial(self._fleet.look, self._replica.replica_id)
-            self._reading, wait_s = asyncio.create_task(_in_thread(look), name="dashboard reads"), LOOK_S
+            reads = self._reads.run(look, math.inf)
+            self._reading, wait_s = asyncio.create_task(reads, name="dashboard reads"), LOOK_S
         done, _ = await asyncio.wait({self._reading}, timeout=wait_s)
         if not done:
             return Look(), "other replicas are shown as last seen: the volume does not answer"
@@ -275,7 +278,3 @@ def _within(sight: Sight, summary: dict[str, Any]) -> dict[str, Any]:
     kinds = [one.partition(":")[0] for one in summary["conditions"]]
     downloads = [one for one in summary["downloads"] if one["namespace"] in sight]
     return {**summary, "conditions": kinds, "downloads": downloads}
-
-
-async def _in_thread(read: Callable[[], Answer]) -> Answer:
-    return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)

@@ -1,0 +1,56 @@
+"""Downloads that callers share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.reconcile.downloads import Downloads, begun
+from lora_fs.sidecar.reconcile.fetching import CHECKING, Tell
+
+pytestmark = pytest.mark.anyio
+
+BOUND_S = 20
+
+
+async def test_an_outcome_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who fetches it later leaves the one that was begun since as it is: that goes on, and is told."""
+    downloads: Downloads[str] = Downloads(wait_s=BOUND_S)
+    what, told = ("scope", "a"), begun("a", "default", "hf://a")
+    go = [threading.Event(), threading.Event()]
+
+    def numbered(number: int) -> Callable[[Tell, Callable[[], bool]], str]:
+        def call(tell: Tell, _: Callable[[], bool]) -> str:
+            go[number].wait(BOUND_S)
+            tell(CHECKING, 1, 1)
+            return f"outcome {number}"
+
+        return call
+
+    async def ask(number: int) -> str:
+        return await downloads.run(what, told, numbered(number))
+
+    real, late = asyncio.wait, asyncio.Event()
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        done = await real(*args, **kwargs)
+        if asyncio.current_task() is lagging:
+            await late.wait()
+        return done
+
+    monkeypatch.setattr(asyncio, "wait", wait)
+    prompt, lagging = asyncio.create_task(ask(0)), asyncio.create_task(ask(0))
+    await asyncio.sleep(0)
+    go[0].set()
+    assert await prompt == "outcome 0"
+    second = asyncio.create_task(ask(1))
+    await asyncio.sleep(0)
+    late.set()
+    assert await lagging == "outcome 0"
+    assert downloads.under_way().keys() == {"a"}
+    go[1].set()
+    assert await second == "outcome 1"

@@ -1,0 +1,167 @@
+"""Registering for a replica: repeated, taken back, and on a volume that hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lora_fs.sidecar.errors import Conflict, VolumeUnavailable
+from lora_fs.sidecar.reconcile import registrations
+from lora_fs.sidecar.reconcile.fetching import Fetching
+from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.volume import Volume
+from lora_fs.sidecar.registry import operations, registration
+from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.sources.allowed import AllowedRemotes
+from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.validate import Expectation
+from tests.reconcile.conftest import SCOPE
+from tests.registry.conftest import write_adapter
+from tests.sources.conftest import WebServer, serving, tar_of
+
+pytestmark = pytest.mark.anyio
+
+BOUND_S = 20.0
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    yield from serving(WebServer())
+
+
+class Site:
+    """Registrations of a registry whose volume is looked at after each; another client writes to it, too."""
+
+    def __init__(self, folder: Path, timeout_s: float = BOUND_S) -> None:
+        self.folder, self.registry = folder, Registry(folder / "root", create=True)
+        view = RegistryView(self.registry, (SCOPE,))
+        view.refresh()
+        self.volume: Any = SimpleNamespace(desired=view.desired, look_now=lambda: self.look(view))
+        self.http = Registrations(
+            self.registry,
+            (SCOPE,),
+            cast("Volume", self.volume),
+            Expectation(),
+            allowed_sources=(folder,),
+            timeout_s=timeout_s,
+            fetching=Fetching(Options(AllowedRemotes(("*",)).check), 1 << 20, BOUND_S),
+            wait_s=BOUND_S,
+        )
+
+    def look(self, view: RegistryView) -> None:
+        view.refresh(force=True)
+        self.volume.desired = view.desired
+
+    def source(self, seed: int) -> Path:
+        """An adapter's folder."""
+        return write_adapter(self.folder / f"source-{seed}", seed)
+
+    def put(self, seed: int, *, activate: bool = True) -> None:
+        """Register by another client."""
+        wanted = Registration("a", self.source(seed), "file:///x", activate=activate)
+        registration.register(self.registry, SCOPE, wanted, Expectation(), writer="ci")
+        self.volume.look_now()
+
+    def request(self, seed: int, *, inplace: bool = True) -> LoadRequest:
+        """What a client asks for."""
+        return LoadRequest("a", str(self.source(seed)), inplace)
+
+    def serves(self) -> str | None:
+        """The revision that the name serves."""
+        pointer = operations.active(self.registry, SCOPE, "a")
+        return pointer.revision if pointer is not None else None
+
+    def revisions(self) -> set[str]:
+        """Those that are registered."""
+        return set(operations.present_revisions(self.registry, SCOPE, "a"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_a_load_whose_pointer_was_not_written_is_repeated(
+    site: Site, web: WebServer, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    """The repeat completes it, as it is promised; one that is complete is refused."""
+
+    def full(*_: object, **__: object) -> None:
+        raise VolumeUnavailable("no space left on device")
+
+    url = web.put("/a.tar", tar_of(site.source(1)))
+    request = LoadRequest("a", url) if remote else site.request(1, inplace=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(registration, "point", full)
+        with pytest.raises(VolumeUnavailable):
+            await site.http.register(request, "test")
+    assert (site.serves(), site.revisions()) == (None, {"v1"})
+    record, _ = await site.http.register(request, "test")
+    assert (record.revision, site.serves()) == ("v1", "v1")
+    with pytest.raises(Conflict, match="already been loaded"):
+        await site.http.register(request, "test")
+
+
+async def test_taking_back_leaves_what_was_promoted_since(site: Site) -> None:
+    """Another client's revision stays the one that is served; ours is withdrawn."""
+    site.put(1)
+    _, undo = await site.http.register(site.request(2), "test")
+    site.put(3)
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v3", {"v1", "v3"})
+
+
+async def test_taking_back_restores_what_was_served(site: Site) -> None:
+    """Also what this replica had not seen yet; done twice it changes nothing more."""
+    site.put(1)
+    seen = site.volume.desired
+    site.put(2)
+    site.volume.desired = seen
+    _, undo = await site.http.register(site.request(3), "test")
+    for _ in range(2):
+        await undo()
+        assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
+
+
+@pytest.mark.parametrize(("active", "serves"), [(True, "v1"), (False, None)])
+async def test_taking_back_what_was_registered_before(site: Site, active: bool, serves: str | None) -> None:
+    """It stays registered, and served only if it was."""
+    site.put(1, activate=active)
+    _, undo = await site.http.register(site.request(1), "test")
+    assert site.serves() == "v1"
+    await undo()
+    assert (site.serves(), site.revisions()) == (serves, {"v1"})
+
+
+async def test_a_volume_that_hangs_takes_so_many_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes when all are taken is told that nothing was begun, and in time."""
+    monkeypatch.setattr(registrations, "AT_ONCE", 2)
+    site, hang, begun = Site(tmp_path, timeout_s=0.1), threading.Event(), threading.Semaphore(0)
+
+    def stuck(_: str) -> Path:
+        begun.release()
+        hang.wait(BOUND_S)
+        return tmp_path
+
+    monkeypatch.setattr(site.http, "_source", stuck)
+    told = []
+    try:
+        for _ in range(4):
+            with pytest.raises(VolumeUnavailable) as raised:
+                await site.http.register(site.request(1), "test")
+            told.append("may have been written" in str(raised.value))
+            assert told[-1] or "nothing was begun" in str(raised.value)
+    finally:
+        hang.set()
+    assert told == [True, True, False, False]
+    assert [begun.acquire(blocking=False) for _ in range(3)] == [True, True, False]

@@ -1,0 +1,92 @@
+"""Calls that hang cost so many threads, and whoever comes then an error in time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterator
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from lora_fs.sidecar.reconcile.threads import AllTaken, Threads
+
+pytestmark = pytest.mark.anyio
+
+SOON_S = 0.05
+BOUND_S = 20
+
+
+@pytest.fixture
+def hang() -> Iterator[threading.Event]:
+    """What calls wait for; they end with the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_no_more_than_so_many_hang(hang: threading.Event) -> None:
+    """However many callers give up; who was not begun is told so, and is not begun later."""
+    threads, begun = Threads(2), threading.Semaphore(0)
+
+    def call() -> None:
+        begun.release()
+        hang.wait(BOUND_S)
+
+    told = []
+    for _ in range(5):
+        with pytest.raises(TimeoutError) as raised:
+            await threads.run(call, SOON_S)
+        told.append(raised.type)
+    assert told == [TimeoutError, TimeoutError, AllTaken, AllTaken, AllTaken]
+    hang.set()
+    assert await threads.run(lambda: "done", BOUND_S) == "done"
+    assert [begun.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+async def test_a_caller_that_is_cancelled_frees_no_thread(hang: threading.Event) -> None:
+    """Its call goes on, and the place is free when that ends."""
+    threads, begun = Threads(1), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        hang.wait(BOUND_S)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(threads.run, call, math.inf)
+        await anyio.to_thread.run_sync(begun.wait, BOUND_S)
+        group.cancel_scope.cancel()
+    with pytest.raises(AllTaken):
+        await threads.run(lambda: "begun", SOON_S)
+    hang.set()
+    assert await threads.run(lambda: "begun", BOUND_S) == "begun"
+
+
+async def test_what_the_call_raises() -> None:
+    """Is raised, a timeout of its own among it, and the thread is free again."""
+    threads = Threads(1)
+
+    def call(error: Exception) -> None:
+        raise error
+
+    for error in (ValueError("odd"), TimeoutError("its own")):
+        with pytest.raises(type(error), match=str(error)):
+            await threads.run(lambda error=error: call(error), BOUND_S)  # type: ignore[misc]
+
+
+def test_a_process_that_ends_waits_for_none(hang: threading.Event) -> None:
+    """Of a volume that hangs the thread goes on, and the event loop ends."""
+    ended = threading.Event()
+
+    def call() -> None:
+        hang.wait(BOUND_S)
+        ended.set()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await Threads(1).run(call, SOON_S)
+
+    asyncio.run(give_up())
+    assert not ended.is_set()
