@@ -6,6 +6,7 @@ than stock), requests for an adapter in host memory that has to be put into a sl
 the volume is read), and what an unload gives back. The same answers first, then times, in turns.
 ``--worker-apart``: vLLM's worker in a process of its own, as on a CPU it is by default. It waits by
 spinning, on the processor that the other engine's is bound to: so that one is stopped meanwhile.
+``--kernels off``: the plugin computes with vLLM's own, as on a GPU it does by default.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -264,8 +266,8 @@ def unload(pair: Pair) -> None:
 
 def main() -> None:
     """Small adapters for what a request costs, big ones for what an adapter costs."""
-    options = arguments(__doc__ or "", rounds=300, adapters=24, rank=64, worker_apart=False)
-    apart = options.worker_apart
+    options = arguments(__doc__ or "", rounds=300, adapters=24, rank=64, worker_apart=False, kernels="auto")
+    how = {"worker_apart": options.worker_apart, "kernels": options.kernels}
     heading("An engine's requests, stock and with the plugin")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -277,7 +279,7 @@ def main() -> None:
             make_adapter(tiny, work / "small" / "later" / f"later-{name}", 100 + seed)
         resolve(work / "resolve", work / "small" / "adapters" / checked[0])
         with EngineFarm(work) as farm:
-            pair = start(farm, tiny, work / "small", worker_apart=apart)
+            pair = start(farm, tiny, work / "small", how)
             check(pair, checked)
             first_requests(pair, cold, "0.1 MB")
             registered_later(pair, tiny, work / "small", "0.1 MB")
@@ -291,7 +293,7 @@ def main() -> None:
         for seed in range(options.adapters):
             make_big_adapter(big, work / "later" / f"later-{seed}", 100 + seed, options.rank)
         with EngineFarm(work) as farm:
-            pair = start(farm, big, work, *ENGINE_ARGS, "--max-cpu-loras", str(KEPT), worker_apart=apart)
+            pair = start(farm, big, work, how, *ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
             reads = Reads(work / "adapters", work / "registry")
             check(pair, checked)
             size = (work / "adapters" / cold[0] / "adapter_model.safetensors").stat().st_size
@@ -304,14 +306,14 @@ def main() -> None:
             reads.close()
 
 
-def start(farm: EngineFarm, model: Path, work: Path, *args: str, worker_apart: bool) -> Pair:
+def start(farm: EngineFarm, model: Path, work: Path, how: Mapping[str, Any], *args: str) -> Pair:
     """Register what lies in ``work/adapters``, and start both engines."""
     register_all(work / "registry", model, work / "adapters")
     adapters, root = work / "adapters", work / "registry"
-    engines = engine_pair(farm, model, adapters, root, work, args, worker_apart=worker_apart)
+    engines = engine_pair(farm, model, adapters, root, work, args, **how)
     volumes = {"stock": adapters, "plugin": root}
     return {
-        name: Engine(engine, volumes[name], model.name, spins=worker_apart)
+        name: Engine(engine, volumes[name], model.name, spins=how["worker_apart"])
         for name, engine in engines.items()
     }
 

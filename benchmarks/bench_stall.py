@@ -10,7 +10,7 @@ other engine is stopped; needs root, to mount and to come first. A stall is a wi
 two tokens; what it adds is told over the median gap of the undisturbed windows. Goals for the plugin: cold
 adds at most 1.3 times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``:
 vLLM's worker in a process of its own, as on a CPU it is by default; otherwise it is in the engine core's,
-as on one GPU.
+as on one GPU. ``--kernels off``: the plugin computes with vLLM's own, as on a GPU it does by default.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def engines(
     From then on this process comes first.
 
     Args:
-        options: ``mbps``, ``latency_ms`` and ``worker_apart``.
+        options: ``mbps``, ``latency_ms``, ``worker_apart`` and ``kernels``.
         asked: adapters that are asked for, beside those that are loaded before.
         copied: of whose bytes another process reads.
     """
@@ -291,15 +291,17 @@ def engines(
             slow_volume(work / "registry", work / "slow-registry", work / "slow-r.log", **speed) as root,
         ):
             args = (*ENGINE_ARGS, "--max-cpu-loras", str(KEPT))
-            apart = options.worker_apart
-            pair = engine_pair(farm, model, adapters, root, work, args, worker_apart=apart)
+            how = {"worker_apart": options.worker_apart, "kernels": options.kernels}
+            pair = engine_pair(farm, model, adapters, root, work, args, **how)
             come_first()
             yield pair, adapters, work
 
 
 def main() -> None:
     """Make the model and its adapters, mount, start both engines, measure."""
-    options = arguments(__doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False)
+    options = arguments(
+        __doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False, kernels="auto"
+    )
     heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
     numbers = list(itertools.product(range(options.rounds), range(options.windows)))
     asked = [cold_name(*at) for at in numbers]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -98,6 +98,7 @@ class Outline:
         places: of each layer that the adapter has weights for.
         matrices: of each of them of a rank over 0.
         targets: for each slice that has weights, where its A goes and where its B, transposed.
+        factors: what each of them is multiplied with once it is there.
         elements: of the slab.
         row: of the tables, ``RowLayout.row``.
     """
@@ -106,26 +107,47 @@ class Outline:
     places: Mapping[str, Place]
     matrices: Mapping[str, Matrices]
     targets: tuple[Strided, ...]
+    factors: tuple[float, ...]
     elements: int
     row: torch.Tensor
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Shape], adapter: Mapping[str, Weights], itemsize: int) -> Outline:
-        """Raises ShapeError: a layer is unknown, or an axis disagrees with its shape; names the layer."""
+    def of(
+        cls,
+        shapes: Mapping[str, Shape],
+        adapter: Mapping[str, Weights],
+        itemsize: int,
+        *,
+        finished: bool = False,
+    ) -> Outline:
+        """Lay an adapter out.
+
+        Args:
+            finished: each B as a padded stack takes it: by its rows, ``[N, r]``, and times the scale.
+        Raises:
+            ShapeError: a layer is unknown, or an axis disagrees with its shape; names the layer.
+        """
         places: dict[str, Place] = {}
         end = 0
         for name, weights in adapter.items():
             if name not in shapes:
                 raise ShapeError(f"{name}: the model has no such layer")
-            places[name], end = _place(name, shapes[name], weights, end, itemsize)
+            left = 1.0 if finished else weights.scale
+            places[name], end = _place(name, shapes[name], weights, left, end, itemsize)
+        used = {name: place for name, place in places.items() if place.rank}
+        matrices = {name: _matrices(shapes[name], place, by_rows=finished) for name, place in used.items()}
+        targets: list[Strided] = []
+        factors: list[float] = []
+        for name, found in matrices.items():
+            of_layer = list(_targets(shapes[name], places[name], found))
+            targets += of_layer
+            factors += (1.0, adapter[name].scale if finished else 1.0) * (len(of_layer) // 2)
         layers = (
             (name, [place.a, *place.b], [0, *accumulate(place.ranks)], place.scale)
             for name, place in places.items()
         )
-        matrices = {name: _matrices(shapes[name], place) for name, place in places.items() if place.rank}
-        parts = (_targets(shapes[name], places[name], found) for name, found in matrices.items())
-        targets = tuple(chain.from_iterable(parts))
-        return cls(shapes, places, matrices, targets, end, RowLayout.of(shapes).row(layers))
+        row = RowLayout.of(shapes).row(layers)
+        return cls(shapes, places, matrices, tuple(targets), tuple(factors), end, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +159,16 @@ class Draft:
     sources: Sequence[torch.Tensor]
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Shape], adapter: Mapping[str, Weights], dtype: torch.dtype) -> Draft:
-        """Lay an adapter out; raises as ``Outline.of``."""
-        outline = Outline.of(shapes, adapter, dtype.itemsize)
+    def of(
+        cls,
+        shapes: Mapping[str, Shape],
+        adapter: Mapping[str, Weights],
+        dtype: torch.dtype,
+        *,
+        finished: bool = False,
+    ) -> Draft:
+        """Lay an adapter out; arguments and errors as ``Outline.of`` has them."""
+        outline = Outline.of(shapes, adapter, dtype.itemsize, finished=finished)
         sources = (
             source
             for name, weights in adapter.items()
@@ -158,13 +187,17 @@ class Draft:
         outline = self.outline
         views = {name: found.of(data, outline.places[name]) for name, found in outline.matrices.items()}
         if self.sources:
-            torch._foreach_copy_(self._targets(data), list(self.sources))
+            targets = self._targets(data)
+            torch._foreach_copy_(targets, list(self.sources))
+            for factor in set(outline.factors) - {1.0}:
+                its = [one for one, of_it in zip(targets, outline.factors, strict=True) if of_it == factor]
+                torch._foreach_mul_(its, torch.tensor(factor))  # a number would be rounded to their type
         return Slab(data, outline.places, views, outline.row)
 
     def is_in(self, slab: Slab) -> bool:
         """Whether a slab of this outline holds these weights."""
-        pairs = zip(self._targets(slab.data), self.sources, strict=True)
-        return all(torch.equal(target, source.to(target.dtype)) for target, source in pairs)
+        found = zip(self._targets(slab.data), self.sources, self.outline.factors, strict=True)
+        return all(torch.equal(target, source.to(self.dtype) * factor) for target, source, factor in found)
 
     def _targets(self, data: torch.Tensor) -> list[torch.Tensor]:
         return [data.as_strided(*target) for target in self.outline.targets]
@@ -196,17 +229,19 @@ def packed_at(shape: Shape, place: Place, storage: torch.Tensor, begin: int = 0)
     return _matrices(shape, place, begin).of(storage, place) if place.rank else None
 
 
-def _matrices(shape: Shape, place: Place, begin: int = 0) -> Matrices:
+def _matrices(shape: Shape, place: Place, begin: int = 0, *, by_rows: bool = False) -> Matrices:
     rank, inputs = place.rank, shape.inputs
     a = (inputs, rank) if shape.lookup else (rank, inputs)
     b = (
-        Strided((one, width), (width, 1), begin + offset) if one else None
+        Strided((one, width), (1, one) if by_rows else (width, 1), begin + offset) if one else None
         for offset, one, width in zip(place.b, place.ranks, shape.outputs, strict=True)
     )
     return Matrices(Strided(a, (a[1], 1), begin + place.a), tuple(b))
 
 
-def _place(name: str, shape: Shape, weights: Weights, end: int, itemsize: int) -> tuple[Place, int]:
+def _place(
+    name: str, shape: Shape, weights: Weights, scale: float, end: int, itemsize: int
+) -> tuple[Place, int]:
     if not len(weights.a) == len(weights.b) == len(shape.outputs):
         raise ShapeError(f"{name}: {len(weights.a)} A and {len(weights.b)} B, of {len(shape.outputs)} slices")
     ranks = []
@@ -223,7 +258,7 @@ def _place(name: str, shape: Shape, weights: Weights, end: int, itemsize: int) -
     for rank, width in zip(ranks, shape.outputs, strict=True):
         offsets.append(end if rank else 0)
         end = _aligned(end + rank * width, itemsize)
-    return Place(begin, tuple(offsets), tuple(ranks), weights.scale), end
+    return Place(begin, tuple(offsets), tuple(ranks), scale), end
 
 
 def _targets(shape: Shape, place: Place, found: Matrices) -> Iterator[Strided]:

@@ -112,6 +112,7 @@ def engine_pair(
     args: Sequence[str] = (),
     *,
     worker_apart: bool = False,
+    kernels: str = "auto",
 ) -> dict[str, Process]:
     """Start both engines with the same arguments, and wait until each can serve.
 
@@ -121,6 +122,7 @@ def engine_pair(
         work: gets the plugin's staged files.
         args: more vLLM arguments for both.
         worker_apart: in a process of its own, beside the engine's core; started by vLLM's own command.
+        kernels: the plugin's ``LORA_FS_KERNELS``.
     """
     start = farm.start_by_command if worker_apart else farm.start
     processes = WORKER_APART if worker_apart else {}
@@ -136,6 +138,7 @@ def engine_pair(
         "LORA_FS_MODEL": model.name,
         "LORA_FS_STAGE_DIR": str(work / f"stage-{model.name}"),
         "LORA_FS_REPLICA_ID": f"benchmark-{model.name}",
+        "LORA_FS_KERNELS": kernels,
     }
     engines = {
         "stock": start(f"stock-{model.name}", model, args=args, env={**stock_env, **processes}),

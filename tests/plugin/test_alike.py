@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from lora_fs.worker_patch.worker import alike
 from lora_fs.worker_patch.worker.alike import Alike, Kind
 from lora_fs.worker_patch.worker.layers import ModelLayers, Target
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.models import AsOnDisk, Resident, TieredModelManager
+from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident
 
 WIDTHS = {"q_proj": 24, "k_proj": 8, "v_proj": 8, "o_proj": 16}
 INPUTS = 16
@@ -51,6 +53,7 @@ class Manager(TieredWorkerManager):
         inner.layers = ModelLayers(2, 64, torch.float32, read=(torch.bfloat16,))
         inner.layers.targets = {name: target(shape) for name, shape in SHAPES.items()}
         inner.packed_modules = {"m.qkv_proj": [f"m.{part}" for part in PARTS]}
+        inner.lora_config = SimpleNamespace(lora_dtype=torch.float32)
         inner.modules, inner.is_pooling_model, inner._whole_model = {}, False, False
         self._adapter_manager, self._alike = inner, Alike()
         self._loader: Any = self

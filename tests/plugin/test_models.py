@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,66 +14,26 @@ from vllm.config.lora import LoRAConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
-from vllm.model_executor.layers.linear import (
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from lora_fs.kernels.gpu import opaque
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
+from lora_fs.kernels.layout import Packed
 from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.tables import DeviceLayer
 from lora_fs.worker_patch.worker import layers, on_device, punica
 from lora_fs.worker_patch.worker.fits import DoesNotFit
 from lora_fs.worker_patch.worker.hooks import wrapper_for
-from lora_fs.worker_patch.worker.layers import ModelLayers
+from lora_fs.worker_patch.worker.layers import ModelLayers, Target
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.models import Resident, TieredModelManager, size_bytes
+from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.resident import Resident, size_bytes
+from lora_fs.worker_patch.worker.stacks import StackedLayers
+from tests.plugin.block import HEAD, HEADS, HIDDEN, KV_HEADS, STOCK, WHOLE, WORDS, Model, vllm_config
 from tests.plugin.tensor_parallel import be_rank
 
-HIDDEN, HEAD, HEADS, KV_HEADS, INNER, WORDS = 64, 16, 8, 2, 48, 100
 SLOTS, RANK = 3, 4
-WHOLE = {
-    "q_proj": (HIDDEN, HEADS * HEAD),
-    "k_proj": (HIDDEN, KV_HEADS * HEAD),
-    "v_proj": (HIDDEN, KV_HEADS * HEAD),
-    "o_proj": (HEADS * HEAD, HIDDEN),
-    "gate_proj": (HIDDEN, INNER),
-    "up_proj": (HIDDEN, INNER),
-}
-STOCK = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
-
-
-class Model(torch.nn.Module):  # type: ignore[misc]
-    """A block of a model, of vLLM's layers."""
-
-    packed_modules_mapping: ClassVar = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
-    embedding_modules: ClassVar = {"embed_tokens": "input_embeddings"}
-    config = None
-
-    def __init__(self, *, embedding: bool = True) -> None:
-        super().__init__()
-        if embedding:
-            self.embed_tokens = VocabParallelEmbedding(WORDS, HIDDEN)
-        self.qkv_proj = QKVParallelLinear(HIDDEN, HEAD, HEADS, KV_HEADS, bias=False)
-        self.o_proj = RowParallelLinear(HEADS * HEAD, HIDDEN, bias=False)
-        self.gate_up_proj = MergedColumnParallelLinear(HIDDEN, [INNER, INNER], bias=False)
-
-
-def vllm_config(captured: int | None = None, additional: Any = None) -> Any:
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(pipeline_parallel_size=1, enable_expert_parallel=False),
-        model_config=SimpleNamespace(dtype=torch.float32),
-        compilation_config=SimpleNamespace(max_cudagraph_capture_size=captured),
-        additional_config={} if additional is None else additional,
-    )
 
 
 def adapter(number: int, sizes: dict[str, tuple[int, int]] = WHOLE) -> LoRAModel:
@@ -108,7 +68,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     ) -> TieredModelManager:
         monkeypatch.setenv("LORA_FS_KERNELS", kernels)
         be_rank(monkeypatch, rank, size)
-        ours = wrapper or wrapper_for(STOCK, kernels)
+        ours = wrapper or wrapper_for(STOCK, kernels) or STOCK
         monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: ours)
         lora_config = LoRAConfig(
             max_lora_rank=16, max_loras=SLOTS, lora_dtype=torch.float32, fully_sharded_loras=fully_sharded
@@ -156,7 +116,11 @@ def slot_has(manager: TieredModelManager, lora: Resident) -> bool:
     """Whether an adapter is in a slot, with its own weights in every layer."""
     slot = manager.lora_index_to_id.index(lora.id)
     for name, target in manager.layers.targets.items():
-        found, wanted = target.layer.packed[slot], lora.slab.views.get(name)
+        wanted = lora.slab.views.get(name)
+        if isinstance(manager.layers, StackedLayers):
+            assert all(map(torch.equal, stacks(target.module, slot), padded(target, wanted))), name
+            continue
+        found = target.layer.packed[slot]
         if found is None or wanted is None:
             assert found is wanted, name
             continue
@@ -165,7 +129,24 @@ def slot_has(manager: TieredModelManager, lora: Resident) -> bool:
     return True
 
 
-KERNELS = pytest.mark.parametrize("kernels", ["torch", "triton"])
+def stacks(module: Any, slot: int) -> list[torch.Tensor]:
+    """vLLM's own of a slot: of each slice A, then of each B."""
+    return [stack[slot, 0] for stack in (*module.lora_a_stacked, *module.lora_b_stacked)]
+
+
+def padded(target: Target, packed: Packed | None) -> list[torch.Tensor]:
+    """What vLLM's own stacks of a slot have to be, from the top left corner, and zero elsewhere."""
+    wanted = [torch.zeros_like(one) for one in stacks(target.module, 0)]
+    if packed is not None:
+        of_slices = zip(packed.columns(), packed.b, strict=True)
+        for number, ((begin, end), b) in enumerate(of_slices):
+            if b is not None:
+                wanted[number][: end - begin] = packed.a[begin:end]
+                wanted[len(packed.b) + number][: b.shape[1], : end - begin] = b.T
+    return wanted
+
+
+KERNELS = pytest.mark.parametrize("kernels", ["torch", "triton", "off"])
 WORLD = pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (5, 8)])
 
 
@@ -242,6 +223,9 @@ def test_the_device_lost_its_memory(make: Make, kernels: str) -> None:
     for table in there.values():
         for tensor in (table.weights, table.offsets, table.ends, table.scales, table.columns):
             tensor.fill_(77)
+    for target in manager.layers.targets.values() if kernels == "off" else ():
+        for stack in (*target.module.lora_a_stacked, *target.module.lora_b_stacked):
+            stack.fill_(77)
     wrapper.tokens = punica.NOBODY
     runner_of(manager).reset_lora_state()
     assert manager.list_adapters().keys() == {101}
@@ -249,6 +233,9 @@ def test_the_device_lost_its_memory(make: Make, kernels: str) -> None:
     manager.activate_adapter(101)
     manager.set_adapter_mapping(mapping)
     assert slot_has(manager, resident)
+    if kernels == "off":
+        assert wrapper.token_lora_indices.tolist() == [0, -1]
+        return
     assert [(segment.slot, segment.rows) for segment in wrapper.tokens.segments] == [(0, 1)]
     assert all(map(torch.equal, wanted, (table.columns for table in there.values())))
     for name, table in there.items():
@@ -279,10 +266,10 @@ def test_no_plan_names_an_empty_slot(make: Make, removed: str) -> None:
     [{"fully_sharded": True, "model": lambda: Model(embedding=False)}, {"wrapper": STOCK}],
     ids=["sharded", "a platform's own"],
 )
-def test_no_layer_is_taken_over(make: Make, others: dict[str, Any]) -> None:
-    """Then vLLM's own stacks are filled."""
+def test_vllms_own_stacks_are_filled(make: Make, others: dict[str, Any]) -> None:
+    """By vLLM itself where no layer could be taken over, and where only its kernels are not ours by us."""
     manager = make("triton", 1, 2, **others)
-    assert type(manager.layers) is ModelLayers
+    assert type(manager.layers) is (StackedLayers if "wrapper" in others else ModelLayers)
     warm_up(runner_of(manager))
     serve(manager, adapter(101))
     slot = manager.lora_index_to_id.index(101)

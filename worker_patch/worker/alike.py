@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from lora_fs.kernels.slabs import Draft, Outline, Strided
-from lora_fs.worker_patch.worker.models import Resident
+from lora_fs.worker_patch.worker.resident import Resident
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -19,7 +19,7 @@ _WRAPPERS = "lora_fs.worker_patch.worker"
 
 def install() -> None:
     """Hook this process's vLLM."""
-    from vllm.lora import worker_manager
+    from vllm.lora import lora_model, model_manager, worker_manager
     from vllm.v1.worker import lora_model_runner_mixin
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -32,6 +32,8 @@ def install() -> None:
     # The mixin imported the class by name: both names have to lead to ours.
     worker_manager.LRUCacheWorkerLoRAManager = TieredWorkerManager
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = TieredWorkerManager
+    # What is kept is page-locked by ``resident.Resident``, and not a matrix at a time before it is packed.
+    lora_model.PIN_MEMORY = model_manager.PIN_MEMORY = False
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
     setattr(WorkerBase, RPC, lora_fs)
     _choose_wrapper()

@@ -54,6 +54,8 @@ class ModelLayers:
     ``read``: the types of weights that may stay what they are.
     """
 
+    _finished = False  # scaled, and as vLLM's stacks take them
+
     def __init__(
         self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
     ) -> None:
@@ -64,7 +66,7 @@ class ModelLayers:
 
     def take_over(self, name: str, module: Any) -> bool:
         """Let go of a module's stacks, and be in their place; False if it is of another kind."""
-        shape = _shape(module)
+        shape = shape_of(module)
         if shape is None:
             return False
         cached = any(part in name.rsplit(".", 1)[-1] for part in _CACHED)
@@ -106,7 +108,7 @@ class ModelLayers:
             name: _weights(self.targets[name], found, scales.get(name, 1.0), whole=whole)
             for name, found in weights.items()
         }
-        return Draft.of(shapes, taken, self._dtype_for(taken))
+        return Draft.of(shapes, taken, self._dtype_for(taken), finished=self._finished)
 
     def pack(self, draft: Draft) -> Slab:
         """Copy the weights to where the draft has them; any thread may."""
@@ -184,7 +186,7 @@ class DeviceLayers(ModelLayers):
         self._arena.restore()
 
 
-def _shape(module: Any) -> Shape | None:
+def shape_of(module: Any) -> Shape | None:
     """Of a layer that can be taken over."""
     if isinstance(module, BaseLinearLayerWithLoRA):
         if type(module).set_lora not in _LINEAR or module.lora_config.fully_sharded_loras:

@@ -21,7 +21,8 @@ from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from lora_fs.worker_patch.worker.alike import Alike, Kind
 from lora_fs.worker_patch.worker.loader import Done, Loader
-from lora_fs.worker_patch.worker.models import AsOnDisk, Resident, TieredModelManager, size_bytes
+from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident, size_bytes
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)

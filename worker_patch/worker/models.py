@@ -9,59 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from vllm.lora.layers import ClassificationHeadWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
-from lora_fs.kernels.slabs import Draft, Slab
+from lora_fs.kernels.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.worker.fits import check_fits
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
+from lora_fs.worker_patch.worker.resident import Resident, convert
+from lora_fs.worker_patch.worker.stacks import StackedLayers
 from lora_fs.worker_patch.worker.tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED = 1 << 40  # adapters: the tiers' budget bounds them, in bytes
-
-
-class Resident(LoRAModel):  # type: ignore[misc]
-    """An adapter in the host tier.
-
-    Attributes:
-        slab: its weights for the layers that were taken over; ``loras`` has the rest.
-        alike: packed as another of its kind was.
-    """
-
-    def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:
-        taken = slab.places
-        rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
-        super().__init__(
-            adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
-        )
-        self.slab, self.alike = slab, alike
-
-
-class AsOnDisk(LoRAModel):  # type: ignore[misc]
-    """vLLM's reader, without its conversions: packing does them, together with its copy.
-
-    Attributes:
-        tensors: by the file's names, what it was made of.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-
-    @classmethod
-    def from_lora_tensors(
-        cls, lora_model_id: int, tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any
-    ) -> LoRAModel:
-        model = super().from_lora_tensors(lora_model_id, tensors, *args, **{**kwargs, "dtype": None})
-        model.tensors = tensors
-        return model
 
 
 class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
@@ -85,10 +50,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         else:  # all stayed vLLM's own
             config = self.lora_config
             self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
-        for name, target in self.layers.targets.items():
-            target.module.set_mapping(target.module.punica_wrapper.bind(name, target))
-        for wrapper in self.punica_wrapper_mapping.values():
-            wrapper.theirs = len(self.layers.targets) < len(self.modules)
+        if self._ours:
+            for name, target in self.layers.targets.items():
+                target.module.set_mapping(target.module.punica_wrapper.bind(name, target))
+            for wrapper in self.punica_wrapper_mapping.values():
+                wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
     def _init_punica_wrapper(self, max_num_batched_tokens: int, vllm_config: Any) -> None:
         super()._init_punica_wrapper(max_num_batched_tokens, vllm_config)
@@ -99,7 +65,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         read = [one.prepare(rows, captured) for one in wrappers if isinstance(one, Planned)]
         config = self.lora_config
         self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, *read[:1])
-        if load_settings().kernels == "triton":
+        if not self._ours:
+            self.layers = StackedLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        elif load_settings().kernels == "triton":
             self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
             self._mark_compiled(vllm_config)
 
@@ -120,8 +88,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def register_module(self, module_name: str, module: Any) -> None:
         super().register_module(module_name, module)
-        if self._ours:
-            self.layers.take_over(module_name, module)
+        self.layers.take_over(module_name, module)
 
     def draft(self, adapter: LoRAModel, *, whole: bool = True) -> Draft:
         """What packing it comes to, once it is seen to fit; any thread may, it touches nothing here.
@@ -131,7 +98,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         Raises:
             DoesNotFit, ShapeError: it is not one for this model.
         """
-        scales = {}
+        scales, as_they_are = {}, set()
         for name in self.layers.targets:
             names = self.packed_modules.get(name, [name])
             parts = [adapter.loras[part] for part in names if part in adapter.loras]
@@ -139,6 +106,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
                 scales[name] = parts[0].scaling
                 for part in parts:
                     part.scaling = 1
+                as_they_are.update(names)
+        rest = (weights for name, weights in adapter.loras.items() if name not in as_they_are)
+        convert(rest, self.lora_config.lora_dtype)
         self._create_merged_loras_inplace(adapter)
         if whole:
             check_fits(self, adapter, whole_model=self._whole_model)
@@ -252,18 +222,3 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def _forget(self, adapter_id: int) -> bool:
         return bool(super().remove_adapter(adapter_id))
-
-
-def size_bytes(lora: Resident) -> int:
-    """What its tensors take in host memory; torch rounds pinned memory up to a power of two."""
-    sizes = ((tensor.nbytes, tensor.is_pinned()) for tensor in _tensors(lora))
-    return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in sizes)
-
-
-def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
-    yield lora.slab.data
-    for weights in lora.loras.values():
-        for part in (weights.lora_a, weights.lora_b):
-            yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)
-    for full in lora.modules_to_save.values():
-        yield from (t for t in (full.weight, full.bias) if t is not None)

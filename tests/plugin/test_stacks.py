@@ -1,0 +1,160 @@
+"""vLLM's own stacks hold, bit for bit, what vLLM would have put there, whatever was there before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm.config.lora import LoRAConfig
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.lora.model_manager import LRUCacheLoRAModelManager
+from vllm.platforms import current_platform
+
+from lora_fs.worker_patch.worker import resident, stacks
+from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.resident import Resident
+from lora_fs.worker_patch.worker.stacks import StackedLayers
+from tests.plugin.block import HIDDEN, STOCK, WHOLE, WORDS, Model, vllm_config
+from tests.plugin.tensor_parallel import be_rank
+
+SLOTS, MOST = 2, 8
+NAMES = (*WHOLE, "embed_tokens")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def weights(seed: int, names: frozenset[str], rank: int, alpha: dict[str, int], dtype: Any) -> LoRAModel:
+    """As vLLM's reader has an adapter's, with the file's type."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = {**WHOLE, "embed_tokens": (WORDS, HIDDEN)}
+    found = {}
+    for name in sorted(names):
+        inputs, outputs = sizes[name]
+        a, b = (
+            torch.randn(*shape, generator=random).to(dtype) for shape in ((rank, inputs), (outputs, rank))
+        )
+        found[name] = LoRALayerWeights(name, rank, alpha.get(name, rank), a, b)
+    return LoRAModel(seed, rank, found)
+
+
+Adapter = tuple[frozenset[str], int, dict[str, int], torch.dtype]
+adapters: st.SearchStrategy[Adapter] = st.tuples(
+    st.frozensets(st.sampled_from(NAMES), min_size=1),
+    st.integers(1, MOST),
+    st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1, 3, 16]), max_size=3),
+    st.sampled_from(DTYPES),
+)
+
+
+def managers(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, dtype: Any) -> tuple[Any, Any]:
+    """vLLM's, and the plugin's with vLLM's kernels; each with a model of its own."""
+    be_rank(monkeypatch, rank, size)
+    monkeypatch.setenv("LORA_FS_KERNELS", "off")
+    monkeypatch.setenv("LORA_FS_HOST_BYTES", str(1 << 30))
+    monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: STOCK)
+    config = LoRAConfig(max_lora_rank=MOST, max_loras=SLOTS, max_cpu_loras=100, lora_dtype=dtype)
+    arguments = (8, 2048, WORDS, config, torch.device("cpu"))
+    stock = LRUCacheLoRAModelManager(Model(), *arguments, vllm_config=vllm_config())
+    plugin = TieredModelManager(Model(), *arguments, vllm_config=vllm_config())
+    assert isinstance(plugin.layers, StackedLayers)
+    assert plugin.layers.targets.keys() == {"qkv_proj", "o_proj", "gate_up_proj"}
+    return stock, plugin
+
+
+def of_slot(manager: Any, slot: int) -> dict[str, list[torch.Tensor]]:
+    """All that vLLM's kernels read of a slot."""
+    found = {}
+    for name, module in manager.modules.items():
+        a, b = module.lora_a_stacked, module.lora_b_stacked
+        both = (*a, *b) if isinstance(a, tuple) else (a, b)
+        found[name] = [stack[slot] for stack in both]
+    return found
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    made=st.lists(adapters, min_size=1, max_size=5),
+    of_rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_slot_is_as_vllm_fills_it(
+    monkeypatch: pytest.MonkeyPatch, made: list[Adapter], of_rank: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """After any others, in any of them, some layers or slices left alone; of each tensor-parallel rank."""
+    with monkeypatch.context() as patch:
+        stock, plugin = managers(patch, *of_rank, dtype)
+        for number, (names, rank, alpha, on_disk) in enumerate(made, 1):
+            theirs = weights(number, names, rank, alpha, on_disk)
+            for layer in theirs.loras.values():
+                layer.lora_a, layer.lora_b = layer.lora_a.to(dtype), layer.lora_b.to(dtype)
+            stock.add_adapter(theirs)
+            stock.activate_adapter(number)
+            ours = weights(number, names, rank, alpha, on_disk)
+            plugin.admit(Resident(ours, plugin.layers.pack(plugin.draft(ours))), 1)
+            plugin.activate_adapter(number)
+            wanted = of_slot(stock, stock.lora_index_to_id.index(number))
+            found = of_slot(plugin, plugin.lora_index_to_id.index(number))
+            for name, tensors in wanted.items():
+                assert all(map(torch.equal, tensors, found[name])), (number, name)
+
+
+def test_all_that_is_kept_is_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU to copy to: the one block, and what stays vLLM's own; no matrix before."""
+    locked: list[torch.Tensor] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        locked.append(tensor)
+        return tensor
+
+    _, plugin = managers(monkeypatch, 0, 1, torch.float32)
+    made: list[bool] = []
+    empty = torch.empty
+    monkeypatch.setattr(resident, "PIN_MEMORY", True)
+    monkeypatch.setattr(stacks, "PIN_MEMORY", True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    plugin.layers._pinned = StackedLayers(SLOTS, MOST, torch.float32)._pinned
+
+    def allocate(*sizes: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        made.append(pin_memory)
+        return empty(*sizes, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    ours = weights(1, frozenset(NAMES), 4, {}, torch.bfloat16)
+    kept = Resident(ours, plugin.layers.pack(plugin.draft(ours)))
+    assert made == [True]
+    assert kept.loras.keys() == {"embed_tokens"}
+    table = kept.loras["embed_tokens"]
+    assert [id(one) for one in locked] == [id(table.lora_a), id(table.lora_b)]
+    assert table.lora_a.dtype == torch.float32
+
+
+def test_a_failed_copy_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a slot was half filled with is zero again wherever the next adapter does not write."""
+    stock, plugin = managers(monkeypatch, 0, 1, torch.float32)
+    large = weights(1, frozenset(WHOLE), MOST, {}, torch.float32)
+    plugin.admit(Resident(large, plugin.layers.pack(plugin.draft(large))), 1)
+    copy = torch._foreach_copy_
+
+    def fail(targets: list[torch.Tensor], sources: list[torch.Tensor], **kwargs: Any) -> None:
+        copy(targets[::2], sources[::2], **kwargs)
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(torch, "_foreach_copy_", fail)
+    with pytest.raises(RuntimeError, match="device"):
+        plugin.activate_adapter(1)
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    assert plugin.lora_index_to_id == [None] * SLOTS
+    for manager in (stock, plugin):
+        other = weights(2, frozenset({"o_proj"}), 2, {}, torch.float32)
+        if manager is stock:
+            manager.add_adapter(other)
+        else:
+            manager.admit(Resident(other, manager.layers.pack(manager.draft(other))), 1)
+        manager.activate_adapter(2)
+    wanted, found = of_slot(stock, 0), of_slot(plugin, 0)
+    assert all(
+        torch.equal(one, other) for n in wanted for one, other in zip(wanted[n], found[n], strict=True)
+    )

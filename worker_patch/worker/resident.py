@@ -1,0 +1,88 @@
+"""An adapter in host memory: how vLLM's reader is used, what is kept, and what that takes.
+
+What layers took over is packed into one slab, whatever the files' dtype. The rest is vLLM's own, converted
+and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.utils.torch_utils import PIN_MEMORY
+
+from lora_fs.kernels.slabs import Slab
+
+
+class Resident(LoRAModel):  # type: ignore[misc]
+    """An adapter in the host tier.
+
+    Attributes:
+        slab: its weights for the layers that were taken over; ``loras`` has the rest.
+        alike: packed as another of its kind was.
+    """
+
+    def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:
+        taken = slab.places
+        rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
+        super().__init__(
+            adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
+        )
+        self.slab, self.alike = slab, alike
+        if PIN_MEMORY:
+            _change(rest.values(), torch.Tensor.pin_memory)
+            for full in self.modules_to_save.values():
+                full.pin_memory()
+
+
+class AsOnDisk(LoRAModel):  # type: ignore[misc]
+    """vLLM's reader, without its conversions: packing does them, together with its copy.
+
+    Attributes:
+        tensors: by the file's names, what it was made of.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def from_lora_tensors(
+        cls, lora_model_id: int, tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any
+    ) -> LoRAModel:
+        model = super().from_lora_tensors(lora_model_id, tensors, *args, **{**kwargs, "dtype": None})
+        model.tensors = tensors
+        return model
+
+
+def convert(weights: Iterable[LoRALayerWeights], dtype: torch.dtype) -> None:
+    """Give weights the engine's type, as vLLM does before it computes anything with them."""
+    _change(weights, lambda tensor: tensor.to(dtype))
+
+
+def size_bytes(lora: Resident) -> int:
+    """What its tensors take in host memory; torch rounds pinned memory up to a power of two."""
+    sizes = ((tensor.nbytes, tensor.is_pinned()) for tensor in _tensors(lora))
+    return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in sizes)
+
+
+def _tensors(lora: Resident) -> Iterable[torch.Tensor]:
+    yield lora.slab.data
+    for weights in lora.loras.values():
+        for part in (weights.lora_a, weights.lora_b):
+            yield from (t for t in (part if isinstance(part, list) else [part]) if t is not None)
+    for full in lora.modules_to_save.values():
+        yield from (t for t in (full.weight, full.bias) if t is not None)
+
+
+def _change(weights: Iterable[LoRALayerWeights], work: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for one in weights:
+        one.lora_a, one.lora_b = _each(one.lora_a, work), _each(one.lora_b, work)
+
+
+def _each(part: Any, work: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Of a layer's A or B what ``work`` makes of it, slice by slice; None stays None."""
+    if isinstance(part, list):
+        return [_each(one, work) for one in part]
+    return part if part is None else work(part)

@@ -1,0 +1,68 @@
+"""vLLM's own stacks, for its own kernels, filled from an adapter's one block of memory.
+
+vLLM keeps an adapter as a tensor a matrix: each is converted, scaled and page-locked by itself, which
+holds the interpreter's lock for milliseconds, and each stack is zeroed before it is filled. Here one
+call packs them all, and a slot is zeroed only where its next adapter does not write.
+Source: vllm/lora/layers/base_linear.py and column_parallel_linear.py, 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.utils.torch_utils import PIN_MEMORY
+
+from lora_fs.kernels.layout import Layer
+from lora_fs.kernels.slabs import Place, Slab
+from lora_fs.worker_patch.worker.layers import ModelLayers, Target, shape_of
+
+
+class StackedLayers(ModelLayers):
+    """The linear layers, which stay as they are; vLLM sets the others."""
+
+    _finished = True
+
+    def __init__(self, slots: int, max_rank: int, dtype: torch.dtype) -> None:
+        super().__init__(slots, max_rank, dtype)
+        self._pinned = PIN_MEMORY
+        self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was zeroed
+
+    def take_over(self, name: str, module: Any) -> bool:
+        """Fill its stacks from now on; False if it is of another kind."""
+        shape = shape_of(module) if isinstance(module, BaseLinearLayerWithLoRA) else None
+        if shape is None:
+            return False
+        self.targets[name] = Target(module, shape, writes_cache=False, layer=Layer.empty(shape, 0))
+        return True
+
+    def fill(self, slot: int, adapter: Slab) -> None:
+        if self._written[slot] is not adapter.places:  # as it is of all that are alike
+            self._written[slot] = None
+            for target in self.targets.values():
+                target.module.reset_lora(slot)
+            self._written[slot] = adapter.places
+        pairs = list(self._pairs(slot, adapter))
+        if pairs:
+            stacks, weights = map(list, zip(*pairs, strict=True))
+            torch._foreach_copy_(stacks, weights, non_blocking=True)
+
+    def _pairs(self, slot: int, adapter: Slab) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A slot's part of each stack that the adapter has weights for, and the weights."""
+        for name, packed in adapter.views.items():
+            module, begin = self.targets[name].module, 0
+            for part, (b, rank) in enumerate(zip(packed.b, packed.ranks, strict=True)):
+                if b is None:
+                    continue
+                a, rows = packed.a.narrow(0, begin, rank), b.T
+                yield module.lora_a_stacked[part][slot, 0, :rank, : a.shape[1]], a
+                yield module.lora_b_stacked[part][slot, 0, : rows.shape[0], :rank], rows
+                begin += rank
+
+    def empty(self, slot: int) -> None:
+        """What is there is not looked at, and is as long as no other is put there."""
+
+    def restore(self) -> None:
+        self._written = [None] * len(self._written)
