@@ -13,7 +13,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
-from lora_fs.sidecar.registry import archive, atomic, export, fsck, imports, merge, restore
+from lora_fs.sidecar.registry import archive, atomic, export, fsck, imports, merge, restore, survey
 from lora_fs.sidecar.registry.layout import MARKER
 from lora_fs.sidecar.registry.mend import Mender
 from lora_fs.sidecar.settings import writer_id
@@ -205,7 +205,7 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
       lora-fs fsck --quick -o json
     """
     with context.opened() as registry:
-        state = fsck.look(registry)
+        state = survey.look(registry)
         found = list(fsck.find(registry, state, older_than_s=older_than * 3600, hash_files=not quick))
         outcome: dict[fsck.Finding, str | None] = {}
         if repair:

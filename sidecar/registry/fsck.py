@@ -1,6 +1,6 @@
 """What is wrong on a volume, and what may be done about it without losing or guessing anything.
 
-It reads every scope and changes nothing; ``mend`` does. A finding without a mend needs a person:
+It is told from a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
 where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
 cannot be looked at is a finding, for unknown is not healthy.
 """
@@ -11,8 +11,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,15 +23,15 @@ from lora_fs.sidecar.errors import (
     OperatorError,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.gc import names_in
 from lora_fs.sidecar.registry.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.layout import REGISTERING, generation_name
-from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.survey import State, noted
 
 STALE_S = 60.0  # a holder refreshes its lease every few seconds
 
@@ -72,60 +71,6 @@ class Finding:
     key: AdapterKey | None = None
 
 
-@dataclass(slots=True)
-class State:
-    """Every newest good body of a registry, and how far the listings are beyond them."""
-
-    records: dict[AdapterKey, Record]
-    pointers: dict[tuple[Scope, str], Pointer]
-    listings: dict[Scope, ScopeListing]
-    unread: dict[AdapterKey, Path]  # the newest generation, damaged; of a pointer without a revision
-    unknown: dict[Path, VolumeUnavailable] = field(default_factory=dict)  # not to be listed or opened
-    namespaces: list[str] = field(default_factory=list)
-
-
-def look(registry: Registry) -> State:
-    """Read every scope. What cannot be looked at is kept as ``unknown``, and the rest is read."""
-    state, layout = State({}, {}, {}, {}), registry.layout
-    with _noted(state, layout.root):
-        state.namespaces += registry.namespaces()
-    for namespace in state.namespaces:
-        with _noted(state, layout.root / namespace):
-            for scope in registry.scopes(namespace):
-                with _noted(state, layout.scope(scope)):
-                    state.listings[scope] = registry.scan(scope, unlisted=state.unknown)
-    for scope, listing in state.listings.items():
-        for name, listed in listing.pointers.items():
-            pointers = registry.pointers(scope, name)
-            with _noted(state, pointers.folder / generation_name(name, *listed)):
-                newest, pointer = registry.latest(pointers)
-                if pointer is not None:
-                    state.pointers[scope, name] = pointer
-                if pointer is None or pointer.generation != newest.generation:
-                    at = pointers.folder / generation_name(name, *newest)
-                    state.unread[AdapterKey(*scope, "", name)] = at
-        for revision, entries in listing.revisions.items():
-            for name, listed in entries.records.items():
-                key = AdapterKey(*scope, revision, name)
-                records = registry.records(key)
-                with _noted(state, records.folder / generation_name(name, *listed)):
-                    newest, record = registry.latest(records)
-                    if record is not None:
-                        state.records[key] = record
-                    if record is None or record.generation != newest.generation:
-                        state.unread[key] = records.folder / generation_name(name, *newest)
-    return state
-
-
-@contextmanager
-def _noted(state: State, path: Path) -> Iterator[None]:
-    """Keep that ``path`` could not be looked at, and go on behind the block."""
-    try:
-        yield
-    except VolumeUnavailable as error:
-        state.unknown[path] = error
-
-
 def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
     """Everything that is wrong.
 
@@ -155,7 +100,7 @@ def _kept_from_writing(registry: Registry, state: State) -> Iterator[Finding]:
     except LoraFsError as error:
         yield Finding(Kind.MARKER, registry.layout.marker, f"nothing can be written: {error}")
     for namespace in state.namespaces:
-        with _noted(state, registry.layout.root / namespace):
+        with noted(state, registry.layout.root / namespace):
             try:
                 registry.accounts.quota(namespace)
             except OperatorError as error:
@@ -317,7 +262,7 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
 def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
     seen: set[Path] = set()
     for scope in state.listings:
-        with _noted(state, registry.layout.scope(scope)):
+        with noted(state, registry.layout.scope(scope)):
             for item in gc.left_by_writers(registry, scope, older_than_s, state.unknown):
                 if item.path not in seen:
                     seen.add(item.path)

@@ -20,11 +20,12 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.desired import ByScope, Desired, of_pointer
-from lora_fs.sidecar.registry.fsck import Finding, Kind, State, certain, new_ids
+from lora_fs.sidecar.registry.fsck import Finding, Kind, certain, new_ids
 from lora_fs.sidecar.registry.layout import Listing
 from lora_fs.sidecar.registry.lock import LEASE_S, take_over
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.survey import State
 from lora_fs.sidecar.registry.unpack import is_whole, mend_files
 from lora_fs.sidecar.validate import Expectation
 
@@ -35,7 +36,7 @@ class Mender:
     """Mends one registry's findings.
 
     Args:
-        state: what ``fsck.look`` read, from which the findings came.
+        state: what ``survey.look`` read, from which the findings came.
         expectation: what an unregistered folder must be to be adopted.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.model import AdapterKey, Record, Scope, State
-from lora_fs.sidecar.registry import artifacts, atomic, fsck, lock, operations
+from lora_fs.sidecar.registry import artifacts, atomic, fsck, lock, operations, survey
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.fsck import Finding, Kind
 from lora_fs.sidecar.registry.layout import generation_name
@@ -48,7 +48,7 @@ def two(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Registry
 
 def look(registry: Registry, *, older_than_s: float = 0.0, hash_files: bool = True) -> list[Finding]:
     registry.close()
-    return list(fsck.find(registry, fsck.look(registry), older_than_s=older_than_s, hash_files=hash_files))
+    return list(fsck.find(registry, survey.look(registry), older_than_s=older_than_s, hash_files=hash_files))
 
 
 def kinds(registry: Registry) -> list[str]:
@@ -58,7 +58,7 @@ def kinds(registry: Registry) -> list[str]:
 def repair(registry: Registry) -> dict[Kind, str | None]:
     """Mend everything; the last outcome of each kind."""
     registry.close()
-    state = fsck.look(registry)
+    state = survey.look(registry)
     found = fsck.find(registry, state, older_than_s=0.0, hash_files=True)
     mender = Mender(registry, state, Expectation(), writer="test")
     return {finding.kind: outcome for finding, outcome in mender.mend(list(found))}
@@ -248,7 +248,7 @@ def test_a_copy_that_is_registered_meanwhile_is_left_alone(
     """Between the look and the mend the same register came again."""
     with before_the_record():
         put(two, scope, make_adapter("third", 2))
-    state, found = fsck.look(two), look(two)
+    state, found = survey.look(two), look(two)
     put(two, scope, make_adapter("third", 2))
     list(Mender(two, state, Expectation(), writer="test").mend(found))
     assert served(two, scope) == {"a1": "v3"}
@@ -373,7 +373,7 @@ def test_equal_ids_are_told_apart(two: Registry, scope: Scope, make_adapter: Mak
 
 def test_ids_that_collide_by_the_formula_differ_afterwards(two: Registry) -> None:
     """Were two ids equal by chance, or three, the decision ends with all different."""
-    records = fsck.look(two).records
+    records = survey.look(two).records
     one = records[V1]
     same = {
         AdapterKey("default", "tiny", "v1", f"n{number}"): one.model_copy(update={"name": f"n{number}"})
@@ -421,7 +421,7 @@ def test_a_dead_holders_leases_go_and_a_live_ones_stays(
         assert had
         for path in two.layout.leases.glob("*.lock"):
             os.utime(path, (1, 1))
-        state = fsck.look(two)
+        state = survey.look(two)
         found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
         assert {one.path for one in found} >= {*dead}
         outcomes = {
@@ -453,7 +453,7 @@ def test_what_changed_meanwhile_is_left_alone(two: Registry, scope: Scope) -> No
     """A mend that finds another state than the one it was decided on writes nothing."""
     two.append(two.records(V2), lambda _: {"keep_files": True}, writer="test")
     newest(two, V2).write_bytes(b"")
-    state = fsck.look(two)
+    state = survey.look(two)
     found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
     operations.unregister(two, scope, "a1", writer="test", all_revisions=True)
     mended = Mender(two, state, Expectation(), writer="test").mend(found)
@@ -473,7 +473,7 @@ def test_nothing_is_changed_without_repair(two: Registry, scope: Scope) -> None:
 
 def test_files_that_cannot_be_read_are_unknown(two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """An I/O error is no bad checksum: it is told as what it is, and nothing is mended."""
-    state = fsck.look(two)
+    state = survey.look(two)
     fail(monkeypatch, "open", 5, times=1 << 30, when=lambda path, *_, **__: "safetensors" in str(path))
     found = list(fsck.find(two, state, older_than_s=0.0, hash_files=True))
     assert [one.kind for one in found] == [Kind.UNKNOWN, Kind.UNKNOWN]
