@@ -181,6 +181,8 @@ class Draft:
     def slab(self, data: torch.Tensor) -> Slab:
         """Copy the weights to ``data``, all in one call: the interpreter's lock is others' meanwhile.
 
+        What is to be finished is scaled there, one call for each scale.
+
         Args:
             data: ``[outline.elements]`` of ``dtype``, a storage of its own.
         """
@@ -191,7 +193,8 @@ class Draft:
             torch._foreach_copy_(targets, list(self.sources))
             for factor in set(outline.factors) - {1.0}:
                 its = [one for one, of_it in zip(targets, outline.factors, strict=True) if of_it == factor]
-                torch._foreach_mul_(its, torch.tensor(factor))  # a number would be rounded to their type
+                # As a number it would be rounded to their type.
+                torch._foreach_mul_(its, torch.tensor(factor, dtype=torch.float64))
         return Slab(data, outline.places, views, outline.row)
 
     def is_in(self, slab: Slab) -> bool:

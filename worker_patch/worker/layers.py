@@ -54,7 +54,7 @@ class ModelLayers:
     ``read``: the types of weights that may stay what they are.
     """
 
-    _finished = False  # scaled, and as vLLM's stacks take them
+    _finished = False  # whether adapters are packed as ``Outline.of`` has them for padded stacks
 
     def __init__(
         self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
