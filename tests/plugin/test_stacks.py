@@ -14,6 +14,7 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.platforms import current_platform
 
+from lora_fs.kernels.slabs import Draft
 from lora_fs.worker_patch.worker import resident, stacks
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.resident import Resident
@@ -101,6 +102,33 @@ def test_a_slot_is_as_vllm_fills_it(
                 assert all(map(torch.equal, tensors, found[name])), (number, name)
 
 
+def test_the_next_of_a_kind_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written where the one before was, and nothing is zeroed for it; for another kind all is."""
+    stock, plugin = managers(monkeypatch, 0, 1, torch.float32)
+    names, alpha = frozenset({"q_proj", "v_proj", "o_proj"}), {"o_proj": 3}
+    first = plugin.draft(weights(1, names, 4, alpha, torch.float32))
+    other = plugin.draft(weights(2, names, 4, alpha, torch.float32))
+    alike = Draft(first.outline, first.dtype, other.sources)  # as a recipe makes it
+    zeroed: list[str] = []
+    for name, target in plugin.layers.targets.items():
+
+        def reset(slot: int, name: str = name, reset: Any = target.module.reset_lora) -> None:
+            zeroed.append(name)
+            reset(slot)
+
+        monkeypatch.setattr(target.module, "reset_lora", reset)
+    plugin.layers.fill(0, plugin.layers.pack(first))
+    assert zeroed == list(plugin.layers.targets)
+    plugin.layers.fill(0, plugin.layers.pack(alike))
+    assert zeroed == list(plugin.layers.targets)
+    stock.add_adapter(weights(2, names, 4, alpha, torch.float32))
+    stock.activate_adapter(2)
+    wanted, found = of_slot(stock, 0), of_slot(plugin, 0)
+    assert all(all(map(torch.equal, wanted[name], found[name])) for name in wanted)
+    plugin.layers.fill(0, plugin.layers.pack(other))
+    assert zeroed == 2 * list(plugin.layers.targets)
+
+
 def test_all_that_is_kept_is_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is a GPU to copy to: the one block, and what stays vLLM's own; no matrix before."""
     locked: list[torch.Tensor] = []
@@ -155,6 +183,4 @@ def test_a_failed_copy_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
             manager.admit(Resident(other, manager.layers.pack(manager.draft(other))), 1)
         manager.activate_adapter(2)
     wanted, found = of_slot(stock, 0), of_slot(plugin, 0)
-    assert all(
-        torch.equal(one, other) for n in wanted for one, other in zip(wanted[n], found[n], strict=True)
-    )
+    assert all(all(map(torch.equal, wanted[name], found[name])) for name in wanted)

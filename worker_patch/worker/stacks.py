@@ -2,7 +2,7 @@
 
 vLLM keeps an adapter as a tensor a matrix: each is converted, scaled and page-locked by itself, which
 holds the interpreter's lock for milliseconds, and each stack is zeroed before it is filled. Here one
-call packs them all, and a slot is zeroed only where its next adapter does not write.
+call packs them all, and a slot is zeroed only if its next adapter writes to other places than its last.
 Source: vllm/lora/layers/base_linear.py and column_parallel_linear.py, 0.32.
 """
 
