@@ -41,10 +41,15 @@ def test_a_replica_that_follows(lora_fs: LoraFs, folder: Folder, report: Report)
     report("elsewhere", namespaces=("team-b",))
     report("quick", recent=seen())
     report("slow")
-    follow = threading.Timer(0.3, report, ("slow",), {"recent": seen()})
-    follow.start()
+    followed = threading.Event()
+
+    def follow() -> None:
+        followed.set()  # before the report: once it can be read, the command may end at any moment
+        report("slow", recent=seen())
+
+    threading.Timer(0.3, follow).start()
     assert lora_fs("register", "a", folder(1), "--wait", "20").code == 0
-    assert follow.finished.is_set()
+    assert followed.is_set()
 
 
 def test_a_replica_that_lags(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
