@@ -11,6 +11,8 @@ two tokens; what it adds is told over the median gap of the undisturbed windows.
 adds at most 1.3 times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``:
 vLLM's worker in a process of its own, as on a CPU it is by default; otherwise it is in the engine core's,
 as on one GPU. ``--kernels off``: the plugin computes with vLLM's own, as on a GPU it does by default.
+``--memory-kept``: a virtual machine's host takes no free memory back meanwhile, so that the first touch of
+a page costs what it does on a machine of one's own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +39,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import arguments, heading, interval
+from memory import kept
 
 from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import EngineFarm
@@ -273,7 +276,7 @@ def engines(
     From then on this process comes first.
 
     Args:
-        options: ``mbps``, ``latency_ms``, ``worker_apart`` and ``kernels``.
+        options: ``mbps``, ``latency_ms``, ``worker_apart``, ``kernels`` and ``memory_kept``.
         asked: adapters that are asked for, beside those that are loaded before.
         copied: of whose bytes another process reads.
     """
@@ -287,6 +290,7 @@ def engines(
             make_big_adapter(model, work / "adapters" / name, 0)
         speed = {"mbps": options.mbps, "latency_ms": options.latency_ms}
         with (
+            kept() if options.memory_kept else nullcontext(),
             slow_volume(work / "adapters", work / "slow-adapters", work / "slow-a.log", **speed) as adapters,
             slow_volume(work / "registry", work / "slow-registry", work / "slow-r.log", **speed) as root,
         ):
@@ -300,7 +304,14 @@ def engines(
 def main() -> None:
     """Make the model and its adapters, mount, start both engines, measure."""
     options = arguments(
-        __doc__ or "", rounds=16, windows=2, mbps=100, latency_ms=2, worker_apart=False, kernels="auto"
+        __doc__ or "",
+        rounds=16,
+        windows=2,
+        mbps=100,
+        latency_ms=2,
+        worker_apart=False,
+        kernels="auto",
+        memory_kept=False,
     )
     heading(f"A stream beside cold adapters on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
     numbers = list(itertools.product(range(options.rounds), range(options.windows)))

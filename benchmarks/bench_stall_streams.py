@@ -128,7 +128,15 @@ def _spread(arms: dict[str, list[Stream]], ratio: Callable[..., float], beside: 
 
 def main() -> None:
     """Make the model and its adapters, mount, start both engines, measure."""
-    options = arguments(__doc__ or "", rounds=8, mbps=100, latency_ms=2, worker_apart=False, kernels="auto")
+    options = arguments(
+        __doc__ or "",
+        rounds=8,
+        mbps=100,
+        latency_ms=2,
+        worker_apart=False,
+        kernels="auto",
+        memory_kept=False,
+    )
     heading(f"Streams beside neighbours, on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
     asked = [name for number in range(options.rounds) for name in cold_names(number)]
     with engines(options, asked) as (pair, *_):
