@@ -7,6 +7,7 @@ costs many times what it costs otherwise, whoever serves the request: what is le
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ PAGE_BYTES = mmap.PAGESIZE
 BLOCK_BYTES = 2 << 20  # what the kernel tells the host of: no smaller piece of free memory is taken back
 LEFT_BYTES = 512 << 20  # for what else runs while memory is touched
 JOINING = Path("/proc/sys/vm/compaction_proactiveness")
+CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 class Backed:
@@ -40,9 +42,12 @@ def kept() -> Iterator[None]:
     """Have all free memory stay with this machine meanwhile; needs root.
 
     A process of its own touches it, and frees all but one page of each block that the host could take back.
-    The kernel, which would clear blocks of such pages in idle time, is told not to.
+    The kernel, which would clear blocks of such pages in idle time, is told not to. Pages of files, which
+    would be free only later, are dropped before.
     """
     before = JOINING.read_text()
+    os.sync()
+    CACHES.write_text("1")
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdout is not None
