@@ -43,7 +43,7 @@ def kept() -> Iterator[None]:
 
     A process of its own touches it, and frees all but one page of each block that the host could take back.
     The kernel, which would clear blocks of such pages in idle time, is told not to. Pages of files, which
-    would be free only later, are dropped before.
+    would be free only later, are dropped before. No block is left for a huge page: all is slower.
     """
     before = JOINING.read_text()
     os.sync()
