@@ -5,6 +5,10 @@ Beside a stream of 150 tokens come requests of one token, each 8 tokens after th
 own adapter (warm), for another that is in host memory (resident), each for one of rank 64 on the slow volume
 that was never asked for before (cold), or none (undisturbed). Stalls are as many of the longest gaps between
 two tokens as there were requests; what they add is told over the median gap of the undisturbed streams.
+Of a stream's gaps those are 14 beside warm and 6 beside cold, whose requests are longer and therefore fewer:
+where a machine lets single gaps be long by itself, they weigh more beside cold. So in brackets stands what as
+many of the undisturbed streams' longest gaps as beside cold add, and *itself* is what a request adds to the
+longest gap from its start to its end, over the longest of as many gaps beside nobody, each at the median.
 Engines and kinds in turns, in an order drawn anew, while the other engine is stopped. Goals and options are
 ``bench_stall``'s; needs root, too.
 """
@@ -20,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -34,22 +39,36 @@ MOST = 18  # requests beside one stream
 PROMPT = "hello world this is"
 
 
+class Request(NamedTuple):
+    """What it took, in milliseconds, and where in the stream's gaps it was asked and answered."""
+
+    took: float
+    during: slice
+
+
 @dataclass
 class Stream:
-    """The gaps between its tokens, and what each request beside it took, in milliseconds."""
+    """The gaps between its tokens, in milliseconds, and the requests beside it."""
 
     gaps: list[float]
-    requests: list[float] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def longest(self, count: int) -> list[float]:
+        """The longest gap of every stretch of so many."""
+        return [max(self.gaps[at : at + count]) for at in range(len(self.gaps) - count + 1)]
 
 
 async def measure(client: Client, neighbours: Iterator[str] | None) -> Stream:
     """One stream, beside requests for ``neighbours`` until it nears its end."""
     tokens = Tokens()
-    requests: list[float] = []
+    requests: list[Request] = []
     stream = asyncio.create_task(client.stream(TOKENS, tokens))
     wanted = LEAD_TOKENS
     while neighbours is not None and wanted < TOKENS - REST_TOKENS and await tokens.reach(wanted):
-        requests.append(await client.ask(next(neighbours)))
+        asked = len(tokens.times)
+        took = await client.ask(next(neighbours))
+        # The first token is not told of; a gap lies before each that follows, the last one under way.
+        requests.append(Request(took, slice(asked - 2, len(tokens.times) - 1)))
         wanted = len(tokens.times) + REST_TOKENS
     await stream
     return Stream([1000 * (later - earlier) for earlier, later in pairwise(tokens.times[1:])], requests)
@@ -84,34 +103,61 @@ def cold_names(number: int) -> list[str]:
     return [f"cold-{number}-{n}" for n in range(MOST)]
 
 
-def added(alone: Sequence[Stream], disturbed: Sequence[Stream]) -> float:
-    """What a request adds to the stream that it is beside, at the median, in milliseconds."""
+def added(alone: Sequence[Stream], disturbed: Sequence[Stream], beside: Sequence[Stream] = ()) -> float:
+    """What a request adds to the stream that it is beside, at the median, in milliseconds.
+
+    Args:
+        beside: whose requests are counted, if not those of ``disturbed``.
+    """
     longest = sorted(gap for stream in disturbed for gap in stream.gaps)
-    stalls = longest[-sum(len(stream.requests) for stream in disturbed) :]
+    stalls = longest[-sum(len(stream.requests) for stream in beside or disturbed) :]
     return statistics.median(stalls) - statistics.median(gap for stream in alone for gap in stream.gaps)
+
+
+def added_itself(alone: Sequence[Stream], disturbed: Sequence[Stream], share: float = 0.5) -> float:
+    """What a request adds to the longest gap from its start to its end, in milliseconds.
+
+    Args:
+        share: of the requests that add no more; 0.5 for the median.
+    """
+    asked = [stream.gaps[request.during] for stream in disturbed for request in stream.requests]
+    nobody = [gap for stream in alone for gap in stream.longest(round(statistics.median(map(len, asked))))]
+    longest = sorted(map(max, asked))
+    return longest[int(share * len(longest))] - statistics.median(nobody)
 
 
 def report(results: dict[str, dict[str, list[Stream]]]) -> None:
     """Print every kind, then what cold adds beside what a neighbour adds that is loaded."""
-    print("| engine | beside | gap, median ms | adds, ms | max, ms | tokens/s | requests | each, ms |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| engine | beside | gap, median ms | adds, ms | itself: median, p90 ms | max, ms | tokens/s | ",
+        end="",
+    )
+    print("requests | each, ms |\n|---|---|---|---|---|---|---|---|---|")
     for engine, arm in itertools.product(results, ARMS):
         alone, streams = results[engine]["undisturbed"], results[engine][arm]
         gaps = [gap for stream in streams for gap in stream.gaps]
-        requests = [one for stream in streams for one in stream.requests]
-        adds = f"{added(alone, streams):.1f} | " if requests else "– | "
-        print(f"| {engine} | {arm} | {statistics.median(gaps):.1f} | {adds}", end="")
-        print(f"{max(gaps):.0f} | {1000 * len(gaps) / sum(gaps):.1f} | {len(requests)} | ", end="")
-        print(f"{statistics.median(requests):.0f} |" if requests else "– |")
-    print("\n| engine | cold / warm (95 %) | cold / resident (95 %) | tokens/s, cold / warm (95 %) |")
-    print("|---|---|---|---|")
+        took = [request.took for stream in streams for request in stream.requests]
+        print(f"| {engine} | {arm} | {statistics.median(gaps):.1f} | ", end="")
+        if took:
+            itself = [f"{added_itself(alone, streams, share):.1f}" for share in (0.5, 0.9)]
+            print(f"{added(alone, streams):.1f} | {', '.join(itself)} | ", end="")
+        else:
+            print(f"({added(alone, streams, results[engine]['cold']):.1f}) | – | ", end="")
+        print(f"{max(gaps):.0f} | {1000 * len(gaps) / sum(gaps):.1f} | {len(took)} | ", end="")
+        print(f"{statistics.median(took):.0f} |" if took else "– |")
+    print("\n| engine | cold / warm (95 %) | cold / resident (95 %) | itself: cold / warm (95 %) | ", end="")
+    print("itself: cold / resident (95 %) | tokens/s, cold / warm (95 %) |\n|---|---|---|---|---|---|")
     for engine, arms in results.items():
-        told = (_spread(arms, _adds, "warm"), _spread(arms, _adds, "resident"), _spread(arms, _keeps, "warm"))
-        print(f"| {engine} | {' | '.join(told)} |", flush=True)
+        ratios = [_spread(arms, how, to) for how in (_adds, _adds_itself) for to in ("warm", "resident")]
+        print(f"| {engine} | {' | '.join([*ratios, _spread(arms, _keeps, 'warm')])} |", flush=True)
 
 
 def _adds(alone: Sequence[Stream], loaded: Sequence[Stream], cold: Sequence[Stream]) -> float:
     return added(alone, cold) / max(added(alone, loaded), 0.1)
+
+
+def _adds_itself(alone: Sequence[Stream], loaded: Sequence[Stream], cold: Sequence[Stream]) -> float:
+    return added_itself(alone, cold) / max(added_itself(alone, loaded), 0.1)
 
 
 def _keeps(alone: Sequence[Stream], loaded: Sequence[Stream], cold: Sequence[Stream]) -> float:
