@@ -11,8 +11,7 @@ two tokens; what it adds is told over the median gap of the undisturbed windows.
 adds at most 1.3 times what warm adds, and keeps 85 % of warm's tokens per second. ``--worker-apart``:
 vLLM's worker in a process of its own, as on a CPU it is by default; otherwise it is in the engine core's,
 as on one GPU. ``--kernels off``: the plugin computes with vLLM's own, as on a GPU it does by default.
-``--memory-kept``: a virtual machine's host takes no free memory back meanwhile. It leaves no pages of 2 MiB,
-which slows warm, too: to see what the host's memory costs, not to show a goal reached.
+``--memory-kept``: a virtual machine's host takes no free memory back meanwhile.
 """
 
 from __future__ import annotations

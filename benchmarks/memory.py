@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from pathlib import Path
 
 SHARE_BYTES = 96 << 20
 PAGE_BYTES = mmap.PAGESIZE
-BLOCK_BYTES = 2 << 20  # what the kernel tells the host of: no smaller piece of free memory is taken back
-LEFT_BYTES = 512 << 20  # for what else runs while memory is touched
-JOINING = Path("/proc/sys/vm/compaction_proactiveness")
+BLOCK_BYTES = 2 << 20  # a huge page, and the least free memory that the kernel tells the host of
+LEFT_BYTES = 160 << 20  # a little more than the kernel has free before it takes from anybody
+UNUSED_S, LOOKS, LOOK_S = 25, 4, 0.5  # what nothing reads for a minute the kernel may give up (DAMON)
 CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -41,38 +42,34 @@ class Backed:
 def kept() -> Iterator[None]:
     """Have all free memory stay with this machine meanwhile; needs root.
 
-    A process of its own touches it, and frees all but one page of each block that the host could take back.
-    The kernel, which would clear blocks of such pages in idle time, is told not to. Pages of files, which
-    would be free only later, are dropped before. No block is left for a huge page: all is slower.
+    A process of its own touches it, and lets the kernel take it from it as it is wanted (``MADV_FREE``), in huge
+    pages where those are: it is never free, so the host never has it, and to have it costs a process next to
+    nothing. Pages of files, which would be free only later, are dropped before.
     """
-    before = JOINING.read_text()
     os.sync()
     CACHES.write_text("1")
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdout is not None
-        try:
-            JOINING.write_text("0")
-            assert keeper.stdout.readline() == b"kept\n", "memory could not be kept"
-            yield
-        finally:
-            JOINING.write_text(before)
+        assert keeper.stdout.readline() == b"kept\n", "memory could not be kept"
+        yield
 
 
 def _keep() -> None:
-    """Hold a page of each block until stdin ends."""
+    """Hold what is free until stdin ends."""
     free = re.search(r"MemFree: +(\d+) kB", Path("/proc/meminfo").read_text())
     assert free is not None
-    blocks = max(0, 1024 * int(free[1]) - LEFT_BYTES) // BLOCK_BYTES
+    blocks = max(1, (1024 * int(free[1]) - LEFT_BYTES) // BLOCK_BYTES)
     memory = mmap.mmap(-1, blocks * BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    starts = range(0, len(memory), BLOCK_BYTES)
-    for start in starts:
-        memory[start : start + BLOCK_BYTES : PAGE_BYTES] = bytes([1] * (BLOCK_BYTES // PAGE_BYTES))
-    for start in starts:
-        memory.madvise(mmap.MADV_DONTNEED, start + PAGE_BYTES, BLOCK_BYTES - PAGE_BYTES)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    for start in range(0, len(memory), BLOCK_BYTES):
+        memory[start] = 1
+    memory.madvise(mmap.MADV_FREE)
     print("kept", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], UNUSED_S)[0]:
+        for _ in range(LOOKS):
+            memory[::BLOCK_BYTES]
+            select.select([sys.stdin], [], [], LOOK_S)
 
 
 if __name__ == "__main__":
