@@ -43,8 +43,8 @@ def kept() -> Iterator[None]:
     """Have all free memory stay with this machine meanwhile; needs root.
 
     A process of its own touches it, and lets the kernel take it from it as it is wanted (``MADV_FREE``), in
-    huge pages where those are: it is never free, so the host never has it, and to have it costs a process next
-    to nothing. Pages of files, which would be free only later, are dropped before.
+    huge pages where those are: it is never free, so the host never has it, and to have it costs next to
+    nothing. Pages of files, which would be free only later, are dropped before.
     """
     os.sync()
     CACHES.write_text("1")
