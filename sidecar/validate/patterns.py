@@ -23,6 +23,8 @@ _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _LAZY = re.compile(r"([*+?}])\?")
 _CHOICE = re.compile(r"[*+?{(]")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
+_SET = re.compile(r"\[\^?\]?[^\]]*")
+_OF_SETS = re.compile(r"^\[\[|--|&&|~~|\|\|")  # what Python warns of: it may mean these to a later one
 
 
 class TooCostly(Exception):
@@ -49,13 +51,16 @@ def objection(expression: str, max_choices: int) -> str | None:
     """
     if len(expression) > MAX_LENGTH:
         return f"is longer than {MAX_LENGTH} characters"
+    bare = _ESCAPE.sub("x", expression).replace("(?:", "(")
+    if "(?" in bare or re.search(r"\\[1-9]", expression):
+        return "uses look-around, inline flags or a back-reference"
+    if any(_OF_SETS.search(one) for one in _SET.findall(bare)):
+        return "has [[, --, &&, ~~ or || in a set of characters, which not every Python reads alike"
     try:
         re.compile(expression)
     except (re.error, RecursionError, OverflowError) as error:
         return f"is not a regular expression: {error}"
-    bare = _LAZY.sub(r"\1", _ESCAPE.sub("x", expression).replace("(?:", "("))
-    if "(?" in bare or re.search(r"\\[1-9]", expression):
-        return "uses look-around, inline flags or a back-reference"
+    bare = _LAZY.sub(r"\1", bare)
     if _REPEATED_GROUP.search(bare):
         return "repeats a group, which can take exponential time"
     if len(_CHOICE.findall(bare)) > max_choices:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lora_fs.sidecar.validate.patterns import (
     MAX_CHOICES_IN_KEY,
+    MAX_CHOICES_IN_TARGET,
     Budget,
     ModulePatterns,
     TargetModules,
@@ -52,6 +57,28 @@ def test_what_people_write(expression: str) -> None:
 def test_what_could_run_for_ever(expression: str) -> None:
     """Expressions whose backtracking explodes, or that do not compile, are never run."""
     assert objection(expression, MAX_CHOICES_IN_KEY) is not None
+
+
+@pytest.mark.parametrize("expression", ["[[a]q_proj", "[a--b]", "[]&&x]", "[^a||b]", r"[\]~~]", "(?#[)[[a]"])
+def test_what_pythons_read_differently(expression: str) -> None:
+    """What Python warns of, since it may come to mean a set of sets, is never compiled."""
+    assert objection(expression, MAX_CHOICES_IN_KEY) is not None
+
+
+@pytest.mark.parametrize("expression", ["[a-z]--", "q_proj||v_proj", r"\[[a-z]\]", "[]a[]", "[-a]&&"])
+def test_what_all_pythons_read_alike(expression: str) -> None:
+    """The same characters where they can mean but themselves."""
+    assert objection(expression, MAX_CHOICES_IN_KEY) is None
+
+
+@given(st.text("[]^-&~|\\a.()?#:", max_size=12))
+def test_nothing_is_warned_of(expression: str) -> None:
+    """Whatever passes compiles as a key and as a target, and whatever does not is refused, without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if objection(expression, MAX_CHOICES_IN_TARGET) is None:
+            ModulePatterns({expression: 1})
+            TargetModules(expression)
 
 
 def test_first_key_that_matches_wins() -> None:
