@@ -47,7 +47,8 @@ def objection(expression: str, max_choices: int) -> str | None:
     """Say why an expression is not run, or None when it may be.
 
     Counts the places where a match can go more than one way (a repeat, an optional part, a
-    group) and refuses a repeated group, which makes backtracking exponential.
+    group) and refuses a repeated group, which makes backtracking exponential. What Python would
+    warn of is refused before it is compiled.
     """
     if len(expression) > MAX_LENGTH:
         return f"is longer than {MAX_LENGTH} characters"
