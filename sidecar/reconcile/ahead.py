@@ -14,7 +14,8 @@ from collections import deque
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.staging import StageFull, Stager
+from lora_fs.sidecar.reconcile.copies import StageFull
+from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.registry.desired import changes
 
 logger = logging.getLogger(__name__)

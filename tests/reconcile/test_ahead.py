@@ -10,7 +10,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.staging import StageFull
+from lora_fs.sidecar.reconcile.copies import StageFull
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio

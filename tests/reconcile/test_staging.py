@@ -16,7 +16,8 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.staging import GRACE_S, IDLE_S, Signature, Stager
+from lora_fs.sidecar.reconcile.copies import GRACE_S, IDLE_S, Signature
+from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.registry import registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
