@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lora_fs.sidecar.errors import InputError, SourceUnavailable
+from lora_fs.sidecar.errors import InputError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.sources.uri import Uri
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
@@ -122,7 +122,7 @@ class Meter:
     def check_size(self, uri: str, size_bytes: int | None) -> None:
         """Refuse what is too large before any of it is fetched."""
         if size_bytes is not None and size_bytes > self.most_bytes:
-            raise InputError(
+            raise TooLarge(
                 f"{uri} is {size_bytes} bytes; {self.most_bytes} are the most that is fetched: raise "
                 "LORA_FS_FETCH_MAX_BYTES"
             )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.sources.offer import CARRIED, MAX_CARRIED_BYTES
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
@@ -79,7 +79,7 @@ def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tu
     for count, member in enumerate(archive):
         size += max(0, member.size)
         if count >= MOST_MEMBERS or size > most_bytes:
-            raise InputError(
+            raise TooLarge(
                 f"{uri} unpacks to more than {MOST_MEMBERS} files or {most_bytes} bytes: pack the adapter "
                 "alone, or raise LORA_FS_FETCH_MAX_BYTES"
             )

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.sources.hashing import CHUNK_BYTES, Hash, Hasher, check, hash_of
 from lora_fs.sidecar.sources.offer import Changed, Meter, NotRanged, Piece
@@ -243,7 +243,7 @@ class _Fetch:
                 span.at += written
                 room = room[written:]
         if span.at > self._meter.most_bytes:
-            raise InputError(
+            raise TooLarge(
                 f"{self._uri} is more than the {self._meter.most_bytes} bytes that are fetched: raise "
                 "LORA_FS_FETCH_MAX_BYTES"
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import tarfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -213,6 +215,13 @@ async def test_a_form_is_uploaded(sidecar: Start, large: Path) -> None:
     assert left_in(one.root) == []
 
 
+def _zeros(size_bytes: int) -> bytes:
+    """A packed tar of so many."""
+    member = tarfile.TarInfo(WEIGHTS)
+    member.size = size_bytes
+    return gzip.compress(member.tobuf() + bytes(size_bytes))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "name": ({"params": {"name": "../x"}, "content": b"x", "headers": TAR}, 400, "invalid name"),
     "revision": (
@@ -240,6 +249,15 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         "the form was cut",
     ),
     "large": ({"params": {"name": "x"}, "content": b"x" * 300_001, "headers": TAR}, 413, "300000 bytes"),
+    "large inside": (
+        {
+            "params": {"name": "x"},
+            "content": _zeros(300_001),
+            "headers": TAR,
+        },
+        413,
+        "300000 bytes",
+    ),
 }
 
 
