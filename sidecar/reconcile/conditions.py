@@ -1,8 +1,9 @@
-"""Since when things are as they are: the time of each phase, and conditions as Kubernetes has them."""
+"""Whether a replica can serve; and since when: the time of each phase, and conditions as Kubernetes has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Phase
 from lora_fs.sidecar.reconcile.events import Now, utc_now
@@ -15,6 +16,14 @@ TYPES: Mapping[str, Callable[[Phase], bool]] = {
     "Available": lambda phase: phase not in UNAVAILABLE,
     "Loaded": lambda phase: phase in IN_ENGINE,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether this replica can serve, and why not."""
+
+    ready: bool
+    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
 
 
 class Since:

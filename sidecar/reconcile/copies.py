@@ -3,7 +3,7 @@
 A copy's folder is named after its content's hash and its adapter. One that the engine does not have
 and nobody holds stays while its adapter is registered, so that the next load reads no volume; it makes
 room for another, the one longest out of use first. Other processes of the same owner may have copies in
-the folder, too; what else lies in it is not touched. All of it blocks on the disk but what is told from memory.
+the folder, too; what else lies in it is not touched. What is not told from memory blocks on the disk.
 """
 
 from __future__ import annotations

@@ -22,25 +22,18 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import (
-    AdapterKey,
-    AdapterStatus,
-    Condition,
-    Download,
-    JsonObject,
-    Policy,
-    Record,
-)
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Policy, Record
 from lora_fs.sidecar.reconcile import plan, status
 from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn, public_name
-from lora_fs.sidecar.reconcile.conditions import Since
+from lora_fs.sidecar.reconcile.conditions import Readiness, Since
 from lora_fs.sidecar.reconcile.events import EventLog, News
 from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.residents import Residents
 from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.reconcile.subjects import Subjects
+from lora_fs.sidecar.reconcile.tally import Tally
 from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry.desired import Desired, touched
@@ -51,14 +44,6 @@ logger = logging.getLogger(__name__)
 ENGINE_RETRY_S = 0.5
 GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether this replica can serve, and why not."""
-
-    ready: bool
-    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +90,7 @@ class Replica:
         self._ended: str | None = None  # why the loop ended, which is never meant
         self._max_loras: int | None = None
         self._passes = Durations(clock)
-        self._requests: dict[str, Counter[AdapterKey]] = {}  # plain name → by what answered them
+        self._tally = Tally()
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
         self._since = Since()
         self._news = News(self.events)
@@ -133,18 +118,18 @@ class Replica:
     def choose(self, served: Served, user: str | None) -> Served:
         chosen = self.catalog().choose(served, user, random.random)
         self._kept_for = self._kept_for or self._volume.desired
-        self._requests.setdefault(chosen.name.partition("@")[0], Counter())[chosen.record.key] += 1
+        self._tally.count(chosen)
         return chosen
 
     def requests(self) -> Mapping[tuple[str, str], int]:
-        held, trials, found = set(self._residents.paths.values()), self.catalog().trials, {}
-        for name in {*trials, *(name.partition("@")[0] for name in self._residents.paths)}:
-            for key, count in self._requests.get(name, {}).items():
-                record = self._volume.desired.records.get(key)
-                loaded = record is not None and record.present and self._stager.path(record) in held
-                if loaded or name in trials:
-                    found[name, key.revision] = count
-        return found
+        held, trials = set(self._residents.paths.values()), self.catalog().trials
+
+        def told(name: str, key: AdapterKey) -> bool:
+            record = self._volume.desired.records.get(key)
+            loaded = record is not None and record.present and self._stager.path(record) in held
+            return loaded or name in trials
+
+        return self._tally.of({*trials, *(name.partition("@")[0] for name in self._residents.paths)}, told)
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         return self._engine_cards
@@ -339,11 +324,8 @@ class Replica:
         for key in touched(before.records, after.records):
             name, record = public_name(key.scope, key.name, self.namespaces), after.records.get(key)
             changed |= {name, f"{name}@{key.revision}"}
-            counted = self._requests.get(name)
-            if counted is not None and (record is None or not record.present):
-                del counted[key]
-                if not counted:
-                    del self._requests[name]
+            if record is None or not record.present:
+                self._tally.drop(name, key)
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
         self._since.keep_only(lambda name: self.lookup(name) is not None, changed)
 

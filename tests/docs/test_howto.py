@@ -20,8 +20,8 @@ from pydantic import AliasChoices
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
+from lora_fs.sidecar.reconcile.conditions import Readiness
 from lora_fs.sidecar.reconcile.measures import Durations
-from lora_fs.sidecar.reconcile.replica import Readiness
 from lora_fs.sidecar.reconcile.residents import COUNTERS
 from lora_fs.sidecar.server import observe
 from lora_fs.sidecar.server.auth import Admin
