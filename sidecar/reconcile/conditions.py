@@ -1,4 +1,4 @@
-"""Whether a replica can serve; and since when: the time of each phase, and conditions as Kubernetes has them."""
+"""Whether a replica can serve, and since when things are as they are: phases, conditions as in Kubernetes."""
 
 from __future__ import annotations
 
