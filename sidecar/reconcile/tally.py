@@ -30,7 +30,8 @@ class Tally:
 
     def drop(self, name: str, key: AdapterKey) -> None:
         """Forget what a record answered."""
-        counted = self._counted.get(name, Counter())
-        del counted[key]
-        if not counted:
-            self._counted.pop(name, None)
+        counted = self._counted.get(name)
+        if counted is not None:
+            del counted[key]
+            if not counted:
+                del self._counted[name]

@@ -159,6 +159,16 @@ async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Pa
     assert sum(isinstance(result, str) for result in results) == 2
 
 
+async def test_a_stage_that_is_gone(registry: Registry, register: Register, tmp_path: Path) -> None:
+    """Told as what may be there again, and not as a defect of this program."""
+    stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
+    shutil.rmtree(tmp_path / "stage")
+    with pytest.raises(VolumeUnavailable, match="cannot stage"):
+        await stager.stage(record)
+    (tmp_path / "stage").mkdir()
+    assert Path(await stager.stage(record)).is_dir()
+
+
 async def test_it_begins_at_once(registry: Registry, register: Register, stager: Stager) -> None:
     """What the caller does before it waits is done beside the copying."""
     record, begun = register("one", 1), threading.Event()

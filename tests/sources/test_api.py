@@ -250,11 +250,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     ),
     "large": ({"params": {"name": "x"}, "content": b"x" * 300_001, "headers": TAR}, 413, "300000 bytes"),
     "large inside": (
-        {
-            "params": {"name": "x"},
-            "content": _zeros(300_001),
-            "headers": TAR,
-        },
+        {"params": {"name": "x"}, "content": _zeros(300_001), "headers": TAR},
         413,
         "300000 bytes",
     ),
@@ -269,6 +265,18 @@ async def test_an_upload_that_is_refused_leaves_nothing(why: str, sidecar: Start
     answer = await one.http.post("/v1/lora_adapters", **request)
     assert (answer.status_code, told in answer.text) == (status, True), answer.text
     assert str(one.root) not in answer.text, "where it lay meanwhile is not its sender's affair"
+    assert left_in(one.root) == []
+
+
+@pytest.mark.parametrize("lengthless", [False, True])
+async def test_a_source_that_is_too_large_is_413(
+    lengthless: bool, sidecar: Start, web: WebServer, large: Path
+) -> None:
+    """As an upload of its size is, whether the size is said beforehand or found as it is read."""
+    one = await sidecar(fetch_max_bytes=300_000, allowed_remotes=(web.url,))
+    url = web.put("/large.tar", tar_of(large), lengthless=lengthless, ranged=not lengthless)
+    answer = await one.load("large", url)
+    assert (answer.status_code, "LORA_FS_FETCH_MAX_BYTES" in answer.text) == (413, True), answer.text
     assert left_in(one.root) == []
 
 
