@@ -1,12 +1,13 @@
 """One look at the volume: what was known before, and what is read on top of it.
 
 A body that cannot be read is a problem and a name to be tried again; the last one that can be read
-stays in force. Nothing known is forgotten here.
+stays in force. Nothing known is forgotten here for an absence; a file written anew where the known one
+is gone takes its place, whatever its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NamedTuple
@@ -30,7 +31,12 @@ class _Wanted(NamedTuple, Generic[Key, Body]):
 
 
 class Learning:
-    """What was known before, and what is read on top of it. ``unread``: names not read before."""
+    """What was known before, and what is read on top of it.
+
+    Args:
+        unread: names not read before.
+        gone: records that are known, and that the last listing had not.
+    """
 
     def __init__(
         self,
@@ -38,8 +44,10 @@ class Learning:
         readers: int,
         known: tuple[Growing[AdapterKey, Record], Growing[tuple[Scope, str], Pointer]],
         unread: Mapping[Path, set[str]],
+        gone: Collection[Hashable] = (),
     ) -> None:
         self._registry, self._readers, self._unread_before = registry, readers, unread
+        self._gone = gone
         self.records, self.pointers = known
         self.problems: dict[str, str] = {}
         self.unread: dict[Path, set[str]] = {}
@@ -63,10 +71,34 @@ class Learning:
 
     def _learn_told(self, known: Growing[Key, Body], one: _Wanted[Key, Body]) -> bool:
         held = known.get(one.key)
-        if held is not None and held.generation == one.generation.generation:
-            return one.generation.token in ("", held.token)  # else it is a sibling, which listings tell of
+        if held is not None and one.generation.generation <= held.generation:
+            return self._learn_anew(known, one, held)
         self._learn(known, [one])
         return not self.problems
+
+    def _learn_anew(self, known: Growing[Key, Body], one: _Wanted[Key, Body], held: Body) -> bool:
+        """Take what is not above what is held, where that is gone: it was removed, and written anew.
+
+        What the held one builds on is no news: the newest file alone was lost, and is not taken back.
+
+        Returns:
+            False if a listing has to tell what is in force.
+        """
+        own = Generation(held.generation, held.token if one.generation.token else "")
+        try:
+            if own != one.generation and not self._registry.is_gone(one.series, own):
+                return one.generation.generation < held.generation  # a sibling is for listings to tell of
+        except VolumeUnavailable:
+            return False
+        found = self._try(one)
+        if isinstance(found, CorruptRecord | VolumeUnavailable):
+            self._report(one, found)
+            return False
+        built_on = held.previous and (held.previous.generation, held.previous.sum)
+        if found.token != held.token and built_on != (found.generation, found.sum):
+            known.put(one.key, found)
+            self.learned = True
+        return True
 
     def scope(self, scope: Scope, listing: ScopeListing, last: ScopeListing) -> None:
         """Read what is new in a scope."""
@@ -99,25 +131,28 @@ class Learning:
         return [name for name, found in listing.records.items() if held.get(name) != found or name in unread]
 
     def _learn(self, known: Growing[Key, Body], wanted: list[_Wanted[Key, Body]]) -> None:
-        missing = [
-            one
-            for one in wanted
-            if (held := known.get(one.key)) is None or _generation(held, one.generation) < one.generation
-        ]
+        missing = []
+        for one in wanted:
+            held = known.get(one.key)
+            if held is None or _generation(held, one.generation) < one.generation:
+                missing.append(one)
+            elif one.generation.generation < held.generation or one.key in self._gone:
+                self._learn_anew(known, one, held)
         for one, found in zip(missing, self._read(missing), strict=True):
             if not isinstance(found, CorruptRecord | VolumeUnavailable):
                 known.put(one.key, found)
                 self.learned = True
                 continue
-            self.problems[str(one.series.folder / generation_name(one.series.name, *one.generation))] = str(
-                found
-            )
-            self.unread.setdefault(one.series.folder, set()).add(one.series.name)
+            self._report(one, found)
             good = self._last_good(one.series, found)
             held = known.get(one.key)
             if good is not None and (held is None or held.generation < good.generation):
                 known.put(one.key, good)
                 self.learned = True
+
+    def _report(self, one: _Wanted[Key, Body], error: CorruptRecord | VolumeUnavailable) -> None:
+        self.problems[str(one.series.folder / generation_name(one.series.name, *one.generation))] = str(error)
+        self.unread.setdefault(one.series.folder, set()).add(one.series.name)
 
     def _read(self, wanted: list[_Wanted[Key, Body]]) -> Iterator[Body | CorruptRecord | VolumeUnavailable]:
         if self._readers == 1 or len(wanted) <= self._readers:

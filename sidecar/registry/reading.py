@@ -193,6 +193,17 @@ class Reader:
             raise CorruptRecord(f"{path}: holds another writer's record")
         return body
 
+    def is_gone(self, series: Series[Body], generation: Generation) -> bool:
+        """Whether opening a generation finds nothing there, which a listing that lags does not prove.
+
+        Raises:
+            VolumeUnavailable: the volume did not answer.
+        """
+        try:
+            return atomic.read_bytes(series.folder / generation_name(series.name, *generation)) is None
+        except NotRegular:
+            return False
+
     def generations(self, series: Series[Body]) -> list[Generation]:
         """The generations listed, the greatest first."""
         own = f"{series.name}.@"

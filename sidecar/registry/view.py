@@ -1,7 +1,7 @@
 """The desired state in memory: what the volume says, as last read, good as long as it lasts.
 
-A view only learns: a generation replaces a lower one, a tombstone withdraws, and *absence
-withdraws nothing*. A file that cannot be read leaves the last good state in force and is
+A view only learns: a generation replaces a lower one or one that is gone, a tombstone withdraws, and
+*absence withdraws nothing*. A file that cannot be read leaves the last good state in force and is
 reported. Bodies are read once, since names never change. Where HEAD tells what was written those
 files alone are read; else the tree is listed, and a folder whose names are those of the last scan
 is passed over. ``refresh`` blocks on the volume and belongs in a thread; ``desired`` is an
@@ -68,7 +68,7 @@ class RegistryView:
         self._records, self._pointers = no_records(), no_pointers()
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
         self._told: dict[AdapterKey, float] = {}  # what HEAD told of, until when a listing may lack it
-        self._missing: dict[Scope, int] = {}  # records known and not listed
+        self._missing: dict[Scope, set[AdapterKey]] = {}  # records known and not listed
         self.desired = Desired()
 
     def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
@@ -157,7 +157,8 @@ class RegistryView:
         """On top of what is known; or, after a restore, on top of nothing."""
         records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
         known = (Growing(records), Growing(pointers))
-        return Learning(self._registry, self._readers, known, {} if anew else self._unread)
+        gone = set().union(*self._missing.values())
+        return Learning(self._registry, self._readers, known, {} if anew else self._unread, gone)
 
     def _scan(self, scopes: dict[Scope, Collection[Path] | None]) -> bool:
         before, epoch = self.desired, self._registry.marker.epoch
@@ -190,15 +191,16 @@ class RegistryView:
             now, told = self._clock(), self._told.items()
             self._told = {key: end for key, end in told if now < end and not _is_listed(key, whole)}
             for scope in other_names:
-                self._missing[scope] = self._count_missing(learning.records.part(scope), whole)
-            frozen = None if restored else _vanished(sum(self._missing.values()), len(learning.records))
+                self._missing[scope] = self._missing_of(learning.records.part(scope), whole)
+            missing = sum(map(len, self._missing.values()))
+            frozen = None if restored else _vanished(missing, len(learning.records))
         same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
 
-    def _count_missing(self, records: Mapping[AdapterKey, Record], listings: _Listings) -> int:
-        return sum(key not in self._told and not _is_listed(key, listings) for key in records)
+    def _missing_of(self, records: Mapping[AdapterKey, Record], listings: _Listings) -> set[AdapterKey]:
+        return {key for key in records if key not in self._told and not _is_listed(key, listings)}
 
     def _keep(
         self,

@@ -361,6 +361,24 @@ def test_dropped_folder_is_replaced(
     assert client.complete("dropped", prompt=LONG_PROMPT).text == pure
 
 
+def test_removed_with_its_records_and_registered_again(
+    plugin: Plugin, client: Client, stream: Stream, adapters: Adapters, right: Right
+) -> None:
+    """`rm -rf` of all there is of a name withdraws nothing; what is registered in its place is served."""
+    plugin.register("erased", adapters(0), "--revision", "v1")
+    assert client.complete("erased").text == right(0)
+    for folder in (plugin.revision_dir, plugin.revision_dir.parent / ".active"):
+        for path in folder.glob("erased*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert client.complete("erased").text == right(0)
+    plugin.register("erased", adapters(3), "--revision", "v1")
+    wait_until(
+        "the new bytes are served", lambda: client.complete("erased").text == right(3), timeout_s=FOLLOWED_S
+    )
+    plugin.volume.run("unregister", "erased")
+    plugin.wait_delisted("erased")
+
+
 def test_deleted_while_in_memory(
     plugin: Plugin, client: Client, stream: Stream, replace: Replace, right: Right
 ) -> None:

@@ -18,7 +18,7 @@ from lora_fs.sidecar.registry.layout import generation_name
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S, RETRY_MOST_S, RegistryView
 from tests.registry.conftest import Clock, MakeAdapter
-from tests.registry.faults import fail
+from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put
 from tests.registry.test_root import change_marker
 
@@ -387,3 +387,82 @@ def test_head_costs_a_bounded_number_of_looks(
         view.refresh()
         clock.now += 0.5
     assert most / 2 < scans <= most
+
+
+@pytest.mark.parametrize("hint", ["HEAD tells", "a scan finds"])
+@pytest.mark.parametrize("links", ["links", "no links"])
+@pytest.mark.parametrize("generations", [1, 3])
+def test_what_was_removed_by_hand_and_registered_again_is_seen(
+    tmp_path: Path,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    generations: int,
+    links: str,
+    hint: str,
+) -> None:
+    """`rm -rf` of a model's folder takes nothing away; what is registered in its place is served."""
+    if links == "no links":
+        without_links(monkeypatch)
+    registry = Registry(tmp_path / "removed", create=True)
+    put(registry, scope, make_adapter(), revision="v1")
+    for _ in range(generations // 2):
+        operations.unregister(registry, scope, "a1", writer="test")
+        put(registry, scope, make_adapter(), revision="v1")
+    put(registry, scope, make_adapter(seed=7), revision="v2", name="b1")
+    view = RegistryView(registry, (scope,))
+    view.refresh()
+    key = AdapterKey(*scope, "v1", "a1")
+    assert view.desired.records[key].generation == generations
+    shutil.rmtree(registry.layout.scope(scope))
+    view.refresh(force=True)
+    assert names(view) == ["a1", "b1"]
+    put(registry, scope, make_adapter(seed=8), revision="v1")
+    if hint == "a scan finds":
+        registry.layout.head.unlink()
+        view.refresh(force=True)
+    else:
+        view.refresh()
+    fresh = RegistryView(registry, (scope,))
+    fresh.refresh()
+    assert view.desired.records[key] == fresh.desired.records[key]
+    assert view.desired.problems == {}
+    put(registry, scope, make_adapter(seed=9), revision="v3")
+    view.refresh()
+    assert {name: record.revision for _, name, record in view.desired.active()} == {"a1": "v3", "b1": "v2"}
+    registry.close()
+
+
+def test_a_pointer_that_was_removed_by_hand_is_written_anew(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView
+) -> None:
+    """A name whose pointers were removed serves what is registered next, though its numbers begin again."""
+    put(registry, scope, make_adapter(seed=1), revision="v2")
+    view.refresh()
+    shutil.rmtree(registry.layout.scope(scope))
+    put(registry, scope, make_adapter(seed=2), revision="v3")
+    view.refresh()
+    assert {name: record.revision for _, name, record in view.desired.active()} == {"a1": "v3"}
+
+
+def test_a_listing_that_shows_less_than_there_is_takes_nothing_back(
+    registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that lists a folder as it was, of a revision whose newest file can be opened."""
+    key = AdapterKey(*scope, "v1", "a1")
+    operations.unregister(registry, scope, "a1", writer="test")
+    view.refresh()
+    real = atomic.list_names
+    newest = generation_name("a1", 2)
+    monkeypatch.setattr(
+        atomic, "list_names", lambda path: [name for name in real(path) or () if name != newest]
+    )
+    other_life = view.desired.records[key].model_copy(
+        update={"generation": 1, "uid": "0" * 32, "token": "1" * 32}
+    )
+    record_path(registry, scope, 1).write_bytes(seal(other_life))
+    view.refresh(force=True)
+    assert view.desired.records[key].generation == 2
+    record_path(registry, scope, 2).unlink()
+    view.refresh(force=True)
+    assert view.desired.records[key].generation == 2, "nothing was listed that is new"
