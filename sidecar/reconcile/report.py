@@ -144,7 +144,7 @@ class Reporter:
         return None
 
     async def withdraw(self, replica_id: str) -> None:
-        """Remove both files at shutdown, for good: this replica is no more. Bounded."""
+        """Remove both files at shutdown, for good, unless another process of that id writes them. Bounded."""
         if self._task is not None:
             self._task.cancel()
         layout = self._registry.layout
@@ -152,7 +152,8 @@ class Reporter:
         def remove() -> None:
             with self._writing:  # by the thread of the report just cancelled, which goes on
                 self._withdrawn = True
-                for path in (layout.replica(replica_id), layout.event_list(replica_id)):
+                own = self._written_by_another(layout.replica(replica_id)) is None
+                for path in (layout.replica(replica_id), layout.event_list(replica_id)) if own else ():
                     path.unlink(missing_ok=True)
             self._registry.close()
 
@@ -161,7 +162,7 @@ class Reporter:
                 await anyio.to_thread.run_sync(remove, abandon_on_cancel=True)
         except TimeoutError:
             logger.warning("the status file is not removed: the volume does not answer", extra=_LEFT)
-        except OSError as error:
+        except (OSError, LoraFsError) as error:
             logger.warning("the status file is not removed: %s", error, extra=_LEFT)
 
 

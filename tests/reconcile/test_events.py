@@ -287,6 +287,11 @@ async def test_two_replicas_of_one_id_are_told(
     assert await beats(one, one) == [None, None]
     left.write_bytes(left.read_bytes()[:20])
     assert await beats(one) == [None], "torn is not another's"
+    await beats(other)
+    await one.reporter.withdraw("r0")
+    assert left.exists(), "it is the other's now"
+    await other.reporter.withdraw("r0")
+    assert not left.exists()
 
 
 @anyio
