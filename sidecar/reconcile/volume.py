@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -51,7 +51,7 @@ EVENTS: list[type[FileSystemEvent]] = [FileCreatedEvent, DirCreatedEvent, DirMov
 
 
 class Volume:
-    """Owns the view and the adopter, and the one thread that uses them; ``look_now`` uses the view, too.
+    """Owns the view, the adopter and the thread that uses them; others refresh the view beside it.
 
     Attributes:
         read_once: the tree was read at least once: an empty state is empty, not unknown.
@@ -191,9 +191,33 @@ class Volume:
         to_list |= self._adopter.in_doubt()
         fresh = self._refresh(force=everywhere, folders=to_list)
         look = everywhere or to_list or dropped or self._adopter.waiting()
-        if look and self._adopter.step(self._view.desired, everywhere=everywhere, dropped=dropped):
+        if not look:
+            return fresh
+        with self._followed():
+            adopted = self._adopter.step(self._view.desired, everywhere=everywhere, dropped=dropped)
+        if adopted:
             fresh |= self._refresh() or self._refresh(force=True)
         return fresh
+
+    @contextmanager
+    def _followed(self) -> Iterator[None]:
+        """HEAD is polled on while folders are adopted: to read a large one takes a minute."""
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(self._poll_s):
+                with suppress(LoraFsError):  # the pass finds it, too, and tells of it
+                    if self._refresh():
+                        self._on_change()
+                    self._looked_at = time.monotonic()
+
+        follower = threading.Thread(target=follow, name="lora-fs-volume-head", daemon=True)
+        with suppress(RuntimeError):  # no thread left: the pass itself looks when it is done
+            follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
         with self._looking:  # not while a folder is adopted: who wrote something waits for no other's bytes

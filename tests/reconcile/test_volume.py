@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.reconcile.volume import STALLED_AFTER_S, Volume
@@ -110,26 +111,50 @@ def test_a_look_that_fails_loses_no_notification(registry: Registry, monkeypatch
     assert refresh.call_args.kwargs["folders"] == set()
 
 
-def test_what_was_just_written_waits_for_no_adoption(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter
+@pytest.mark.parametrize("asked", ["by who wrote it", "by nobody"])
+def test_what_is_written_waits_for_no_adoption(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter, asked: str
 ) -> None:
-    """To hash a large folder takes a minute; what is registered meanwhile is listed at once."""
-    volume, adopting, go = make_volume(registry), threading.Event(), threading.Event()
+    """To hash a large folder takes a minute; what is registered meanwhile is listed, and nothing stalls."""
+    volume, adopting, go, told = (
+        make_volume(registry),
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
+    volume.read_once = True
 
     def step(*_: object, **__: object) -> bool:
         adopting.set()
         return not go.wait(20)
 
     monkeypatch.setattr(volume._adopter, "step", step)
+    volume._on_change = told.set
     watcher = threading.Thread(target=volume._pass)
     watcher.start()
     assert adopting.wait(20)
+    volume._looked_at -= STALLED_AFTER_S + 1
     put(Registry(registry.layout.root), SCOPE, make_adapter("a"))
-    looking = threading.Thread(target=volume.look_now)
-    looking.start()
-    looking.join(5)
-    listed = len(volume.desired.records)
+    if asked == "by who wrote it":
+        looking = threading.Thread(target=volume.look_now)
+        looking.start()
+        looking.join(5)
+    assert told.wait(20)
+    assert len(volume.desired.records) == 1
+    wait_until("it does not count as stalled", lambda: volume.conditions() == (), timeout_s=10)
     go.set()
-    for thread in (watcher, looking):
-        thread.join()
-    assert listed == 1
+    watcher.join()
+    wait_until(
+        "nothing follows any more",
+        lambda: not any(thread.name == "lora-fs-volume-head" for thread in threading.enumerate()),
+        timeout_s=10,
+    )
+
+
+def test_an_adoption_needs_no_thread(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none is left the pass goes on without a follower."""
+    volume, step = make_volume(registry), Mock(return_value=False)
+    monkeypatch.setattr(volume._adopter, "step", step)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    volume._pass()
+    assert (volume.conditions(), step.call_count) == ((), 1)
