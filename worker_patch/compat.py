@@ -34,6 +34,8 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
     from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+    from vllm.v1.worker.gpu.lora_utils import LoraState
+    from vllm.v1.worker.gpu.mm.lora import set_active_mm_loras
 
     return {
         OpenAIServingModels.resolve_lora: ("self", "lora_name"),
@@ -55,6 +57,11 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
         LoRAModel.from_lora_tensors: (
             *("lora_model_id", "tensors", "peft_helper", "device", "dtype"),
             *("model_vocab_size", "weights_mapper", "skip_prefixes"),
+        ),
+        LoraState.__init__: ("self", "max_num_reqs"),
+        set_active_mm_loras: (
+            *("model", "lora_manager", "encoder_cache"),
+            *("req_id_to_index", "lora_state", "scheduled_encoder_inputs"),
         ),
         BaseLayerWithLoRA.set_mapping: ("self", "punica_wrapper"),
         BaseLinearLayerWithLoRA.set_lora: ("self", "index", "lora_a", "lora_b"),

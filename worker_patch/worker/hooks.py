@@ -23,6 +23,7 @@ def install() -> None:
     from vllm.v1.worker import lora_model_runner_mixin
     from vllm.v1.worker.worker_base import WorkerBase
 
+    from lora_fs.worker_patch.worker import ids
     from lora_fs.worker_patch.worker.managers import TieredWorkerManager
     from lora_fs.worker_patch.worker.rpc import answer
 
@@ -36,6 +37,7 @@ def install() -> None:
     lora_model.PIN_MEMORY = model_manager.PIN_MEMORY = False
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
     setattr(WorkerBase, RPC, lora_fs)
+    ids.widen()
     _choose_wrapper()
 
 

@@ -20,6 +20,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from lora_fs.worker_patch.worker.alike import Alike, Kind
+from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident, size_bytes
@@ -45,6 +46,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     _adapter_manager: TieredModelManager
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check_room(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         self._loader: Loader[Resident] = Loader()
         self._alike = Alike()
