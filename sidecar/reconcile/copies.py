@@ -8,6 +8,7 @@ the folder, too; what else lies in it is not touched. What is not told from memo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -40,6 +41,16 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 class StageFull(VolumeUnavailable):
     """No room, and nothing that may make some."""
+
+
+def refused(error: OSError, what: str) -> VolumeUnavailable:
+    """Say what the stage folder's own disk refused, and what to do: it is not the registry's volume."""
+    advice = {
+        errno.ENOSPC: "the stage folder's disk is full: give LORA_FS_STAGE_DIR a larger one, or lower "
+        "--stage-max-bytes to what it has",
+        errno.EDQUOT: "the stage folder's quota is used up: raise it, or lower --stage-max-bytes to it",
+    }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")
+    return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
 
 class Copies:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
-from lora_fs.sidecar.reconcile.copies import Copies
+from lora_fs.sidecar.reconcile.copies import Copies, refused
 from lora_fs.sidecar.registry import artifacts
+from lora_fs.sidecar.registry.artifacts import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 
 
@@ -93,13 +94,16 @@ class Stager(Copies):
                 self._copy(record, source, copying)
                 return str(self.place(copying, record))
         except OSError as error:
-            raise VolumeUnavailable(f"cannot stage {record.key}: {error}") from error
+            where = f" in {error.filename}" if error.filename else ""
+            raise refused(error, f"cannot stage {record.key}{where}") from error
 
     def _copy(self, record: Record, source: Path, copying: Path) -> None:
         """Read the registered files into a new folder, and see that they are what the record says."""
         names = [entry.path for entry in record.spec.files]
         try:
             copied = artifacts.copy_files(source, copying, names, sync=False, follow=False, carried=())
+        except TargetUnavailable as error:
+            raise refused(error.error, f"cannot write {error.target}") from error.error
         except VolumeUnavailable as error:
             text = _gone(error, source)
             if text is None:

@@ -1,9 +1,10 @@
 """Folder drops: a folder copied into the tree becomes a registered adapter, once it is whole.
 
 A folder is adopted when its (path, size, mtime) set held still for the settle time on this
-process's monotonic clock and it validates. Any replica may adopt; the lease saves the work of
-reading it twice and the compare-and-set makes a double harmless. What was taken away is
-``withdrawals``.
+process's monotonic clock, no transfer is under way in it, and it validates. A record that cannot be
+read is a record: nobody dropped what lies beside it. Any replica may adopt; the lease saves the work
+of reading it twice and the compare-and-set makes a double harmless. What was taken away is
+``withdrawals``, what waits ``candidates``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import (
@@ -23,11 +23,13 @@ from lora_fs.sidecar.errors import (
     OperatorError,
     OverQuota,
     TooManyRegistrations,
+    VolumeUnavailable,
 )
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
-from lora_fs.sidecar.registry import artifacts, operations, registration
+from lora_fs.sidecar.registry import artifacts, operations, registration, transfers
+from lora_fs.sidecar.registry.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.desired import Desired
-from lora_fs.sidecar.registry.layout import REGISTERING
+from lora_fs.sidecar.registry.layout import REGISTERING, Listing, generation_name
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.reading import ScopeListing
 from lora_fs.sidecar.registry.registration import Registration
@@ -35,12 +37,11 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.withdrawals import Withdrawals, told
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
+__all__ = ["RETRY_S", "Adopter", "natural_order"]
+
 logger = logging.getLogger(__name__)
 
-SERVED = ("adapter_config.json", "adapter_model.safetensors")
-READY_MARKS = frozenset({"_READY", "SHA256SUMS"})
 ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide other changes
-RETRY_S = 5.0  # after the volume, or another replica at work, kept a folder from being adopted
 QUOTA_RETRY_S = 30.0  # after the namespace's quota did
 PATIENCE_S = 0.25  # with another writer of a namespace that has a quota
 OUTSIDE = (
@@ -51,17 +52,14 @@ UNFINISHED = (
     f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
     f"a day. If it is your own folder, remove {REGISTERING} from it"
 )
+UNREADABLE = (
+    "RecordUnreadable: its record is there and cannot be read: mend it (`lora-fs fsck`), or register the "
+    "revision anew"
+)
+LINK = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
+NOT_WHOLE = "NotWhole: its tensors end in zeros, as an unfinished copy does"
+CROWDED = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
 FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
-
-
-@dataclass(slots=True)
-class _Candidate:
-    fingerprint: str
-    still_since: float
-    refused: str | None = None  # why this fingerprint was not adopted
-    retried: bool = False  # the refusal may end without the files changing
-    not_before: float = 0.0
-    replaces: int | None = None  # the pointer's generation when an adoption began that did not end
 
 
 class Adopter:
@@ -85,23 +83,21 @@ class Adopter:
         self._policy = policy
         self._may_read = may_read
         self._clock = clock
-        self._candidates: dict[AdapterKey, _Candidate] = {}
+        self._candidates = Candidates()
         self._withdrawals = Withdrawals(registry, writer)
         self._known: Mapping[Scope, ScopeListing] = {}
         self._full_look_at, self._adopting_s = 0.0, 0.0
         self._frozen = False
 
     def refusals(self) -> Mapping[AdapterKey, str]:
-        """Folders that are not adopted, and why. From any thread: a copy is read, which nobody changes."""
-        return {key: c.refused for key, c in self._candidates.copy().items() if c.refused}
+        """Folders that are not adopted, and why. From any thread."""
+        return self._candidates.refusals()
 
     def waiting(self) -> bool:
         """Whether a folder is settling: the caller should come back soon."""
         if self._frozen:
             return False
-        now = self._clock()
-        settling = any(not c.refused and c.not_before <= now for c in self._candidates.values())
-        return settling or bool(self._withdrawals.in_doubt())
+        return self._candidates.due(self._clock()) or bool(self._withdrawals.in_doubt())
 
     def in_doubt(self) -> set[Path]:
         """The folders to be listed again before the next step: of what was missed once."""
@@ -163,43 +159,66 @@ class Adopter:
         if not _may_be_a_drop(record):
             self._candidates.pop(key, None)
             return False
-        folder = self._registry.layout.artifact(key)
+        folder, now = self._registry.layout.artifact(key), self._clock()
+        candidate, refuse = self._candidates.get(key), self._candidates.refuse
+        unseen = Candidate("", now, replaces=candidate.replaces if candidate is not None else None)
         try:
             sight = artifacts.look(folder)
             linked = sight is None and record is None and folder.is_symlink()
         except (LoraFsError, OSError) as error:
-            logger.warning("adoption of %s waits: %s", key, error, extra=told("adoption.waits", key))
-            return False
-        now = self._clock()
+            return self._candidates.retry(key, unseen, error, now)
+        if linked or (sight is not None and sight.crowded):
+            return refuse(key, unseen, LINK if linked else CROWDED)
         if sight is None:
             self._candidates.pop(key, None)
-            if linked:
-                refused = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
-                self._candidates[key] = _Candidate("", now, refused)
             return False
-        if sight.crowded:
-            refused = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
-            self._candidates[key] = _Candidate("", now, refused)
+        unread = self._unread(key, desired) if record is None else None
+        damaged = unread in desired.problems
+        if unread is not None and not (damaged and self._may_be_half(key, desired)):
+            if damaged:
+                return refuse(key, unseen, UNREADABLE)
+            self._candidates.pop(key, None)
             return False
         if record is not None and record.spec.fingerprint == sight.fingerprint:
             return self._activate_left_over(key, desired, record)
-        candidate = self._candidates.get(key)
         if candidate is None or candidate.fingerprint != sight.fingerprint:
-            candidate = self._candidates[key] = _Candidate(sight.fingerprint, now)
+            candidate = self._candidates[key] = Candidate(sight.fingerprint, now)
         if (candidate.refused and not candidate.retried) or now < candidate.not_before:
             return False
-        if not sight.names & READY_MARKS and now - candidate.still_since < self._settle_s:
+        marked = transfers.is_marked(sight)
+        if not marked and now - candidate.still_since < self._settle_s:
             return False
         if REGISTERING in sight.names:
-            candidate.refused = UNFINISHED
-            return False
+            return refuse(key, candidate, UNFINISHED)
+        try:
+            part = None if marked else transfers.unfinished(folder, sight)
+        except VolumeUnavailable as error:
+            return self._candidates.retry(key, candidate, error, now)
+        if part is not None:
+            why = f"Unfinished: a transfer is under way or was broken off: {part} lies in it"
+            return refuse(key, candidate, why, retried=True)
         if self._adopting_s > ADOPTING_S:
             return False
-        adopted = self._adopt(key, candidate)
+        adopted = self._adopt(key, candidate, is_new=record is None and unread is None)
         self._adopting_s += self._clock() - now
         return adopted
 
-    def _adopt(self, key: AdapterKey, candidate: _Candidate) -> bool:
+    def _unread(self, key: AdapterKey, desired: Desired) -> str | None:
+        """The record that is listed of what has none that is known: damaged, or not read yet."""
+        listing = desired.listings.get(key.scope, ScopeListing()).revisions.get(key.revision, Listing())
+        if key.name not in listing.records:
+            return None
+        folder = self._registry.layout.revision(key.scope, key.revision)
+        return str(folder / generation_name(key.name, *listing.records[key.name]))
+
+    def _may_be_half(self, key: AdapterKey, desired: Desired) -> bool:
+        """Whether a record that cannot be read may be what a killed adopter began to write.
+
+        Without hard links it has its name before its bytes; where nothing serves the name, no harm is done.
+        """
+        return self._registry.marker.tier == "lww" and (key.scope, key.name) not in desired.pointers
+
+    def _adopt(self, key: AdapterKey, candidate: Candidate, *, is_new: bool) -> bool:
         folder = self._registry.layout.artifact(key)
         task = f"adopt-{key.scope.namespace}--{key.model}--{key.revision}--{key.name}"[:200]
         candidate.not_before = self._clock() + RETRY_S
@@ -209,12 +228,12 @@ class Adopter:
                 return False
             try:
                 if not self._may_read(folder):
-                    candidate.refused, candidate.retried = OUTSIDE, True
-                    return False
+                    return self._candidates.refuse(key, candidate, OUTSIDE, retried=True)
+                if is_new and self._registry.generations(self._registry.records(key)):
+                    return False  # registered meanwhile, or damaged: whoever looks next knows which
                 self._registry.accounts.check(key, _size_bytes(folder))
                 if looks_preallocated(folder):
-                    candidate.refused = "NotWhole: its tensors end in zeros, as an unfinished copy does"
-                    return False
+                    return self._candidates.refuse(key, candidate, NOT_WHOLE)
                 pointer = operations.active(self._registry, key.scope, key.name)
                 candidate.replaces = pointer.generation if pointer is not None else 0
                 registration.register(
@@ -235,29 +254,12 @@ class Adopter:
                     patience_s=PATIENCE_S,
                 )
             except (OverQuota, TooManyRegistrations, OperatorError) as error:
-                if candidate.refused is None:
-                    logger.warning(
-                        "folder %s is not adopted yet: %s",
-                        folder,
-                        error,
-                        extra=told("adoption.refused", key),
-                    )
-                candidate.refused, candidate.retried = f"{type(error).__name__}: {error}", True
                 candidate.not_before = self._clock() + QUOTA_RETRY_S
-                return False
+                return self._candidates.refuse(key, candidate, error, retried=True)
             except InputError as error:
-                if candidate.refused is None:
-                    logger.warning(
-                        "folder %s is not adopted: %s", folder, error, extra=told("adoption.refused", key)
-                    )
-                candidate.refused = f"{type(error).__name__}: {error}"
-                candidate.retried = _may_pass(error)
-                return False
+                return self._candidates.refuse(key, candidate, error, retried=_may_pass(error))
             except LoraFsError as error:
-                logger.warning(
-                    "adoption of %s is retried: %s", key, error, extra=told("adoption.retried", key)
-                )
-                return False
+                return self._candidates.retry(key, candidate, error, self._clock())
         del self._candidates[key]
         logger.info("adopted %s", key, extra=told("adopted", key))
         return True
@@ -268,16 +270,14 @@ class Adopter:
         A killed adopter's record is known by a name that never had a pointer; this one's own, where
         the volume failed before the pointer, by a pointer that has not moved since.
         """
-        candidate = self._candidates.pop(key, None)
+        candidate, now = self._candidates.get(key), self._clock()
         known = desired.pointers.get((key.scope, key.name))
         replaces = candidate.replaces if candidate is not None else None
         if not record.present or (known is not None and known.generation != replaces):
+            self._candidates.pop(key, None)
             return False
-        if candidate is not None and replaces is not None:
-            self._candidates[key] = candidate
-            if self._clock() < candidate.not_before:
-                return False
-            candidate.not_before = self._clock() + RETRY_S
+        if candidate is not None and now < candidate.not_before:
+            return False
         try:
             pointer = operations.active(self._registry, key.scope, key.name)
             moved = pointer is not None and pointer.generation != replaces
@@ -285,10 +285,8 @@ class Adopter:
             if left_over:
                 operations.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
         except LoraFsError as error:
-            logger.warning(
-                "%s is registered and not active: %s", key, error, extra=told("activation.failed", key)
-            )
-            return False
+            why = f"{type(error).__name__}: it is registered and not active yet: {error}"
+            return self._candidates.retry(key, candidate or Candidate("", now), why, now)
         self._candidates.pop(key, None)
         return left_over
 
@@ -302,7 +300,7 @@ def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
 def _size_bytes(folder: Path) -> int:
     """What its served files have at least, unopened; 0 where it cannot be told."""
     found = 0
-    for name in SERVED:
+    for name in transfers.SERVED:
         with suppress(OSError):
             found += (folder / name).lstat().st_size
     return found

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
-from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry import atomic, modes
 from lora_fs.sidecar.registry.layout import REGISTERING
 
 CHUNK_BYTES = 1 << 20
@@ -79,6 +79,22 @@ def _opened(folder: Path, *, follow: bool) -> Iterator[int]:
             os.close(handle)
 
 
+class TargetUnavailable(VolumeUnavailable):
+    """``target`` did not take what was to be written there; where the bytes came from is another matter."""
+
+    def __init__(self, target: Path, error: OSError) -> None:
+        super().__init__(str(atomic.unavailable(error, f"cannot write {target}")))
+        self.target, self.error = target, error
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TargetUnavailable(target, error) from error
+
+
 def _copy_hashing(
     source: Path,
     target: Path | None,
@@ -95,24 +111,44 @@ def _copy_hashing(
         with (
             os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
             ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
+            _written(target, sync=sync) as write,
         ):
-            writer = target.open("xb") if target is not None else None
-            try:
-                for chunk in _hashed(reader, digest, beside, most_bytes):
-                    size += len(chunk)
-                    if writer is not None:
-                        writer.write(chunk)
-                    if progress is not None:
-                        progress(len(chunk))
-                if writer is not None and sync:
-                    writer.flush()
-                    os.fsync(writer.fileno())
-            finally:
-                if writer is not None:
-                    writer.close()
+            for chunk in _hashed(reader, digest, beside, most_bytes):
+                size += len(chunk)
+                write(chunk)
+                if progress is not None:
+                    progress(len(chunk))
     except OSError as error:
         raise atomic.unavailable(error, f"cannot copy {source}") from error
     return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
+
+
+@contextmanager
+def _written(target: Path | None, *, sync: bool) -> Iterator[Callable[[memoryview], object]]:
+    """Takes the bytes of a new file, in turn; of none, where ``target`` is None.
+
+    Raises:
+        TargetUnavailable: it did not take them.
+    """
+    if target is None:
+        yield len
+        return
+    with _writing(target):
+        writer = target.open("xb")
+
+    def write(chunk: memoryview) -> None:
+        with _writing(target):
+            writer.write(chunk)
+
+    try:
+        yield write
+        with _writing(target):
+            writer.flush()
+            if sync:
+                os.fsync(writer.fileno())
+    finally:
+        with _writing(target):
+            writer.close()
 
 
 def _hashed(
@@ -186,13 +222,11 @@ def copy_files(
         follow: whether ``source``, or a folder on its way, may be a symlink.
     Raises:
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
-        VolumeUnavailable: reading or writing failed.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
     atomic.make_folder(target.parent)
-    try:
+    with _writing(target):
         target.mkdir()
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot create {target}") from error
     with _opened(source, follow=follow) as folder:
         entries = tuple(
             _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
@@ -211,11 +245,9 @@ def copy_files(
                     dir_fd=folder,
                     most_bytes=MAX_CARRIED_BYTES,
                 )
-    try:
-        if sync:
+    if sync:
+        with _writing(target):
             atomic.sync_folder(target)
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot copy {source}") from error
     return entries
 
 
@@ -227,9 +259,10 @@ def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
     Args:
         recorded: a record names it; if not, it is marked, until ``unmark``, as one that nobody dropped.
     """
+    atomic.make_folder(target.parent)
+    modes.share_copy(incoming, target.parent)
     if not recorded:
         _mark(incoming)
-    atomic.make_folder(target.parent)
     placed = True
     try:
         os.rename(incoming, target)
@@ -242,11 +275,9 @@ def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
 
 
 def _mark(folder: Path) -> None:
-    try:
+    with _writing(folder / REGISTERING):
         (folder / REGISTERING).touch()
         atomic.sync_folder(folder)
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot write in {folder}") from error
 
 
 def unmark(folder: Path) -> None:

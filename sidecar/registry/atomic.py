@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.registry import modes
 from lora_fs.sidecar.registry.layout import TEMPORARY
 
 TRANSIENT = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN})
@@ -119,10 +120,10 @@ def list_names(folder: Path) -> list[str] | None:
     raise AssertionError("unreachable")
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, to survive a power loss; an existing one is fine."""
+def make_folder(folder: Path, *, inherit: bool = True) -> None:
+    """Create a folder and its parents, to survive a power loss; an existing one is fine. ``inherit``: modes."""
     try:
-        _make_folder(folder)
+        _make_folder(folder, inherit)
     except OSError as error:
         raise unavailable(error, f"cannot create {folder}") from error
 
@@ -154,17 +155,17 @@ def real_path(path: Path) -> Path:
     raise AssertionError("unreachable")
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, inherit: bool) -> None:
     try:
-        _mkdir(folder)
+        _mkdir(folder, inherit)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
-        _make_folder(folder.parent)
-        _mkdir(folder)  # once: /proc and automounters' folders are there, and take none
+        _make_folder(folder.parent, inherit)
+        _mkdir(folder, inherit)  # once: /proc and automounters' folders are there, and take none
 
 
-def _mkdir(folder: Path) -> None:
+def _mkdir(folder: Path, inherit: bool) -> None:
     try:
         os.mkdir(folder)
     except FileNotFoundError:
@@ -173,6 +174,8 @@ def _mkdir(folder: Path) -> None:
         if not folder.is_dir():
             raise
     else:
+        if inherit:
+            modes.share_folder(folder, folder.parent)
         sync_folder(folder.parent)
 
 
@@ -207,8 +210,9 @@ def sync_folders(folder: Path, root: Path) -> None:
 
 
 def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, modes.READ_BY_ALL)
     try:
+        modes.share_file(handle, path.parent)
         view = memoryview(data)
         while view:
             view = view[os.write(handle, view) :]

@@ -30,7 +30,7 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
         VolumeUnavailable: the volume does not take it; called again it goes on.
     """
     layout = Layout(path)
-    atomic.make_folder(path)
+    atomic.make_folder(path, inherit=False)
     if layout.marker.name in (atomic.list_names(path) or ()):
         raise Conflict(f"{path} is a registry already")
     for folder in (layout.leases, layout.replicas):

@@ -73,7 +73,7 @@ def create(root: Path) -> Marker:
     layout = Layout(root)
     names = atomic.list_names(root)
     if names is None:
-        atomic.make_folder(root)
+        atomic.make_folder(root, inherit=False)
         names = []
     if layout.marker.name in names:
         return _read_fresh_marker(root)

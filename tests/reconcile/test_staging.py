@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -23,6 +25,7 @@ from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
+from tests.registry.faults import fail, full_below
 
 pytestmark = pytest.mark.anyio
 
@@ -166,6 +169,40 @@ async def test_a_stage_that_is_gone(registry: Registry, register: Register, tmp_
     with pytest.raises(VolumeUnavailable, match="cannot stage"):
         await stager.stage(record)
     (tmp_path / "stage").mkdir()
+    assert Path(await stager.stage(record)).is_dir()
+
+
+@pytest.mark.parametrize("when", ["written", "placed"])
+async def test_a_stage_s_disk_that_is_full(
+    registry: Registry, register: Register, tmp_path: Path, when: str
+) -> None:
+    """It is told as the stage's, with what to do about that; the volume and its paths are not named."""
+    stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        if when == "written":
+            full_below(patch, tmp_path / "stage")
+        else:
+            fail(patch, "rename", errno.ENOSPC, when=lambda path, *_: str(tmp_path / "stage") in str(path))
+        with pytest.raises(VolumeUnavailable, match="--stage-max-bytes") as told:
+            await stager.stage(record)
+    assert type(told.value) is VolumeUnavailable
+    assert "LORA_FS_STAGE_DIR" in str(told.value)
+    assert str(tmp_path / "stage") in str(told.value)
+    assert "volume" not in str(told.value).replace(str(tmp_path), "")
+    assert [path.name for path in (tmp_path / "stage").iterdir() if path.name.startswith(".copying")] == []
+    assert Path(await stager.stage(record)).is_dir()
+
+
+async def test_a_volume_that_cannot_be_read_is_no_full_stage(
+    registry: Registry, register: Register, stager: Stager
+) -> None:
+    """The source's trouble is told with the source's path."""
+    record = register("a", 0)
+    weights = artifact(registry, record) / WEIGHTS
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "open", errno.EIO, when=lambda path, *_, **__: path == WEIGHTS)
+        with pytest.raises(VolumeUnavailable, match=re.escape(f"cannot copy {weights}: ")):
+            await stager.stage(record)
     assert Path(await stager.stage(record)).is_dir()
 
 

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -59,6 +60,21 @@ def before_the_record() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, suppress(VolumeUnavailable):
         patch.setattr(Registry, "append", full)
         yield
+
+
+def full_below(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The disk that ``folder`` lies on takes no byte of a file that is opened there from now on."""
+    real = Path.open
+
+    def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = real(path, mode, *args, **kwargs)
+        if path.is_relative_to(folder) and mode != "rb":
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, file.fileno())
+            os.close(full)
+        return file
+
+    patch.setattr(Path, "open", opened)
 
 
 def without_links(patch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import adopt, artifacts, operations, registration
+from lora_fs.sidecar.registry import adopt, artifacts, operations, registration, transfers
 from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter, natural_order
+from lora_fs.sidecar.registry.candidates import Candidate
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
-from tests.registry.faults import before_the_record, fail
+from tests.registry.faults import before_the_record, fail, without_links
 from tests.registry.test_lock import left_by_another_host
 from tests.registry.test_operations import put
 
@@ -560,10 +561,229 @@ def test_refusals_are_told_while_folders_come(site: Site) -> None:
 
         @property
         def refused(self) -> str:
-            site.adopter._candidates[other] = adopt._Candidate("", 0.0, "NotWhole")
+            site.adopter._candidates[other] = Candidate("", 0.0, "NotWhole")
             return "NotWhole"
 
     one, other = (AdapterKey(*site.scope, "v1", name) for name in ("one", "other"))
-    site.adopter._candidates[one] = cast("adopt._Candidate", Refused())
+    site.adopter._candidates[one] = cast("Candidate", Refused())
     assert site.adopter.refusals() == {one: "NotWhole"}
     assert site.adopter.refusals() == {one: "NotWhole", other: "NotWhole"}
+
+
+def damage(folder: Path) -> None:
+    """What a disk that lost its end leaves of every record there."""
+    for record in folder.glob("*.@*.json"):
+        record.write_bytes(b"")
+
+
+def test_a_damaged_record_is_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
+    """Its files are not adopted and its name is not moved to them, until the record can be read."""
+    put(site.registry, site.scope, make_adapter(), name="prod", revision="v1")
+    put(site.registry, site.scope, make_adapter("second", 1), name="prod", revision="v2", activate=False)
+    record = site.at("v2", "prod.@00000001.json")
+    whole = record.read_bytes()
+    damage(record.parent)
+    late = Site(site.registry, site.scope)
+    for _ in range(3):
+        assert late.settle() == {"prod": "v1"}
+        assert "RecordUnreadable" in late.refusal("prod", "v2")
+        assert not late.adopter.waiting()
+    record.write_bytes(whole)
+    assert late.settle() == {"prod": "v1"}
+    assert late.adopter.refusals() == {}
+    assert late.generation("v2", "prod") == 1
+
+
+def test_a_damaged_tombstone_is_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
+    """What was withdrawn stays so, though none of its records can be read; readable again, it still does."""
+    put(site.registry, site.scope, make_adapter(), name="prod")
+    operations.unregister(site.registry, site.scope, "prod", writer="test")
+    folder = site.at("v1", "prod").parent
+    kept = {path: path.read_bytes() for path in folder.glob("*.json")}
+    damage(folder)
+    late = Site(site.registry, site.scope)
+    assert late.settle() == {}
+    assert "RecordUnreadable" in late.refusal("prod")
+    for path, data in kept.items():
+        path.write_bytes(data)
+    assert late.settle() == {}
+    assert late.adopter.refusals() == {}
+
+
+def test_a_record_not_read_yet_is_waited_for(site: Site, make_adapter: MakeAdapter) -> None:
+    """Listed, and neither known nor a problem: nothing is adopted, and nothing is told."""
+    put(site.registry, site.scope, make_adapter(), name="prod")
+    site.view.refresh(force=True)
+    listed = Desired(listings=site.view.desired.listings)
+    for _ in range(2):
+        site.clock.now += SETTLE_S + adopt.FULL_LOOK_S
+        assert not site.adopter.step(listed)
+    assert site.adopter.refusals() == {}
+    assert site.settle() == {"prod": "v1"}
+    assert site.generation("v1", "prod") == 1
+
+
+def test_a_record_that_no_listing_had(site: Site, make_adapter: MakeAdapter) -> None:
+    """A registration that was never announced is found before its folder is adopted."""
+    write_adapter(site.folder)
+    site.step()
+    before = site.view.desired
+    put(site.registry, site.scope, site.folder, name="dropped", revision="v1", activate=False)
+    site.clock.now += SETTLE_S
+    assert not site.adopter.step(before)
+    assert site.adopter.refusals() == {}
+    assert site.settle() == {}
+    assert site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")].origin == "register"
+    assert not site.adopter.waiting()
+
+
+def test_half_a_record_without_links(tmp_path: Path, scope: Scope) -> None:
+    """There a killed adopter leaves one: the next completes it, unless the name serves something."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_links(patch)
+        site = Site(Registry(tmp_path / "lww", create=True), scope)
+    write_adapter(site.folder)
+    (site.folder.parent / f"dropped.@00000001.{'a' * 32}.json").write_bytes(b'{"half')
+    assert site.settle() == {"dropped": "v1"}
+    write_adapter(site.at("v2", "dropped"), seed=1)
+    (site.at("v2", "dropped").parent / f"dropped.@00000001.{'a' * 32}.json").write_bytes(b'{"half')
+    assert site.settle() == {"dropped": "v1"}
+    assert "RecordUnreadable" in site.refusal("dropped", "v2")
+
+
+PARTS = [
+    ".adapter_config.json.Xy12Ab",
+    f".{WEIGHTS}.a0B1c2",
+    f"{WEIGHTS}.6eF5b5dA",
+    f"{WEIGHTS}.part",
+    f"{WEIGHTS}.1a2b3c4d.partial",
+    "x.incomplete",
+    "x.filepart",
+    "x.crdownload",
+    "x.aria2",
+    "x.tmp",
+    "x_.gstmp",
+    ".~tmp~",
+    ".rsync-partial",
+    ".cache/huggingface/download/x.incomplete",
+    ".huggingface/download/x.incomplete",
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_update_under_way_is_not_adopted(site: Site, part: str) -> None:
+    """The new config beside the old weights, and what a transfer leaves: told by its name until that goes."""
+    write_adapter(site.folder)
+    site.settle()
+    left = site.folder / part
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_bytes(b"half")
+    write_adapter(site.folder, seed=1)
+    assert site.step() == {"dropped": "v1"}
+    assert site.refusal() == ""
+    for _ in range(2):
+        site.settle()
+        assert site.generation() == 1
+        assert site.refusal().startswith("Unfinished: ")
+        assert part in site.refusal()
+        assert not site.adopter.waiting()
+    left.unlink()
+    site.settle()
+    assert site.generation() == 2
+    assert site.adopter.refusals() == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".adapter_config.json.swp",
+        "partial.txt",
+        f"{WEIGHTS}.sha256",
+        ".cache/huggingface/download/x.metadata",
+    ],
+)
+def test_other_names_are_no_transfer(site: Site, name: str) -> None:
+    """What looks like one from afar, or what a client leaves that is done, keeps nothing from adoption."""
+    write_adapter(site.folder)
+    (site.folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (site.folder / name).touch()
+    assert site.settle() == {"dropped": "v1"}
+
+
+@pytest.mark.parametrize("mark", sorted(transfers.READY_MARKS))
+def test_a_mark_overrides_what_a_transfer_left(site: Site, mark: str) -> None:
+    """Whoever marks the folder knows better than a name in it."""
+    write_adapter(site.folder)
+    (site.folder / f"{WEIGHTS}.part").touch()
+    (site.folder / mark).touch()
+    assert site.step() == {"dropped": "v1"}
+
+
+def test_a_hub_s_cache_is_not_followed_elsewhere(site: Site, tmp_path: Path) -> None:
+    """A link in its place leads to others' names: they are not read, and the folder is adopted."""
+    write_adapter(site.folder)
+    (tmp_path / "huggingface/download").mkdir(parents=True)
+    (tmp_path / "huggingface/download/secret.incomplete").touch()
+    (site.folder / ".cache").symlink_to(tmp_path)
+    assert site.settle() == {"dropped": "v1"}
+
+
+def test_a_part_s_name_is_made_fit_to_be_shown(site: Site) -> None:
+    """It may be no text, and longer than a terminal."""
+    write_adapter(site.folder)
+    (site.folder / os.fsdecode(b"\xff\x1b[2J" + b"a" * 200 + b".part")).touch()
+    site.settle()
+    assert site.refusal().isprintable()
+    assert site.refusal().isascii()
+    assert len(site.refusal()) < 250
+
+
+def unreadable(site: Site, patch: pytest.MonkeyPatch) -> None:
+    fail(patch, "open", errno.EACCES, times=1 << 30, when=lambda path, *_, **__: path == site.folder)
+
+
+def unreadable_cache(site: Site, patch: pytest.MonkeyPatch) -> None:
+    (site.folder / ".cache").mkdir()
+    fail(patch, "open", errno.EACCES, times=1 << 30, when=lambda path, *_, **__: path == ".cache")
+
+
+def unwritable(site: Site, patch: pytest.MonkeyPatch) -> None:
+    fail(patch, "link", errno.EACCES, times=1 << 30)
+
+
+@pytest.mark.parametrize("trouble", [unreadable, unreadable_cache, unwritable])
+def test_what_the_volume_refuses_is_told(
+    site: Site,
+    caplog: pytest.LogCaptureFixture,
+    trouble: Callable[[Site, pytest.MonkeyPatch], None],
+) -> None:
+    """A folder that may not be read, or beside which none may write: a condition while it lasts, one line."""
+    write_adapter(site.folder)
+    with pytest.MonkeyPatch.context() as patch:
+        trouble(site, patch)
+        for _ in range(3):
+            assert site.settle() == {}
+            assert site.refusal().startswith("VolumeUnavailable: ")
+            assert "ermission denied" in site.refusal()
+            assert not site.adopter.waiting()
+            site.clock.now += RETRY_S
+            assert site.adopter.waiting()
+    assert len([line for line in caplog.messages if "adoption of" in line]) == 1
+    assert site.settle() == {"dropped": "v1"}
+    assert site.adopter.refusals() == {}
+
+
+def test_a_pointer_that_fails_is_told_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Of what a killed adopter left, too: registered, and why the name does not serve it."""
+    write_adapter(site.folder)
+    site.settle()
+    shutil.rmtree(site.registry.layout.active(site.scope))
+    late = Site(site.registry, site.scope)
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "link", errno.ENOSPC, times=1 << 30)
+        for _ in range(3):
+            assert late.settle() == {}
+            assert "registered and not active" in late.refusal()
+    assert len([line for line in caplog.messages if "not active" in line]) == 1
+    assert late.step(RETRY_S) == {"dropped": "v1"}
+    assert late.adopter.refusals() == {}

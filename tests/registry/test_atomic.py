@@ -433,3 +433,44 @@ def test_a_copy_that_is_not_synced_is_not_registered(
     assert served(registry, scope) == {}
     put(registry, scope, make_adapter())
     assert served(registry, scope) == {"a1": "v1"}
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EIO])
+def test_a_volume_without_modes(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """One that refuses chmod keeps what it has, and nothing fails for it."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o077)
+    try:
+        fail(monkeypatch, "chmod", code, times=1 << 30)
+        atomic.make_folder(tmp_path / "a")
+        assert atomic.publish(tmp_path / "a/b", DATA, names)
+        atomic.replace(tmp_path / "HEAD", DATA)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a/b").read_bytes() == (tmp_path / "HEAD").read_bytes() == DATA
+
+
+def test_a_mode_that_is_right_costs_nothing(
+    tmp_path: Path, names: TemporaryNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a common umask no mode is changed, and no folder is looked at for a file."""
+    tmp_path.chmod(0o755)
+    changed = fail(monkeypatch, "chmod", errno.EIO, times=1 << 30)
+    atomic.make_folder(tmp_path / "a")
+    looked = fail(monkeypatch, "stat", errno.EIO, when=lambda at, **_: at == tmp_path)
+    assert atomic.publish(tmp_path / "b", DATA, names)
+    assert changed == []
+    assert (tmp_path,) not in looked
+
+
+def test_users_are_not_let_into_each_other_s_folders(tmp_path: Path) -> None:
+    """A folder made in one like /tmp may be read as that may, and written by its owner."""
+    tmp_path.chmod(0o1777)
+    before = os.umask(0o077)
+    try:
+        atomic.make_folder(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755

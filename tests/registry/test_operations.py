@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
 )
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import artifacts, operations, registration
+from lora_fs.sidecar.registry import artifacts, atomic, operations, registration
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.copying import Copy, Taken
 from lora_fs.sidecar.registry.layout import generation_name
@@ -34,7 +35,7 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
-from tests.registry.faults import fail
+from tests.registry.faults import fail, full_below
 
 
 def put(registry: Registry, scope: Scope, source: Path, name: str = "a1", **more: object) -> Registered:
@@ -362,3 +363,96 @@ def test_a_withdrawn_revision_never_changes(
         put(registry, scope, make_adapter("other", seed=1), revision="r1", link=link)
     assert put(registry, scope, make_adapter(), revision="r1").record.generation == 3
     assert served(registry, scope) == {"a1": "r1"}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_full_registry_is_told_as_what_it_is(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, sync: bool
+) -> None:
+    """The error has the path that did not take the bytes, not the one that they came from."""
+    source = make_adapter()
+    incoming = registry.layout.incoming(scope)
+    with pytest.MonkeyPatch.context() as patch:
+        if sync:
+            fail(
+                patch,
+                "fsync",
+                errno.ENOSPC,
+                when=lambda at: f"{incoming}/" in os.readlink(f"/proc/self/fd/{at}"),
+            )
+        else:
+            full_below(patch, registry.layout.root)
+        with pytest.raises(VolumeUnavailable, match="the volume is full") as told:
+            put(registry, scope, source)
+    assert str(told.value).startswith(f"cannot write {incoming}/")
+    assert str(source) not in str(told.value)
+    assert isinstance(told.value.__cause__, OSError)
+    assert served(registry, scope) == {}
+    put(registry, scope, source)
+    assert served(registry, scope) == {"a1": "v1"}
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    """To set this process's, which is given back."""
+    before = os.umask(0)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+def modes_below(root: Path) -> dict[str, int]:
+    """Of every folder and file but locks."""
+    found = (path for path in [root, *root.rglob("*")] if path.suffix != ".lock")
+    return {str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in found}
+
+
+@pytest.mark.parametrize(
+    ("root", "folders", "files"),
+    [(0o755, 0o755, 0o644), (0o2775, 0o2775, 0o644), (0o700, 0o700, 0o600), (0o2770, 0o2770, 0o640)],
+)
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+@pytest.mark.parametrize("takes", [False, True])
+def test_who_may_read_the_root_may_read_what_is_registered(
+    tmp_path: Path,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    umask: Callable[[int], int],
+    root: int,
+    folders: int,
+    files: int,
+    mask: int,
+    takes: bool,
+) -> None:
+    """Whatever the umask of who registers; and who may write in the root may write in its folders."""
+    home, source = tmp_path / "root", make_adapter()
+    home.mkdir()
+    home.chmod(root)
+    umask(mask)
+    registry = Registry(home, create=True)
+    if takes:
+        incoming = registry.layout.incoming(scope) / "came"
+        atomic.make_folder(incoming.parent)
+        shutil.copytree(source, incoming)
+        source = incoming
+        for path in (incoming, *incoming.iterdir()):
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~mask)
+    put(registry, scope, source, takes=takes)
+    registry.close()
+    for name, mode in modes_below(home).items():
+        if (home / name).is_dir():
+            assert mode & folders == folders, f"{name}: {mode:o}"
+        else:
+            assert mode & files == files, f"{name}: {mode:o}"
+            assert not mode & 0o022, f"{name}: {mode:o}"
+
+
+def test_a_root_that_is_made_is_as_private_as_its_maker_wants(
+    tmp_path: Path, umask: Callable[[int], int]
+) -> None:
+    """The folder above says nothing of who may read a registry; the registry does, of what is in it."""
+    tmp_path.chmod(0o755)
+    umask(0o077)
+    Registry(tmp_path / "made" / "root", create=True).close()
+    modes = modes_below(tmp_path / "made")
+    assert all(mode & 0o077 == 0 for mode in modes.values()), modes
