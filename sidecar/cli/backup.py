@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -13,12 +17,14 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
+from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry import archive, atomic, export, fsck, imports, merge, restore, survey
 from lora_fs.sidecar.registry.layout import MARKER
 from lora_fs.sidecar.registry.mend import Mender
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")
+NAMED = 5  # of the names that a summary tells of
 
 
 @click.command("export")
@@ -114,7 +120,8 @@ def import_registry(
         if given[option]:
             raise click.UsageError(f"{option} is not for `import {kind}`")
     if kind == "archive":
-        _import_archive(context, source, merge.Rule(conflicts or "refuse"), as_new, dry_run, output)
+        with _archive(source) as file:
+            _import_archive(context, file, merge.Rule(conflicts or "refuse"), as_new, dry_run, output)
         return
     if kind == "gie":
         rows = from_gie(context, source, folder, link=link, allow=allow, dry_run=dry_run)
@@ -126,11 +133,26 @@ def import_registry(
         raise OperatorError(f"{bad} of {len(rows)} were not imported")
 
 
+@contextmanager
+def _archive(source: Path) -> Iterator[Path]:
+    """The archive as a file, for it is read more than once: what stdin has is kept in one meanwhile."""
+    if str(source) != "-":
+        if not source.exists():
+            raise NotFound(f"{source}: no such file")
+        yield source
+        return
+    if sys.stdin is None:
+        raise click.UsageError("with - the archive is read from stdin, and that is closed")
+    with TemporaryDirectory(prefix="lora-fs-import-") as folder:
+        file = Path(folder) / "stdin"
+        with file.open("wb") as kept:
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+        yield file
+
+
 def _import_archive(
     context: Context, file: Path, rule: merge.Rule, as_new: bool, dry_run: bool, output: str
 ) -> None:
-    if not file.exists():
-        raise NotFound(f"{file}: no such file")
     contents = archive.read(file)
     root = context.root()
     there = MARKER in (atomic.list_names(root) or ())
@@ -212,6 +234,7 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
             expectation = context.expectation()
             outcome = dict(Mender(registry, state, expectation, writer=writer_id()).mend(found))
     left = [one for one in found if one not in outcome or outcome[one] is not None]
+    unnamed = fsck.without_pointer(registry, state)
     if output == "json":
         items = [
             {
@@ -224,7 +247,14 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
             }
             for one in found
         ]
-        context.emit({"ok": not left, "records": len(state.records), "findings": items})
+        context.emit(
+            {
+                "ok": not left,
+                "records": len(state.records),
+                "findings": items,
+                "without_pointer": [f"{scope}: {name}" for scope, name in unnamed],
+            }
+        )
     else:
         for one in found:
             context.say(f"{one.kind.value}: {one.path}: {one.text}")
@@ -234,9 +264,22 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
                 context.say(f"  left: {outcome[one]}")
             elif one.mend:
                 context.say(f"  --repair: {one.mend}")
-        context.say(f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended")
+        told = f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended"
+        context.say(f"{told}{_without_pointer(unnamed)}")
     if left:
         raise OperatorError(f"{len(left)} things need a look")
+
+
+def _without_pointer(names: list[tuple[Scope, str]]) -> str:
+    """Behind the summary: ``; 2 names without a pointer: …``; no finding, for it may be meant."""
+    if not names:
+        return ""
+    shown = ", ".join(f"{scope}: {name}" for scope, name in names[:NAMED]) + " …" * (len(names) > NAMED)
+    count = f"{len(names)} {'name' if len(names) == 1 else 'names'} without a pointer"
+    return (
+        f"; {count}: {shown} (served by their revisions alone, as after `register --no-activate`; "
+        "if that was not meant: `lora-fs promote NAME REVISION`)"
+    )
 
 
 COMMANDS = (export_registry, import_registry, check_registry)

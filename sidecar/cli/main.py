@@ -178,6 +178,8 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
     if namespace:
         options |= {"namespace": namespace[0], "namespaces": namespace}
     context.obj = Context(read_settings(**options), Console())
+    if options["base_config"] is not None:  # also for a command that has no use for it: it was misspelt
+        context.obj.expectation()
 
 
 def run(arguments: list[str] | None = None) -> int:

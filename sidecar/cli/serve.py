@@ -7,8 +7,9 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lora_fs.sidecar.cli.context import Context, read_settings
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
@@ -110,15 +111,18 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 timeout_s=settings.engine_timeout_s,
                 api_key=settings.engine_api_key,
             )
+            admin = Admin(settings.token_file, settings.public_namespaces)
+            await admin.look()
             assembly = await assemble(settings, expectation, engine)
+            assembly.volume.tell_also(admin.conditions)
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
-                admin=Admin(settings.token_file, settings.public_namespaces),
+                admin=admin,
                 trail=Trail(settings.audit_file),
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
-                background=assembly.running,
+                background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),
             )
             config = uvicorn.Config(
@@ -138,6 +142,12 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 await Server(config, app.state.end, ended).serve(sockets)
             except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
                 raise OperatorError(f"cannot serve on {settings.host}:{settings.port}") from error
+
+
+@asynccontextmanager
+async def _running(assembly: Assembly, admin: Admin) -> AsyncIterator[None]:
+    async with admin.watching(), assembly.running():
+        yield
 
 
 @contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import click
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain
-from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, public_name, read_reports
+from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, not_seen, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.downloads import progress
@@ -19,12 +19,16 @@ from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.view import Desired, RegistryView
 
 WATCH_S = 1.0
+NOT_SEEN = "this replica has not seen it yet"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One adapter on one replica. ``replica`` and ``phase`` are None where none has reported."""
+    """One adapter on one replica.
+
+    ``replica`` and ``phase`` are None where none has reported; ``phase`` where it has not seen the adapter.
+    """
 
     adapter: str
     revision: str
@@ -72,7 +76,10 @@ def _rows(scope: Scope, desired: Desired, replicas: list[ReplicaStatus]) -> Iter
     for name, record in sorted(named.items()):
         for replica in replicas:
             one = replica.adapters.get(public_name(replica, scope, name))
-            yield _row(replica, name, one.key[2] if one else record.revision, one)
+            row = _row(replica, name, one.key[2] if one else record.revision, one)
+            if one is None and not_seen(replica, (desired.pointers[scope, name], record)) is not None:
+                row = replace(row, phase=None, reason=NOT_SEEN)
+            yield row
         if not replicas:
             yield Row(name, record.revision, None, None, "no replica has reported", None, False)
     for replica in replicas:

@@ -15,7 +15,7 @@ from lora_fs.sidecar.cli.wait import (
     LOOK_S,
     UNDER_WAY,
     age_s,
-    has_seen,
+    not_seen,
     public_name,
     read_reports,
     unreadable_and_young,
@@ -107,8 +107,8 @@ def _lagging(registry: Registry, layout: Layout, scope: Scope, name: str, aim: s
         yield f"no live replica of {scope} has reported"
     written = [body for body in (pointer, record) if body is not None]
     for status in live:
-        if not all(has_seen(status, body) for body in written):
-            yield f"{status.replica} has not seen it yet"
+        if (unseen := not_seen(status, written)) is not None:
+            yield f"{status.replica} has not seen it yet{unseen}"
         elif (why := _not_yet(status, scope, name, aim)) is not None:
             yield f"{status.replica} {why}"
 
@@ -131,9 +131,11 @@ def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | 
     if aim == DELETED:
         left = [told for told in status.adapters if told.partition("@")[0] == public]
         return f"still has it {why}" if left else None
+    kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
+    if wanted != "False" and status.engine != "ready":
+        return "(no engine answers)"  # what it had is not known, and no request is answered
     if aim == READY:
         return why if phase in UNDER_WAY or not TYPES["Available"](phase) else None
-    kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
     return why if TYPES[kind](phase) != (wanted != "False") else None
 
 

@@ -27,7 +27,8 @@ from lora_fs.sidecar.registry.layout import Layout
 
 LIVE_S = 60
 LOOK_S, LOOK_MOST_S = 0.05, 0.5
-FORGOTTEN_S = 60  # a replica tells of the last 512 changes; older ones it has seen unless it says so
+FORGOTTEN_S = 60  # what a full `recent` does not have a replica forgot, or did not see within this time
+UNREADABLE = "Unreadable: "
 UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
 
 
@@ -146,8 +147,9 @@ def _lags(
     gone: Collection[AdapterKey],
 ) -> Iterator[str]:
     """Why a replica does not follow yet; nothing if it does."""
-    if not all(has_seen(status, body) for body in written):
-        yield ""
+    unseen = not_seen(status, written)
+    if unseen is not None:
+        yield unseen
         return
     told = [one for one in status.adapters.values() if AdapterKey(*one.key) in gone]
     for one in told[:1]:
@@ -167,10 +169,37 @@ def _why(one: AdapterStatus) -> str:
     return one.message or one.reason or "it does not say why"
 
 
+def not_seen(status: ReplicaStatus, written: Sequence[Record | Pointer]) -> str | None:
+    """What a replica that does not know of what was written says of it, empty if nothing; None if it does."""
+    unseen = [body for body in written if not has_seen(status, body)]
+    if not unseen:
+        return None
+    for condition in status.conditions:
+        if condition.startswith(UNREADABLE) and any(_names(condition, _series(body)) for body in unseen):
+            return f" ({' '.join(condition.split())})"
+    return ""
+
+
+def _names(condition: str, series: str) -> bool:
+    """Whether a condition is of a series or of its folder, wherever the replica mounts the volume."""
+    return f"/{series}.@" in condition or f"/{series.rpartition('/')[0]}: " in condition
+
+
 def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
-    """Whether a replica knows of what was written, or of something later."""
-    scope = Scope(body.namespace, body.model)
-    series = str(body.key) if isinstance(body, Record) else f"{scope}/.active/{body.name}"
-    if series in status.recent:
-        return status.recent[series] >= body.generation
-    return _since(body.updated_at) > FORGOTTEN_S
+    """Whether a replica knows of what was written, or of something later.
+
+    It tells of all that it has seen, until that is more than a report holds.
+    """
+    seen = status.recent.get(_series(body))
+    if seen is not None:
+        return seen >= body.generation
+    from lora_fs.sidecar.reconcile.volume import RECENT  # brings watchdog, which is seldom needed here
+
+    return len(status.recent) >= RECENT and _since(body.updated_at) > FORGOTTEN_S
+
+
+def _series(body: Record | Pointer) -> str:
+    """What ``recent`` calls it."""
+    if isinstance(body, Record):
+        return str(body.key)
+    return f"{Scope(body.namespace, body.model)}/.active/{body.name}"

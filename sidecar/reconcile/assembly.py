@@ -58,7 +58,7 @@ class Assembly:
         stager: Stager,
         flat: FlatStore | None = None,
     ) -> None:
-        self.replica, self._volume, self._reporter, self._flat = replica, volume, reporter, flat
+        self.replica, self.volume, self._reporter, self._flat = replica, volume, reporter, flat
         self.stager = stager
 
     @asynccontextmanager
@@ -71,7 +71,7 @@ class Assembly:
 
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(min(usual_s, HANDOVER_S))
-        self._volume.start(changed)
+        self.volume.start(changed)
         if self._flat is not None:
             self._flat.start()
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
@@ -81,7 +81,7 @@ class Assembly:
         finally:
             loop.cancel()
             self.replica.end()
-            self._volume.stop()
+            self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
             await asyncio.gather(loop, return_exceptions=True)

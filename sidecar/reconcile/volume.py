@@ -105,6 +105,11 @@ class Volume:
             found.append(f"StatusNotWritten: {self.status_problem}")
         return tuple(found)
 
+    def tell_also(self, conditions: Callable[[], Iterable[str]]) -> None:
+        """Tell these conditions, too, beside those of what is watched already."""
+        before = self.beside
+        self.beside = lambda: (*before(), *conditions())
+
     def start(self, on_change: Callable[[], None]) -> None:
         """Look, and keep looking. ``on_change`` is called on the running event loop."""
         loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ from lora_fs.sidecar.errors import (
     OperatorError,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.gc import names_in
@@ -176,6 +176,20 @@ def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
             path = registry.layout.active(scope) / f"{name}.@*"
             text = f"serves {pointer.revision}, which is not registered: promote another one, or register it"
             yield Finding(Kind.DANGLING, path, text, key=key)
+
+
+def without_pointer(registry: Registry, state: State) -> list[tuple[Scope, str]]:
+    """Registered names that no pointer file is of.
+
+    They were registered with ``--no-activate``, or ``.active/`` was lost: which cannot be told, so it is
+    no finding.
+    """
+    present = {(key.scope, key.name) for key, record in state.records.items() if record.present}
+    return sorted(
+        (scope, name)
+        for scope, name in present
+        if name not in state.listings[scope].pointers and registry.layout.active(scope) not in state.unknown
+    )
 
 
 def _is_unknown(registry: Registry, state: State, key: AdapterKey) -> bool:

@@ -35,7 +35,7 @@ class Learning:
 
     Args:
         unread: names not read before.
-        gone: records that are known, and that the last listing had not.
+        gone: records and pointers that are known, and that the last listing had not.
     """
 
     def __init__(

@@ -77,7 +77,8 @@ class Reader:
         if marker.registry_uuid != self.marker.registry_uuid:
             raise RegistryLost(
                 f"{self.layout.root} holds registry {marker.registry_uuid}, "
-                f"this process opened {self.marker.registry_uuid}: another volume is mounted"
+                f"this process opened {self.marker.registry_uuid}: another volume is mounted; "
+                "mount the right volume, or, if this one is meant, restart this process"
             )
         self.marker = marker
 

@@ -20,8 +20,8 @@ from lora_fs.sidecar.errors import (
     Conflict,
     CorruptRecord,
     FormatTooNew,
-    InputError,
     NewerRecord,
+    OperatorError,
     TemporaryError,
     UnknownOutcome,
     VolumeUnavailable,
@@ -100,6 +100,7 @@ class Registry(Reader):
             UnknownOutcome: it may have been written; retry with its request_id.
             RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
                 as where the newest generation is of another apiVersion.
+            OperatorError: the newest generation is the last there can be.
             VolumeUnavailable: it was not written, or the volume is gone.
         """
         self.check_writable()
@@ -185,7 +186,7 @@ class Registry(Reader):
         lww = self.marker.tier == "lww"
         name = generation_name(series.name, body.generation, token if lww else "")
         if parse_generation(name) is None:
-            raise InputError(
+            raise OperatorError(
                 f"{series.folder} holds generation {top.generation} of {series.name}, the last there can "
                 "be: remove that file if nobody wrote it on purpose"
             )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.desired import Desired, Growing, no_pointers, no_records
 from lora_fs.sidecar.registry.head import Head, parse_head, read_head
 from lora_fs.sidecar.registry.layout import Place, parse_place
@@ -33,6 +33,7 @@ LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may 
 LAG_LOOK_MOST_S = 5.0
 
 _Listings = Mapping[Scope, ScopeListing]
+_Key = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
 
 
 class RegistryView:
@@ -67,8 +68,8 @@ class RegistryView:
         self._epoch = registry.marker.epoch
         self._records, self._pointers = no_records(), no_pointers()
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
-        self._told: dict[AdapterKey, float] = {}  # what HEAD told of, until when a listing may lack it
-        self._missing: dict[Scope, set[AdapterKey]] = {}  # records known and not listed
+        self._told: dict[_Key, float] = {}  # what HEAD told of, until when a listing may lack it
+        self._missing = _Missing()
         self.desired = Desired()
 
     def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
@@ -133,14 +134,13 @@ class RegistryView:
         """Read what HEAD told of; None if the tree has to be listed for it."""
         if self._registry.marker.epoch != self._epoch:
             return None
-        learning, records = self._learning(), set()
+        learning, keys = self._learning(), set[_Key]()
         for place in places:
             if self._is_problem(place) or not learning.told(place):
                 return None
-            if place.revision is not None:
-                records.add(AdapterKey(*place.scope, place.revision, place.name))
-        if self._lag_s:
-            self._told |= dict.fromkeys(records, self._clock() + self._lag_s)
+            scope, revision, name, _ = place
+            keys.add((scope, name) if revision is None else AdapterKey(*scope, revision, name))
+        self._told |= dict.fromkeys(keys, self._clock() + self._lag_s)
         if learning.learned:
             before = self.desired
             self._keep(learning, before.listings, before.problems, before.frozen)
@@ -157,7 +157,7 @@ class RegistryView:
         """On top of what is known; or, after a restore, on top of nothing."""
         records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
         known = (Growing(records), Growing(pointers))
-        gone = set().union(*self._missing.values())
+        gone = self._missing.all()
         return Learning(self._registry, self._readers, known, {} if anew else self._unread, gone)
 
     def _scan(self, scopes: dict[Scope, Collection[Path] | None]) -> bool:
@@ -183,24 +183,45 @@ class RegistryView:
         for path in unlisted:
             learning.unread.setdefault(path, set())
         if restored:
-            self._told, self._missing = {}, {}
+            self._told, self._missing = {}, _Missing()
         other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
         whole = {**known, **listings}
+        other_names |= self._forget_told(whole, scopes, unlisted)
         frozen = before.frozen
         if restored or other_names:
-            now, told = self._clock(), self._told.items()
-            self._told = {key: end for key, end in told if now < end and not _is_listed(key, whole)}
             for scope in other_names:
-                self._missing[scope] = self._missing_of(learning.records.part(scope), whole)
-            missing = sum(map(len, self._missing.values()))
-            frozen = None if restored else _vanished(missing, len(learning.records))
+                known_here = learning.records.part(scope), learning.pointers.part(scope)
+                self._missing.look(scope, *known_here, whole[scope], self._told)
+            known_all = len(learning.records), len(learning.pointers)
+            frozen = None if restored else self._missing.vanished(*known_all)
         same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
 
-    def _missing_of(self, records: Mapping[AdapterKey, Record], listings: _Listings) -> set[AdapterKey]:
-        return {key for key in records if key not in self._told and not _is_listed(key, listings)}
+    def _forget_told(
+        self,
+        listings: _Listings,
+        scopes: Mapping[Scope, Collection[Path] | None],
+        unlisted: Collection[Path],
+    ) -> set[Scope]:
+        """Forget what HEAD told of that is listed, or that this listing of its folder would have by now.
+
+        Returns:
+            The scopes of the latter.
+        """
+        layout, now, late = self._registry.layout, self._clock(), set()
+        for key, end in list(self._told.items()):
+            scope = key.scope if isinstance(key, AdapterKey) else key[0]
+            at = layout.revision(scope, key.revision) if isinstance(key, AdapterKey) else layout.active(scope)
+            folders = scopes.get(scope, ())
+            looked = (folders is None or at in folders) and at not in unlisted
+            if _is_listed(key, listings):
+                del self._told[key]
+            elif looked and now >= end:
+                del self._told[key]
+                late.add(scope)
+        return late
 
     def _keep(
         self,
@@ -248,15 +269,54 @@ class _Lag:
             self._pause_s = min(2 * self._pause_s, LAG_LOOK_MOST_S)
 
 
-def _is_listed(key: AdapterKey, listings: _Listings) -> bool:
+class _Missing:
+    """Records and pointers that are known and not listed, by scope."""
+
+    def __init__(self) -> None:
+        self._records: dict[Scope, set[AdapterKey]] = {}
+        self._pointers: dict[Scope, set[tuple[Scope, str]]] = {}
+
+    def all(self) -> set[_Key]:
+        return set().union(*self._records.values(), *self._pointers.values())
+
+    def look(
+        self,
+        scope: Scope,
+        records: Collection[AdapterKey],
+        pointers: Collection[tuple[Scope, str]],
+        listing: ScopeListing,
+        told: Collection[_Key],
+    ) -> None:
+        """What a scope's listing lacks of what is known there, but for what HEAD told of."""
+        here = {scope: listing}
+        self._records[scope] = {key for key in records if key not in told and not _is_listed(key, here)}
+        self._pointers[scope] = {key for key in pointers if key not in told and not _is_listed(key, here)}
+
+    def vanished(self, records: int, pointers: int) -> str | None:
+        """Which of them went at once, and what to do, where it is too many of those known; or None."""
+        gone = _too_many("records", self._records.values(), records)
+        names = _too_many("pointers", self._pointers.values(), pointers)
+        if not gone and not names:
+            return None
+        both = " and ".join(filter(None, (gone, names)))
+        told = f"{both} vanished from the volume at once; nothing is unloaded for it"
+        if gone:
+            return f"{told}: is the right volume mounted?"
+        return (
+            f"{told}, and a replica that starts serves none of these names: restore .active/ from a backup, "
+            "or `lora-fs promote` each"
+        )
+
+
+def _too_many(what: str, missing: Iterable[Collection[_Key]], known: int) -> str:
+    """``6 of 7 records``; empty if that is no more than may go without a word."""
+    count = sum(map(len, missing))
+    return f"{count} of {known} {what}" if count > max(5, known // 5) else ""
+
+
+def _is_listed(key: _Key, listings: _Listings) -> bool:
+    if not isinstance(key, AdapterKey):
+        scope, name = key
+        return name in listings[scope].pointers
     entries = listings[key.scope].revisions.get(key.revision)
     return entries is not None and key.name in entries.records
-
-
-def _vanished(missing: int, known: int) -> str | None:
-    if missing > max(5, known // 5):
-        return (
-            f"{missing} of {known} records vanished from the volume at once; "
-            "nothing is unloaded for it: is the right volume mounted?"
-        )
-    return None

@@ -2,13 +2,16 @@
 
 Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
 in others it takes a token. A token adds to what is public and takes nothing away. The file is read
-at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart.
+at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart. One that
+cannot be used lets nobody in, and is a condition from the start.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,7 @@ HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's ow
 FRESH_S: Final = 1.0
 READ_WAIT_S: Final = 5.0
 AT_ONCE: Final = 4
+LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
 EVERY: Final = "*"
 NOBODY: Final = "-"
 
@@ -76,12 +80,41 @@ class Admin:
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
         self._tokens: tuple[Token, ...] = ()
+        self._problem: str | None = None
         self._threads = Threads(AT_ONCE)
 
     @property
     def limits_reading(self) -> bool:
         """Whether there is anything that not everybody may read."""
         return self._public is not None
+
+    def conditions(self) -> tuple[str, ...]:
+        """What was wrong with the token file when it was last read; nothing of what is in it."""
+        if self._problem is None:
+            return ()
+        return (f"AdminToken: {self._token_file}: {self._problem}; what needs a token is answered 503",)
+
+    async def look(self) -> None:
+        """Read the token file, so that what is wrong with it is known before the first call. Bounded."""
+        if self._token_file is not None:
+            with suppress(HTTPException):
+                await self._read()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Look at the token file every ``LOOK_S`` while the context is open."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                await self.look()
+
+        task = asyncio.create_task(watch(), name="token file")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def admit(self, request: Request, verb: Verb, namespace: str | None) -> Caller:
         """Who makes an admin call.
@@ -144,8 +177,17 @@ class Admin:
         assert self._token_file is not None
         now = self._clock()
         try:
-            data = await self._threads.run(partial(_contents, self._token_file), READ_WAIT_S)
-            self._tokens = parse(data.decode())
+            self._tokens = await self._parsed(self._token_file)
+        except HTTPException as error:
+            self._problem = error.detail
+            raise
+        self._read_at, self._problem = now, None
+        return self._tokens
+
+    async def _parsed(self, path: Path) -> tuple[Token, ...]:
+        try:
+            data = await self._threads.run(partial(_contents, path), READ_WAIT_S)
+            return parse(data.decode())
         except TimeoutError as error:
             raise HTTPException(503, f"the token file was not read in {READ_WAIT_S:.0f} s") from error
         except OSError as error:
@@ -154,8 +196,6 @@ class Admin:
             raise HTTPException(503, "the token file is not text") from None
         except BadTokenFile as error:
             raise HTTPException(503, f"the token file is not valid: {error}") from error
-        self._read_at = now
-        return self._tokens
 
 
 def address_of(scope: Scope) -> str:

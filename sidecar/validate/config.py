@@ -6,6 +6,7 @@ silence: a rank must be an integer, a scale must be finite, the JSON must be una
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Mapping
@@ -64,9 +65,13 @@ class AdapterConfig:
 
 def parse_config(raw: bytes, found: Findings) -> Mapping[str, object] | None:
     """Read one unambiguous JSON object, or note why it is none and return None."""
+    if raw.startswith(codecs.BOM_UTF8):  # vLLM's reader refuses it, too
+        hint = "save it as UTF-8 without one"
+        found.add("config-json", CONFIG_FILE, "", "begins with a byte order mark", hint=hint)
+        return None
     try:
         value = json.loads(
-            raw.decode("utf-8-sig"),
+            raw.decode(),
             object_pairs_hook=unique_object,
             parse_constant=_refuse_constant,
         )

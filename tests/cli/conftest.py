@@ -98,6 +98,7 @@ def report(root: Path) -> Callable[..., None]:
         conditions: tuple[str, ...] = (),
         revision: str = "v1",
         generation: int = 1,
+        engine: str = "ready",
     ) -> None:
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
         told = {
@@ -113,6 +114,7 @@ def report(root: Path) -> Callable[..., None]:
             replica=replica,
             model=MODEL,
             namespaces=namespaces,
+            engine=engine,
             updated_at=at.isoformat(),
             adapters=told,
             recent=recent or {},

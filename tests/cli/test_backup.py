@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import shutil
 import subprocess
@@ -76,6 +77,32 @@ def test_through_a_pipe(filled: LoraFs, root: Path, tmp_path: Path) -> None:
     shutil.rmtree(root)
     assert filled("import", "archive", "piped.tar").code == 0
     assert listed(filled) == BOTH
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_from_stdin(
+    filled: LoraFs, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """As export - writes it: restored, merged, and nothing of it is left in the temporary folder."""
+    exported = subprocess.run([LORA_FS, "export", "-"], capture_output=True, check=True).stdout
+    sent = gzip.compress(exported) if packed else exported
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setenv("TMPDIR", str(spool))
+    words = [LORA_FS, "import", "archive", "-"]
+    shutil.rmtree(root)
+    for outcome in ("restore", "same"):
+        ran = subprocess.run(words, input=sent, capture_output=True, check=False)
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        assert ran.stdout.decode().startswith(outcome)
+        assert listed(filled) == BOTH
+    for broken in (b"", sent[: len(sent) // 2]):
+        ran = subprocess.run(words, input=broken, capture_output=True, check=False)
+        assert (ran.returncode, b"stdin is no" in ran.stderr) == (2, True)
+    closed = ["sh", "-c", f"{LORA_FS} import archive - <&-"]
+    ran = subprocess.run(closed, capture_output=True, check=False)
+    assert (ran.returncode, b"stdin, and that is closed" in ran.stderr) == (2, True)
+    assert list(spool.iterdir()) == []
 
 
 def test_a_disk_that_is_full(filled: LoraFs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -262,6 +289,43 @@ def test_fsck_says_what_takes_a_person(filled: LoraFs, root: Path, folder: Folde
     done = filled("fsck", "--repair")
     assert done.code == 1
     assert "import an export" in done.out
+
+
+def test_fsck_tells_of_names_without_a_pointer(
+    filled: LoraFs, root: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--no-activate`` makes some, a lost ``.active/`` many: told, and no failure. Damage is a finding."""
+    assert filled("fsck", "-o", "json").json["without_pointer"] == []
+    assert filled("fsck").out == "2 records, 0 findings, 0 mended\n"
+    for seed in range(2, 8):
+        assert filled("register", f"try-{seed}", folder(seed), "--no-activate").code == 0
+    tried = [f"default/tiny: try-{seed}" for seed in range(2, 8)]
+    ran = filled("fsck")
+    assert (ran.code, ran.out) == (
+        0,
+        f"8 records, 0 findings, 0 mended; 6 names without a pointer: {', '.join(tried[:5])} … (served by "
+        "their revisions alone, as after `register --no-activate`; if that was not meant: `lora-fs promote "
+        "NAME REVISION`)\n",
+    )
+    pointer = root / "default/tiny/.active/support.@00000002.json"
+    good = pointer.read_bytes()
+    pointer.write_text("{")
+    ran = filled("fsck", "-o", "json")
+    assert (ran.code, ran.json["without_pointer"]) == (1, tried)
+    pointer.write_bytes(good)
+    with monkeypatch.context() as patch:
+        fail(patch, "listdir", errno.EACCES, times=1 << 30, when=lambda path: str(path).endswith(".active"))
+        ran = filled("fsck", "-o", "json")
+        assert (ran.code, ran.json["without_pointer"]) == (1, [])
+    shutil.rmtree(root / "default/tiny/.active")
+    ran = filled("fsck", "-o", "json")
+    assert (ran.code, ran.json["without_pointer"]) == (0, ["default/tiny: support", *tried])
+    assert ran.json["ok"] is True
+    for name in ("support", "try-2", "try-3", "try-4", "try-5", "try-6"):
+        filled("promote", name, "v1")
+    assert "; 1 name without a pointer: default/tiny: try-7 (" in filled("fsck").out
+    filled("unregister", "try-7")
+    assert filled("fsck", "-o", "json").json["without_pointer"] == []
 
 
 def test_fsck_tells_what_cannot_be_opened(filled: LoraFs, root: Path) -> None:

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import httpx
 import pytest
 
+from lora_fs.demo.process import free_port
+from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Phase
@@ -86,6 +89,31 @@ def test_a_port_in_use(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{where[-1]}" in done.stderr
     assert "listening on port" not in done.stderr
+
+
+@pytest.mark.parametrize("text", [None, "s3cr3t verbs=all\n"], ids=["missing", "malformed"])
+def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str | None) -> None:
+    """It is told when the sidecar starts, lets nobody in, and no token is told with it."""
+    file, log, port = tmp_path / "tokens", tmp_path / "log", free_port()
+    if text is not None:
+        file.write_text(text)
+    words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--token-file", str(file)]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--engine", "http://127.0.0.1:9"]
+    url, call = f"http://127.0.0.1:{port}", {"lora_name": "a", "lora_path": str(root)}
+    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+        process = subprocess.Popen(words, stderr=told)
+        try:
+            wait_until("it is told", lambda: "AdminToken" in log.read_text(), timeout_s=60)
+            conditions = http.get("/readyz").json()["conditions"]
+            answer = http.post("/v1/load_lora_adapter", json=call, headers={"X-Lora-Fs-Token": "s3cr3t"})
+        finally:
+            process.terminate()
+            process.wait(20)
+    (condition,) = (one for one in conditions if one.startswith("AdminToken"))
+    assert condition.startswith(f"AdminToken: {file}: the token file ")
+    assert answer.status_code == 503
+    assert condition in log.read_text()
+    assert "s3cr3t" not in log.read_text() + condition + answer.text
 
 
 def test_a_stage_folder_in_the_registry(root: Path) -> None:

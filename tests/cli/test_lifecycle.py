@@ -225,6 +225,14 @@ def test_events_are_followed(publish: Callable[..., None]) -> None:
         process.terminate()
 
 
+@pytest.mark.usefixtures("two")
+def test_a_generation_above_which_there_is_none(lora_fs: LoraFs, root: Path) -> None:
+    """Nothing is wrong with what was asked for: somebody has to look at the volume."""
+    (root / "default/tiny/v1/a.@999999999999999999.json").write_text("{")
+    ran = lora_fs("set", "a", "--policy", "eager", "--revision", "v1")
+    assert (ran.code, "remove that file" in ran.err) == (1, True)
+
+
 # -- wait ----------------------------------------------------------------------------------------
 
 
@@ -256,6 +264,31 @@ def test_wait(lora_fs: LoraFs, report: Report, aim: str, phases: dict[str, Phase
     if code and aim != "deleted":
         assert "pod-b" in ran.err
         assert "pod-old" not in ran.err
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("engine", ["unknown", "rejected: it says so"])
+@pytest.mark.parametrize(
+    ("aim", "code"),
+    [
+        ("ready", 6),
+        ("condition=Available", 6),
+        ("condition=Available=True", 6),
+        ("condition=Loaded", 6),
+        ("condition=Loaded=False", 0),
+    ],
+)
+def test_wait_for_an_engine_that_does_not_answer(
+    lora_fs: LoraFs, report: Report, aim: str, code: int, engine: str
+) -> None:
+    """Nobody answers its requests there, whatever the replica last knew of it."""
+    phases = {"a": Phase.READY} if code else {}
+    report("pod-a", recent=seen(), phases=phases)
+    report("pod-b", recent=seen(), phases=phases, engine=engine)
+    ran = lora_fs("wait", "a", "--for", aim, "--timeout", "0")
+    assert (ran.code, "pod-b (no engine answers)" in ran.err) == (code, code == 6), ran.err
+    assert "pod-a" not in ran.err
+    assert lora_fs("promote", "a", "v1", "--wait", "0").code == 0  # it was seen
 
 
 @pytest.mark.usefixtures("two")

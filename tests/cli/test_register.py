@@ -292,6 +292,24 @@ def test_a_base_config_that_is_not_there(lora_fs: LoraFs, folder: Folder, root: 
     assert not root.exists()
 
 
+@pytest.mark.parametrize("command", ["list", "status", "show a", "promote a v1"])
+def test_a_base_config_that_no_command_needs(lora_fs: LoraFs, folder: Folder, command: str) -> None:
+    """A path that is misspelt is told by every command; a variable, by those that would use it."""
+    lora_fs("register", "a", folder(1))
+    ran = lora_fs("--base-config", "/nope", *command.split())
+    assert (ran.code, "--base-config /nope" in ran.err, ran.out) == (USAGE, True, "")
+
+
+def test_a_variable_of_a_base_config_that_is_not_there(
+    lora_fs: LoraFs, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be that of another container: what is registered is listed all the same."""
+    lora_fs("register", "a", folder(1))
+    monkeypatch.setenv("LORA_FS_BASE_CONFIG", "/nope")
+    assert lora_fs("list").code == 0
+    assert lora_fs("validate", folder(1)).code == USAGE
+
+
 def test_a_root_that_is_a_file(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
     """A file in its place is told with its path."""
     root.write_text("not a folder")

@@ -15,7 +15,9 @@ import pytest
 from lora_fs.sidecar.cli import maintain, wait
 from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
+from lora_fs.sidecar.reconcile.volume import RECENT
 from lora_fs.sidecar.registry import lock
+from lora_fs.sidecar.registry.atomic import unavailable
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.lock import lease
@@ -61,6 +63,48 @@ def test_a_replica_that_lags(lora_fs: LoraFs, folder: Folder, report: Report) ->
     assert ran.json["record"]["revision"] == "v1"
     assert "slow" in ran.err
     assert "quick" not in ran.err
+
+
+def test_what_a_short_report_does_not_have_was_not_seen(
+    lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it was written: the replica tells of all that it saw, until that is too much."""
+    monkeypatch.setattr(wait, "FORGOTTEN_S", -1.0)  # as if all had been written long ago
+    others = {f"default/tiny/v1/b{n}": 1 for n in range(RECENT)}
+    some = dict(list(others.items())[1:])
+    report("blind", recent=some)
+    commands = (("register", "a", folder(1), "--wait", "0"), ("wait", "a", "--timeout", "0"))
+    for words in commands:
+        ran = lora_fs(*words)
+        assert (ran.code, "blind" in ran.err) == (6, True), ran.err
+    assert tuple(lora_fs("status").out.splitlines()[1].split()[:4]) == ("a", "v1", "blind", "-")
+    assert "has not seen it yet" in lora_fs("status").out
+    (row,) = lora_fs("status", "-o", "json").json["adapters"]
+    assert (row["replica"], row["phase"]) == ("blind", None)
+    report("blind", recent=others)  # it told of more since, perhaps
+    for words in commands:
+        assert lora_fs(*words).code == 0
+    assert lora_fs("status").out.splitlines()[1].split()[3] == "Evicted"
+
+
+@pytest.mark.parametrize("what", ["the record", "its folder", "the pointer"])
+def test_a_replica_that_may_not_read_what_was_written(
+    lora_fs: LoraFs, folder: Folder, report: Report, what: str
+) -> None:
+    """It says so itself, wherever it mounts the volume, and so does who waits for it."""
+    lora_fs("register", "a", folder(1))
+    at = {"the record": "v1/a.@00000001.json", "its folder": "v1", "the pointer": ".active/a.@00000001.json"}
+    path = f"/mnt/of-the-pod/default/tiny/{at[what]}"
+    did = "cannot list" if what == "its folder" else "cannot open"
+    mine = f"Unreadable: {unavailable(PermissionError(errno.EACCES, ''), f'{did} {path}')}"
+    others = f"Unreadable: {mine}".replace("a.@", "b.@").replace("v1:", "v12:")
+    half = seen(record=0) if what != "the pointer" else seen(pointer=0)
+    report("pod-a", recent=half, conditions=("VolumeStalled: slow", others, mine))
+    for words in (("wait", "a", "--timeout", "0"), ("register", "a", folder(1), "--wait", "0")):
+        ran = lora_fs(*words)
+        assert (ran.code, f"({mine})" in ran.err) == (6, True), ran.err
+    report("pod-a", recent=half, conditions=(others,))
+    assert "Unreadable" not in lora_fs("wait", "a", "--timeout", "0").err
 
 
 def test_the_record_alone_is_not_enough(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
@@ -223,7 +267,7 @@ def test_status(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
     lora_fs("register", "a", folder(1))
     assert "no replica has reported" in lora_fs("status").out
     report("one", phases={"a": Phase.READY})
-    report("two", age_s=300, conditions=("VolumeUnavailable: read-only",))
+    report("two", recent=seen(), age_s=300, conditions=("VolumeUnavailable: read-only",))
     rows = {tuple(line.split()[:4]): line for line in lora_fs("status").out.splitlines()}
     assert ("a", "v1", "one", "Ready") in rows
     assert "stale" in rows[("a", "v1", "two", "Evicted")]

@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
+from tests.registry.faults import fail
 from tests.registry.test_operations import put
 
 SCOPE = Scope("default", "tiny")
@@ -52,6 +53,30 @@ def test_a_look_that_does_not_end(tmp_path: Path) -> None:
     assert told == "VolumeStalled: the first look at it has not ended; nothing is listed until then"
     volume.read_once = True
     assert volume.conditions() == ("VolumeStalled: it does not answer; the last good state is in force",)
+
+
+def test_what_recent_does_not_have_was_not_seen(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter
+) -> None:
+    """The first look is in it, and what may not be read is not: ``--wait`` goes by that."""
+    for name in ("a", "b"):
+        put(registry, SCOPE, make_adapter(name), name=name, revision="v1")
+    volume = make_volume(registry)
+    record = registry.layout.revision(SCOPE, "v1") / "b.@00000001.json"
+    fail(monkeypatch, "open", errno.EACCES, times=1 << 30, when=lambda path, *_: str(path) == str(record))
+    volume._pass()
+    assert volume.recent == {f"{SCOPE}/v1/a": 1, f"{SCOPE}/.active/a": 1, f"{SCOPE}/.active/b": 1}
+    assert volume.conditions()[0].startswith(f"Unreadable: cannot open {record}: Permission denied")
+
+
+def test_conditions_of_what_else_is_watched(registry: Registry) -> None:
+    """Each beside the others, as they are when they are asked for."""
+    volume, told = make_volume(registry), ["AdminToken: gone"]
+    volume.beside = lambda: ("FlatStore: empty",)
+    volume.tell_also(lambda: told)
+    assert volume.conditions() == ("FlatStore: empty", "AdminToken: gone")
+    told.clear()
+    assert volume.conditions() == ("FlatStore: empty",)
 
 
 @pytest.mark.anyio

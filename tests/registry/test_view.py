@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, InputError, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, OperatorError, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry import atomic, operations
 from lora_fs.sidecar.registry.atomic import TemporaryNames
@@ -223,7 +223,7 @@ def test_a_record_copied_elsewhere_is_nobodys(registry: Registry, scope: Scope, 
 def test_the_last_generation_there_can_be(registry: Registry, scope: Scope, view: RegistryView) -> None:
     """A file that claims the greatest generation leaves no name for the next: the write is refused."""
     record_path(registry, scope, 10**18 - 1).write_text("garbage")
-    with pytest.raises(InputError, match="remove that file"):
+    with pytest.raises(OperatorError, match="remove that file"):
         operations.unregister(registry, scope, "a1", writer="test")
 
 
@@ -294,6 +294,137 @@ def test_a_few_vanished_records_are_not_reported(
     folder.with_name(".gone").rename(folder)
     view.refresh(force=True)
     assert not frozen(view)
+
+
+@pytest.fixture
+def eight(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Registry:
+    """``a0`` to ``a7`` at v1."""
+    for index in range(8):
+        put(registry, scope, make_adapter(seed=index), name=f"a{index}", revision="v1")
+    return registry
+
+
+def test_pointers_that_vanish_freeze_as_records_do(eight: Registry, scope: Scope) -> None:
+    """The names are served on, and it is told what a restart would take away, until enough are back."""
+    view, active = RegistryView(eight, (scope,)), eight.layout.active(scope)
+    view.refresh()
+    for index in range(5):
+        (active / generation_name(f"a{index}", 1)).unlink()
+    view.refresh(force=True)
+    assert not frozen(view)
+    shutil.rmtree(active)
+    view.refresh(force=True)
+    assert len(names(view)) == 8
+    assert view.desired.frozen == (
+        "8 of 8 pointers vanished from the volume at once; nothing is unloaded for it, and a replica that "
+        "starts serves none of these names: restore .active/ from a backup, or `lora-fs promote` each"
+    )
+    for index in range(3):
+        operations.promote(eight, scope, f"a{index}", "v1", writer="test")
+    view.refresh(force=True)
+    assert not frozen(view)
+    assert len(names(view)) == 8
+
+
+def test_a_restored_active_folder_thaws(eight: Registry, scope: Scope) -> None:
+    """As the message says."""
+    view, active = RegistryView(eight, (scope,)), eight.layout.active(scope)
+    view.refresh()
+    active.rename(eight.layout.root / "backup")
+    view.refresh(force=True)
+    assert frozen(view)
+    (eight.layout.root / "backup").rename(active)
+    view.refresh(force=True)
+    assert not frozen(view)
+
+
+def test_a_whole_scope_that_vanishes_is_told_as_a_volume(eight: Registry, scope: Scope) -> None:
+    """Records and pointers, each by its number."""
+    view = RegistryView(eight, (scope,))
+    view.refresh()
+    shutil.rmtree(eight.layout.scope(scope))
+    view.refresh(force=True)
+    assert view.desired.frozen == (
+        "8 of 8 records and 8 of 8 pointers vanished from the volume at once; nothing is unloaded for it: "
+        "is the right volume mounted?"
+    )
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 60.0])
+def test_what_head_told_has_not_vanished_where_its_folder_was_not_listed(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView, lag_s: float
+) -> None:
+    """A look at one revision's folder says nothing of other revisions, nor of pointers."""
+    clock = Clock()
+    view = RegistryView(registry, (scope,), lag_s=lag_s, clock=clock)
+    view.refresh()
+    for index in range(8):
+        put(registry, scope, make_adapter(seed=index), name=f"b{index}", revision="r2")
+        view.refresh()
+    assert len(names(view)) == 9
+    folder = registry.layout.revision(scope, "v1")
+    (folder / "dropped").mkdir()
+    clock.now += lag_s / 2
+    assert view.refresh(folders=[folder]) is False
+    assert not frozen(view)
+    view.refresh(force=True)
+    assert not frozen(view)
+
+
+@pytest.mark.parametrize("gone", ["records", "pointers"])
+def test_what_head_told_and_was_removed_before_it_was_listed(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView, gone: str
+) -> None:
+    """No listing ever had it, and it is missed."""
+    for index in range(8):
+        put(registry, scope, make_adapter(seed=index), name=f"b{index}", revision="r2")
+        view.refresh()
+    layout = registry.layout
+    folder = layout.active(scope) if gone == "pointers" else layout.revision(scope, "r2")
+    for path in folder.glob("b*.json"):
+        path.unlink()
+    view.refresh(force=True)
+    assert (view.desired.frozen or "").startswith(f"8 of 9 {gone} vanished")
+
+
+def test_pointers_that_a_listing_lacks_yet_have_not_vanished(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    view: RegistryView,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may list ``.active/`` for a minute as it was before HEAD told; longer, and they are gone."""
+    clock, real, active = Clock(), atomic.list_names, registry.layout.active(scope)
+    view = RegistryView(registry, (scope,), lag_s=60.0, clock=clock)
+    view.refresh()
+    before = real(active)
+    for index in range(8):
+        put(registry, scope, make_adapter(seed=index), name=f"b{index}", revision="v1")
+        view.refresh()
+    monkeypatch.setattr(atomic, "list_names", lambda at: before if at == active else real(at))
+    for after_s, missed in ((59.0, False), (2.0, True)):
+        clock.now += after_s
+        view.refresh(force=True)
+        assert len(names(view)) == 9
+        assert frozen(view) is missed
+    monkeypatch.undo()
+    view.refresh(force=True)
+    assert not frozen(view)
+
+
+def test_a_pointer_written_anew_under_its_old_number_is_seen(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, view: RegistryView
+) -> None:
+    """Where HEAD does not tell of it either."""
+    put(registry, scope, make_adapter(seed=1), revision="v2", activate=False)
+    view.refresh()
+    shutil.rmtree(registry.layout.active(scope))
+    view.refresh(force=True)
+    operations.promote(registry, scope, "a1", "v2", writer="test")
+    registry.layout.head.unlink()
+    view.refresh(force=True)
+    assert {name: record.revision for _, name, record in view.desired.active()} == {"a1": "v2"}
 
 
 def test_a_restored_registry_is_read_anew(registry: Registry, scope: Scope, view: RegistryView) -> None:

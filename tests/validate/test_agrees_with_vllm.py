@@ -192,3 +192,17 @@ def test_folder_is_read_by_vllm(adapter: Path) -> None:
         str(adapter), {"q_proj", "v_proj"}, helper, lora_model_id=1, device="cpu"
     )
     assert len(model.loras) == 4
+
+
+def test_a_byte_order_mark_is_refused_by_both(adapter: Path) -> None:
+    """As editors on Windows write one; it is told by its name, and what to do."""
+    from vllm.lora.peft_helper import PEFTHelper
+
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text(), encoding="utf-8-sig")
+    with pytest.raises(json.JSONDecodeError, match="UTF-8 BOM"):
+        PEFTHelper.from_local_dir(str(adapter), None)
+    (finding,) = validate(adapter).findings
+    assert finding.render() == (
+        "adapter_config.json: begins with a byte order mark (save it as UTF-8 without one) [config-json]"
+    )

@@ -22,6 +22,7 @@ from tests.validate.conftest import (
     RANK,
     WEIGHTS_FILE,
     Draft,
+    good_config,
     raw_safetensors,
     safetensors_bytes,
     tensor_name,
@@ -157,6 +158,7 @@ config_text("config-json", "a list", "[]")
 config_text("config-json", "NaN", '{"r": 4, "lora_alpha": NaN, "target_modules": ["q_proj"]}')
 config_text("config-json", "nested", "[" * 100_000)
 config_text("config-json", "not UTF-8", b'{"r": "\xff"}')
+config_text("config-json", "a byte order mark", json.dumps(good_config()).encode("utf-8-sig"))
 config_text("config-json", "r twice", '{"r": 4, "r": 8, "lora_alpha": 8, "target_modules": ["x"]}')
 config_text("config-json", "a number of 5,000 digits", '{"r": ' + "9" * 5000 + "}")
 config_text("config-too-large", "2 MiB", " " * (2 << 20))

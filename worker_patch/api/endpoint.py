@@ -114,7 +114,7 @@ class Endpoint:
                     if self._assembly is None:
                         yield state
                         return
-                    async with self._assembly.running(), board.running():
+                    async with self._assembly.running(), board.running(), admin.watching():
                         yield state
             finally:
                 await anyio.to_thread.run_sync(self._end_tracing, limiter=anyio.CapacityLimiter(1))
@@ -133,7 +133,9 @@ class Endpoint:
         settings = self._complete(engine_client, serving)
         _answer_from_the_registry(serving)
         engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
+        await self._admin.look()
         self._assembly = await assemble(settings, expect(settings), engine)
+        self._assembly.volume.tell_also(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside
         self._late.replica = self._assembly.replica
         self._behind = Behind(

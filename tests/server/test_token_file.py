@@ -1,0 +1,80 @@
+"""A token file that cannot be used is told before anybody needs it, and until it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fastapi import HTTPException
+from starlette.datastructures import Headers
+
+from lora_fs.sidecar.server import auth
+from lora_fs.sidecar.server.auth import Admin
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "s3cr3t"
+BOUND_S = 20
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def until(admin: Admin, told: bool) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while bool(admin.conditions()) is not told:  # noqa: ASYNC110 - nothing tells when it has looked
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "the token file cannot be read: No such file or directory"),
+        (f"{SECRET} verbs=all\n".encode(), "the token file is not valid: line 1: verbs= takes"),
+        (f"{SECRET}\xe9\n".encode("latin-1"), "the token file is not text"),
+        (f"{SECRET}\n".encode(), None),
+    ],
+    ids=["missing", "malformed", "no text", "good"],
+)
+async def test_what_is_wrong_is_a_condition(tmp_path: Path, content: bytes | None, why: str | None) -> None:
+    """Before the first call, by the line and never by what is in it; calls are still refused."""
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_bytes(content)
+    admin = Admin(file, ("-",))
+    await admin.look()
+    told = admin.conditions()
+    assert [one.startswith(f"AdminToken: {file}: {why}") for one in told] == [True] * (why is not None)
+    assert SECRET not in "".join(told)
+    if why is not None:
+        with pytest.raises(HTTPException) as refused:
+            await admin.sight(Headers({auth.HEADER: SECRET}))
+        assert refused.value.status_code == 503
+
+
+async def test_it_is_told_as_it_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation that went wrong is told without a call, and so is that it was mended."""
+    monkeypatch.setattr(auth, "LOOK_S", 0.02)
+    file = tmp_path / "tokens"
+    file.write_text(f"{SECRET}\n")
+    admin = Admin(file)
+    await admin.look()
+    async with admin.watching():
+        assert admin.conditions() == ()
+        file.write_text("\N{SNOWMAN}\n")
+        await until(admin, True)
+        file.write_text(f"{SECRET}\n")
+        await until(admin, False)
+
+
+async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked at."""
+    monkeypatch.setattr(auth, "LOOK_S", 0.0)
+    admin = Admin(None)
+    await admin.look()
+    async with admin.watching():
+        await asyncio.sleep(0.01)
+    assert admin.conditions() == ()
