@@ -47,6 +47,8 @@ def expected_signatures() -> dict[Callable[..., Any], tuple[str, ...]]:
         LoRAModelManager._deactivate_adapter: ("self", "lora_id"),
         LoRAModelManager.remove_adapter: ("self", "adapter_id"),
         LRUCacheLoRAModelManager.remove_all_adapters: ("self",),
+        LoRAModelManager._match_target_modules: ("self", "module_name"),
+        LoRAModelManager._get_punica_wrapper: ("self", "module_name"),
         LoRAModelManager._create_merged_loras_inplace: ("self", "lora_model"),
         LRUCacheLoRAModelManager.add_adapter: ("self", "lora"),
         LRUCacheLoRAModelManager.pin_adapter: ("self", "lora_id"),

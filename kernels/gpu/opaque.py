@@ -45,8 +45,13 @@ def linear(y: torch.Tensor, x: torch.Tensor, name: str, add: bool) -> None:
 
 @torch.library.custom_op("lora_fs::embedding", mutates_args=("y",))
 def embedding(y: torch.Tensor, tokens: torch.Tensor, name: str, add: bool) -> None:
-    """See ``reference.embedding``; ``name`` was given to ``bind``."""
+    """See ``reference.embedding``; ``name`` was given to ``bind``.
+
+    A draft model may share the layer, and asks for fewer rows than the plan has: they stay as they are.
+    """
     bound = _bound[name]
+    if y.shape[0] < bound.plan.rows:
+        return
     gpu.embedding(y, tokens, bound.layer, bound.plan, add=add)
 
 

@@ -121,7 +121,7 @@ def list_names(folder: Path) -> list[str] | None:
 
 
 def make_folder(folder: Path, *, inherit: bool = True) -> None:
-    """Create a folder and its parents, to survive a power loss; an existing one is fine. ``inherit``: modes."""
+    """Create a folder and its parents, to survive a power loss; it may be there. ``inherit``: modes."""
     try:
         _make_folder(folder, inherit)
     except OSError as error:

@@ -19,6 +19,7 @@ from lora_fs.sidecar.validate.report import Findings
 from lora_fs.sidecar.validate.tensors import BASE_EMBEDDINGS, LoraModule
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_BARE = re.compile(r"layers\.\d+\..+")  # as PEFT names them on an AutoModel
 _DECODER_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -77,9 +78,19 @@ def check_modules(
                 )
         return
     in_layer, around = _sizes(base, family)
+    modules = list(modules)
+    bare = bool(modules) and all(_BARE.fullmatch(module.name) for module in modules)
+    if bare:
+        found.add(
+            "bare-model",
+            file,
+            modules[0].name,
+            "lacks `model.`, as saved of an AutoModel: a generating engine refuses the adapter",
+        )
     for module in modules:
-        match = _DECODER_LAYER.fullmatch(module.name)
-        expected = around.get(module.name) if match is None else in_layer.get(match[2])
+        name = f"model.{module.name}" if bare else module.name
+        match = _DECODER_LAYER.fullmatch(name)
+        expected = around.get(name) if match is None else in_layer.get(match[2])
         if match is not None and layers is not None and int(match[1]) >= layers:
             found.add(
                 "no-such-module",

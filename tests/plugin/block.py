@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.resident import Resident, size_bytes
+
+Make = Callable[..., TieredModelManager]
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, WORDS = 64, 16, 8, 2, 48, 100
 WHOLE = {
@@ -22,6 +30,7 @@ WHOLE = {
     "gate_proj": (HIDDEN, INNER),
     "up_proj": (HIDDEN, INNER),
 }
+SLOTS, RANK = 3, 4
 STOCK = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
 
 
@@ -51,3 +60,28 @@ def vllm_config(captured: int | None = None, additional: Any = None) -> Any:
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=captured),
         additional_config={} if additional is None else additional,
     )
+
+
+def adapter(number: int, sizes: dict[str, tuple[int, int]] = WHOLE) -> LoRAModel:
+    random = torch.Generator().manual_seed(number)
+    found = {}
+    for name, (inputs, outputs) in sizes.items():
+        a = torch.randn(RANK, inputs, generator=random)
+        b = torch.randn(outputs, RANK, generator=random)
+        found[name] = LoRALayerWeights(name, RANK, RANK, a, b)
+    return LoRAModel(number, RANK, found)
+
+
+def packed(manager: TieredModelManager, lora: LoRAModel) -> Resident:
+    """As a load does."""
+    return Resident(lora, manager.layers.pack(manager.draft(lora)))
+
+
+def serve(manager: TieredModelManager, lora: LoRAModel) -> Resident:
+    """Take an adapter in, and let a step use it."""
+    resident = packed(manager, lora)
+    manager.tiers.budget_bytes += size_bytes(resident)
+    manager.admit(resident, size_bytes(resident))
+    manager.tiers.begin_step({lora.id})
+    manager.activate_adapter(lora.id)
+    return resident

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm.config.lora import LoRAConfig
 from vllm.lora.layers import LoRAMapping
-from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
-from vllm.platforms import current_platform
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from lora_fs.kernels.gpu import opaque
@@ -24,59 +20,26 @@ from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.tables import DeviceLayer
 from lora_fs.worker_patch.worker import layers, on_device, punica
 from lora_fs.worker_patch.worker.fits import DoesNotFit
-from lora_fs.worker_patch.worker.hooks import wrapper_for
 from lora_fs.worker_patch.worker.layers import ModelLayers, Target
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.resident import Resident, size_bytes
 from lora_fs.worker_patch.worker.stacks import StackedLayers
-from tests.plugin.block import HEAD, HEADS, HIDDEN, KV_HEADS, STOCK, WHOLE, WORDS, Model, vllm_config
-from tests.plugin.tensor_parallel import be_rank
-
-SLOTS, RANK = 3, 4
-
-
-def adapter(number: int, sizes: dict[str, tuple[int, int]] = WHOLE) -> LoRAModel:
-    random = torch.Generator().manual_seed(number)
-    found = {}
-    for name, (inputs, outputs) in sizes.items():
-        a = torch.randn(RANK, inputs, generator=random)
-        b = torch.randn(outputs, RANK, generator=random)
-        found[name] = LoRALayerWeights(name, RANK, RANK, a, b)
-    return LoRAModel(number, RANK, found)
-
-
-Make = Callable[..., TieredModelManager]
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A manager with a model; no adapter has room in its host tier before its budget is set."""
-    monkeypatch.setattr(opaque, "_bound", {})
-    monkeypatch.setenv("LORA_FS_HOST_BYTES", "0")
-    be_rank(monkeypatch, 0, 1)
-
-    def manager(
-        kernels: str,
-        rank: int = 0,
-        size: int = 1,
-        *,
-        config: Any = None,
-        model: Callable[[], Model] = Model,
-        wrapper: str | None = None,
-        fully_sharded: bool = False,
-    ) -> TieredModelManager:
-        monkeypatch.setenv("LORA_FS_KERNELS", kernels)
-        be_rank(monkeypatch, rank, size)
-        ours = wrapper or wrapper_for(STOCK, kernels) or STOCK
-        monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: ours)
-        lora_config = LoRAConfig(
-            max_lora_rank=16, max_loras=SLOTS, lora_dtype=torch.float32, fully_sharded_loras=fully_sharded
-        )
-        device, config = torch.device("cpu"), config or vllm_config()
-        return TieredModelManager(model(), 8, 2048, WORDS, lora_config, device, vllm_config=config)
-
-    return manager
+from tests.plugin.block import (
+    HEAD,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    RANK,
+    SLOTS,
+    STOCK,
+    Make,
+    Model,
+    adapter,
+    packed,
+    serve,
+    vllm_config,
+)
 
 
 def runner_of(manager: TieredModelManager) -> Any:
@@ -95,21 +58,6 @@ def warm_up(runner: Any) -> None:
     rows = np.ones(2 * SLOTS, dtype=np.int32)
     with runner.maybe_dummy_run_with_lora(runner.lora_config, rows, rows, num_active_loras=SLOTS):
         assert set(runner.lora_manager._adapter_manager._active_adapters) == {1, 2, 3}
-
-
-def packed(manager: TieredModelManager, lora: LoRAModel) -> Resident:
-    """As a load does."""
-    return Resident(lora, manager.layers.pack(manager.draft(lora)))
-
-
-def serve(manager: TieredModelManager, lora: LoRAModel) -> Resident:
-    """Take an adapter in, and let a step use it."""
-    resident = packed(manager, lora)
-    manager.tiers.budget_bytes += size_bytes(resident)
-    manager.admit(resident, size_bytes(resident))
-    manager.tiers.begin_step({lora.id})
-    manager.activate_adapter(lora.id)
-    return resident
 
 
 def slot_has(manager: TieredModelManager, lora: Resident) -> bool:

@@ -293,7 +293,8 @@ tensor_case(
 config_case("base-model", "another model", base_model_name_or_path="acme/tiny-llama-v2")
 config_case("base-model-missing", "no base model", base_model_name_or_path=...)
 tensor_case("no-such-module", "name", lambda draft: rename(draft, "self_attn", "attention"))
-tensor_case("no-such-module", "prefix", lambda draft: rename(draft, "model.model.", "model."))
+tensor_case("no-such-module", "prefix", lambda draft: rename(draft, "model.model.", "model.decoder."))
+tensor_case("bare-model", "prefix", lambda draft: rename(draft, "model.model.", "model."))
 tensor_case("no-such-module", "layer", lambda draft: rename(draft, "layers.1", "layers.2"))
 tensor_case(
     "wrong-shape",

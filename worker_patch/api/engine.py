@@ -98,6 +98,7 @@ class InProcess:
             "name": name,
             "path": path,
             "size_bytes": spec.size_bytes,
+            "dtype": spec.lora.dtype,
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.lora.layers import FusedMoE3DWithLoRA, LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
@@ -18,6 +19,25 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 
 class DoesNotFit(ValueError):
     """The adapter is not one for this model."""
+
+
+def name_as_the_model(manager: LoRAModelManager, adapter: LoRAModel) -> None:
+    """Give the layers of a pooling model the prefix that the files of a bare ``AutoModel`` lack.
+
+    vLLM finds them without it; what it merges then, it leaves beside the result.
+    """
+    if not manager.is_pooling_model:
+        return
+    known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
+    for name in [name for name in adapter.loras if name not in known and f"model.{name}" in known]:
+        adapter.loras[f"model.{name}"] = adapter.loras.pop(name)
+
+
+def drop_merged(manager: LoRAModelManager, adapter: LoRAModel) -> None:
+    """Let go of what vLLM merged into an expert layer's weights and left where it was."""
+    for name, module in manager.modules.items():
+        if isinstance(module, FusedMoE3DWithLoRA):
+            adapter.loras.pop(f"{name}.base_layer", None)
 
 
 def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bool) -> None:
@@ -37,11 +57,21 @@ def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bo
         matched.add(id(weights))
         if isinstance(module, BaseLinearLayerWithLoRA):
             _check_layer(name, module, _slices(weights.lora_a), _slices(weights.lora_b))
-    strangers = [name for name, weights in adapter.loras.items() if id(weights) not in matched]
-    if whole_model and strangers:
+        elif isinstance(module, LogitsProcessorWithLoRA | VocabParallelEmbeddingWithLoRA):
+            _check_words(name, module, weights.lora_a, weights.lora_b)
+    if not whole_model:
+        return
+    unmatched = (name for name, weights in adapter.loras.items() if id(weights) not in matched)
+    strangers = [name for name in unmatched if not _is_left_out(manager, name)]
+    if strangers:
         raise DoesNotFit(f"the model has no layer {strangers[0]} ({len(strangers)} such in the adapter)")
-    if whole_model and not matched:
+    if not matched:
         raise DoesNotFit("no layer of the adapter is one of the model")
+
+
+def _is_left_out(manager: LoRAModelManager, name: str) -> bool:
+    """Whether vLLM leaves a layer as it is: by ``--lora-target-modules``, or as one of a tower's."""
+    return not manager._match_target_modules(name) or manager._get_punica_wrapper(name) is None
 
 
 def _slices(weights: Any) -> list[torch.Tensor | None]:
@@ -73,6 +103,25 @@ def _check_layer(
                 f"{name}: the adapter's layer is {has_in} → {has_out}, "
                 f"the model's is {wanted_in} → {wanted_out}"
             )
+
+
+def _check_words(name: str, module: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Of a layer with a row or a column a word; an adapter may know fewer words than a vocabulary has."""
+    base = module.base_layer
+    if isinstance(module, LogitsProcessorWithLoRA):
+        hidden, wanted, words, most_words = a.shape[1], module.hidden_size, b.shape[0], base.vocab_size
+        most_rank = module.lora_a_stacked.shape[-2]
+    else:
+        hidden, wanted, words, most_words = b.shape[0], base.embedding_dim, a.shape[1], base.org_vocab_size
+        most_rank = module.lora_b_stacked.shape[-1]
+    if a.shape[0] != b.shape[1]:
+        raise DoesNotFit(f"{name}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
+    if a.shape[0] > most_rank:
+        raise DoesNotFit(f"{name}: rank {a.shape[0]} is over this engine's --max-lora-rank {most_rank}")
+    if hidden != wanted:
+        raise DoesNotFit(f"{name}: the adapter's hidden size is {hidden}, the model's is {wanted}")
+    if words > most_words:
+        raise DoesNotFit(f"{name}: the adapter has {words} words, the model has {most_words}")
 
 
 def _whole(module: BaseLinearLayerWithLoRA) -> list[tuple[int, int]]:

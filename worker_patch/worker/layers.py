@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from vllm.lora.layers import (
+    ClassificationHeadWithLoRA,
     LogitsProcessorWithLoRA,
     MergedColumnParallelLinearWithLoRA,
     VocabParallelEmbeddingWithLoRA,
@@ -31,7 +32,7 @@ from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
 
 # Whose way of setting weights is the one written down here; a subclass with its own stays vLLM's.
 _LINEAR = {BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora}
-_CACHED = ("qkv_proj", "k_proj", "v_proj", "query_key_value", "Wqkv", "c_attn")
+_CACHED = ("qkv", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "query_key_value", "c_attn")
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class ModelLayers:
         shape = shape_of(module)
         if shape is None:
             return False
-        cached = any(part in name.rsplit(".", 1)[-1] for part in _CACHED)
+        cached = any(part in name.rsplit(".", 1)[-1].lower() for part in _CACHED)
         self.targets[name] = Target(module, shape, cached, Layer.empty(shape, self._slots))
         a = tuple(self._stand_in(self._max_rank, shape.inputs) for _ in shape.outputs)
         b = tuple(self._stand_in(width, self._max_rank) for width in shape.outputs)
@@ -188,6 +189,8 @@ class DeviceLayers(ModelLayers):
 
 def shape_of(module: Any) -> Shape | None:
     """Of a layer that can be taken over."""
+    if isinstance(module, ClassificationHeadWithLoRA):  # may be replaced whole, by rows of requests
+        return None
     if isinstance(module, BaseLinearLayerWithLoRA):
         if type(module).set_lora not in _LINEAR or module.lora_config.fully_sharded_loras:
             return None

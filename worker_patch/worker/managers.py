@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
@@ -154,19 +155,32 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     # -- loads in threads ------------------------------------------------------------------------
 
     def begin_load(self, request: LoRARequest, wanted: Mapping[str, Any]) -> None:
-        """Start to load. ``wanted``: ``size_bytes``, ``priority``, ``pinned`` and the ``user``.
+        """Start to load. ``wanted``: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``user``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
         """
         adapter = request.lora_int_id
         self.failures.pop(adapter, None)
-        self.tiers.reserve(adapter, max(wanted["size_bytes"], self._too_big.get(adapter, 0)))
+        self.tiers.reserve(adapter, self._too_big.get(adapter) or self._packed_bytes(wanted))
         for gone in self.named.keys() - self.tiers.entries.keys():
             del self.named[gone]
         self.blank &= self.tiers.entries.keys()
         self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
-        self._loader.start(adapter, lambda: self._prepare(request))
+        try:
+            self._loader.start(adapter, lambda: self._prepare(request))
+        except Exception:  # no thread is left
+            self.tiers.cancel(adapter)
+            del self._wanted[adapter]
+            raise
+
+    def _packed_bytes(self, wanted: Mapping[str, Any]) -> int:
+        """What files come to in memory: never a wider type than the engine's. Others' share of it is unknown."""
+        size, files = int(wanted["size_bytes"]), getattr(torch, str(wanted.get("dtype")), None)
+        engine: torch.dtype = self.lora_config.lora_dtype
+        if not isinstance(files, torch.dtype) or files.itemsize <= engine.itemsize:
+            return size
+        return int(size * engine.itemsize / files.itemsize)
 
     def want(self, adapter: int, wanted: Mapping[str, Any]) -> None:
         """Keep what a load under way brings, which its user had given up, for this one."""
@@ -204,6 +218,10 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def _admit(self, done: Done[Resident], adapter: Resident, wanted: Mapping[str, Any]) -> None:
         size = size_bytes(adapter)
+        if done.id in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
+            self.tiers.cancel(done.id)
+            self.tiers.entries[done.id].users.add(wanted["user"])
+            return
         try:
             self._adapter_manager.admit(adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
         except NoRoom:  # whoever asks for it next is told, or finds room for its true size

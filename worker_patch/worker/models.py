@@ -17,7 +17,7 @@ from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
 from lora_fs.kernels.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
-from lora_fs.worker_patch.worker.fits import check_fits
+from lora_fs.worker_patch.worker.fits import check_fits, drop_merged, name_as_the_model
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.resident import Resident, convert
@@ -98,6 +98,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         Raises:
             DoesNotFit, ShapeError: it is not one for this model.
         """
+        name_as_the_model(self, adapter)
         scales, as_they_are = {}, set()
         for name in self.layers.targets:
             names = self.packed_modules.get(name, [name])
@@ -110,6 +111,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         rest = (weights for name, weights in adapter.loras.items() if name not in as_they_are)
         convert(rest, self.lora_config.lora_dtype)
         self._create_merged_loras_inplace(adapter)
+        drop_merged(self, adapter)
         if whole:
             check_fits(self, adapter, whole_model=self._whole_model)
         found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}

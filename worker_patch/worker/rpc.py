@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.tiers import NoRoom
+from lora_fs.worker_patch.worker.tiers import NoRoom, TooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Answer = dict[str, Any]
 def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
-    ``ask``: ``id, name, path, size_bytes, priority, pinned, user, sequence, again`` (a failure is forgotten)
+    ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, again`` (a failure is forgotten)
     and ``wait_s``: for so long the engine has nothing better to do.
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
@@ -36,6 +36,8 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     if not known and (ask["again"] or adapter not in manager.failures):
         try:
             manager.begin_load(LoRARequest(ask["name"], adapter, ask["path"]), ask)
+        except TooLarge as error:
+            return {"state": "failed", "reason": str(error)}
         except NoRoom as error:
             return {"state": "full", "reason": str(error)}
     if ask["wait_s"] and manager.loading(adapter):

@@ -17,6 +17,10 @@ class NoRoom(Exception):
     """All that could go to make room is in use."""
 
 
+class TooLarge(NoRoom):
+    """It would not fit if nothing else were there."""
+
+
 @dataclass(slots=True)
 class Entry:
     """One adapter in the host tier.
@@ -69,7 +73,8 @@ class Tiers:
         """See that there will be room for a load. Nobody is evicted: what is loaded may be good for nothing.
 
         Raises:
-            NoRoom: what is in use, pinned or reserved leaves too little; nothing is reserved.
+            NoRoom: what is in use, pinned or reserved leaves too little; nothing is reserved. TooLarge: the
+                budget does.
         """
         self.cancel(adapter)
         staying = sum(entry.size_bytes for one, entry in self.entries.items() if not self._may_go(one))
@@ -102,6 +107,8 @@ class Tiers:
         return victims
 
     def _see_to(self, size_bytes: int, taken_bytes: int) -> None:
+        if size_bytes > self.budget_bytes:
+            raise TooLarge(f"it takes {size_bytes} bytes, and LORA_FS_HOST_BYTES is {self.budget_bytes}")
         if taken_bytes + size_bytes > self.budget_bytes:
             raise NoRoom(
                 f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken, "

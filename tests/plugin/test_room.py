@@ -1,0 +1,137 @@
+"""What a load is given room for, and what becomes of it where there is none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vllm.lora.request import LoRARequest
+
+from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.alike import Alike
+from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.resident import AsOnDisk
+from tests.plugin.block import WHOLE, WORDS, Make, Model
+
+ID = 7
+
+
+class Files:
+    """An adapter on the disk, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        tensors = {}
+        for name, (inputs, outputs) in WHOLE.items():
+            tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(8, inputs)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(outputs, 8)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        told = {"r": 8, "lora_alpha": 8, "target_modules": list(WHOLE), "peft_type": "LORA"}
+        (folder / "adapter_config.json").write_text(json.dumps(told))
+        self.path = str(folder)
+        self.size_bytes = (folder / "adapter_model.safetensors").stat().st_size
+
+    @property
+    def request(self) -> LoRARequest:
+        return LoRARequest("support", ID, self.path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "support")
+
+
+def worker(make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32) -> TieredWorkerManager:
+    """A worker's manager, of a model with a host tier of so many bytes."""
+    found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
+    manager = found._adapter_manager = make("torch", dtype=dtype)
+    manager.tiers.budget_bytes = budget_bytes
+    found._cached_dummy_lora, found._lora_model_cls, found._loader, found._alike = (
+        False,
+        AsOnDisk,
+        Loader(),
+        Alike(),
+    )
+    found._wanted, found.named, found.failures, found._too_big, found.blank = {}, {}, {}, {}, set()
+    found.counters = defaultdict(float)
+    found.lora_config, found.vocab_size, found.max_position_embeddings = manager.lora_config, WORDS, 128
+    found.embedding_modules = Model.embedding_modules
+    return found  # type: ignore[no-any-return]
+
+
+def load(manager: TieredWorkerManager, files: Files, **more: object) -> dict[str, Any]:
+    """As the API server asks, which waits."""
+    ask = {
+        "id": ID,
+        "name": "support",
+        "path": files.path,
+        "size_bytes": files.size_bytes,
+        "dtype": "float32",
+    }
+    ask |= {"priority": 0, "pinned": False, "user": "api", "sequence": 1, "again": True, "wait_s": 20, **more}
+    runner = SimpleNamespace(lora_manager=manager)
+    return rpc.answer(SimpleNamespace(model_runner=runner), "load", ask)
+
+
+def test_files_of_a_wider_type_than_the_engines(make: Make, files: Files) -> None:
+    """They take half in memory, and have room where their files would have none."""
+    manager = worker(make, files.size_bytes * 3 // 4, torch.bfloat16)
+    assert load(manager, files) == {"state": "ready", "reason": ""}
+    assert manager.tiers.used_bytes <= files.size_bytes // 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed", "no_grad"])
+def test_what_never_fits_is_told_so(make: Make, files: Files, dtype: str) -> None:
+    """At once, and not as if others were in its way."""
+    manager = worker(make, 1000)
+    answer = load(manager, files, dtype=dtype)
+    assert answer["state"] == "failed"
+    assert answer["reason"] == f"it takes {files.size_bytes} bytes, and LORA_FS_HOST_BYTES is 1000"
+    assert (manager.tiers.free_bytes, manager._wanted) == (1000, {})
+
+
+def test_what_turns_out_to_be_too_large(make: Make, files: Files) -> None:
+    """It is loaded to know it, once."""
+    manager = worker(make, 1000)
+    for _ in range(2):
+        answer = load(manager, files, size_bytes=10)
+    assert answer["state"] == "failed"
+    assert "LORA_FS_HOST_BYTES is 1000" in answer["reason"]
+    assert manager.tiers.free_bytes == 1000
+
+
+def test_a_load_that_cannot_be_begun(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is left: its room is given back, and the next call tries again."""
+    manager = worker(make, files.size_bytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread"))
+        )
+        assert "no thread" in load(manager, files)["error"]
+    assert (manager.tiers.free_bytes, manager._wanted) == (files.size_bytes, {})
+    assert load(manager, files)["state"] == "ready"
+
+
+def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds it goes on holding when the load ends."""
+    manager, go = worker(make, 2 * files.size_bytes), threading.Event()
+    prepare = manager._prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        assert load(manager, files, wait_s=0)["state"] == "loading"
+    manager.add_adapter(files.request)
+    go.set()
+    manager.wait(ID, 20)
+    entry = manager.tiers.entries[ID]
+    assert entry.holders.keys() == {"vllm"}
+    assert entry.users == {"vllm", "api"}
+    assert manager.tiers.slots.count(ID) == 1
+    assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
