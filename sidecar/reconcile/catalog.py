@@ -249,6 +249,8 @@ def _part(
         if canary is None or tried is None or tried is active:
             continue
         trial = Served(f"{name}@{tried.revision}", tried)
+        if trial.name in terms.engine_names:  # it could not be found by it
+            continue
         trials[name] = Trial(trial, canary.percent)
         if terms.always(active) or terms.always(tried):
             unasked[trial.name] = trial
@@ -265,7 +267,12 @@ def _present(
 def find(
     catalog: Catalog, desired: Desired, model: str, namespaces: tuple[str, ...], name: str
 ) -> Served | None:
-    """Resolve a plain name or ``name@revision``; a look-up in memory, whatever the name is."""
+    """Resolve a plain name or ``name@revision``; a look-up in memory, whatever the name is.
+
+    A name of the engine's own is none, with an ``@`` in it or without.
+    """
+    if name in catalog.terms.engine_names:
+        return None
     served = catalog.served.get(name)
     if served is not None:
         return served

@@ -85,7 +85,7 @@ class Replica:
         self._built_from: tuple[int, frozenset[str]] | None = None
         self._engine_view: Loaded | None = None
         self._engine_cards: tuple[JsonObject, ...] = ()
-        self._engine_names: frozenset[str] = frozenset()
+        self.engine_names: frozenset[str] = frozenset()  # its own; may be told before it answers
         self._engine_problem: str | None = "the engine has not answered yet"
         self._ended: str | None = None  # why the loop ended, which is never meant
         self._max_loras: int | None = None
@@ -103,17 +103,20 @@ class Replica:
 
     def catalog(self) -> Catalog:
         desired = self._volume.desired
-        key = (desired.version, self._engine_names)
+        key = (desired.version, self.engine_names)
         if self._built_from != key:
             before, default = self._catalog, self._limits.default_policy
             self._catalog = build(
-                desired, self.namespaces, self._engine_names, before.version + 1, default, before
+                desired, self.namespaces, self.engine_names, before.version + 1, default, before
             )
             self._built_from = key
         return self._catalog
 
     def lookup(self, name: str) -> Served | None:
         return find(self.catalog(), self._volume.desired, self.model, self.namespaces, name)
+
+    def check_read(self) -> None:
+        self._volume.check_read()
 
     def choose(self, served: Served, user: str | None) -> Served:
         chosen = self.catalog().choose(served, user, random.random)
@@ -135,7 +138,7 @@ class Replica:
         return self._engine_cards
 
     def passes_through(self, name: str) -> bool:
-        return name in self._engine_names
+        return name in self.engine_names
 
     def statuses(self) -> Mapping[str, AdapterStatus]:
         return status.statuses(self.catalog(), self._residents, self._clock())
@@ -208,6 +211,7 @@ class Replica:
     async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
         served = self.lookup(name)
         if served is None:
+            self.check_read()
             raise NotFound(f"The model `{name[:200]}` does not exist.")
         async with self._residents.hold(served, timeout_s) as engine_name:
             yield engine_name
@@ -235,6 +239,7 @@ class Replica:
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
         served = self.lookup(lora_name)
         if served is None:
+            self.check_read()
             raise NotFound(f"The lora adapter '{lora_name[:200]}' cannot be found.")
         await self._registrations.unregister(served, writer)
         deadline = self._clock() + self._limits.hold_timeout_s
@@ -341,5 +346,5 @@ class Replica:
             ours = self._stager.owns
             foreign = [card for name, card in loaded.cards.items() if not ours(loaded.adapters[name])]
             self._engine_cards = tuple(dict(card) for card in (*loaded.base_cards, *foreign))
-            self._engine_names = frozenset(str(card["id"]) for card in self._engine_cards)
+            self.engine_names = frozenset(str(card["id"]) for card in self._engine_cards)
             self._engine_view = loaded

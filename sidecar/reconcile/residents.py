@@ -166,13 +166,12 @@ class Residents:
     async def _ensure(self, served: Served, timeout_s: float) -> str:
         failure = self.failures.get(served.name)
         if failure is not None and self.waits(served) and not isinstance(failure.error, TemporaryError):
-            raise failure.error
+            raise backoff.afresh(failure.error)
         deadline = self._clock() + timeout_s
         while True:
-            task = self.load(served)
             try:
                 async with asyncio.timeout(deadline - self._clock()):
-                    name = await asyncio.shield(task)
+                    name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
             if self.name_of(served) == name:
@@ -195,7 +194,7 @@ class Residents:
         if not task.cancelled() and task.exception() is not None:
             error = task.exception()
             told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
-            logger.warning("%s is not loaded: %s", key[0], error, extra=told)
+            logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
         self._on_change()
 
     async def _load(self, served: Served) -> str:

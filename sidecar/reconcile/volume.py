@@ -28,7 +28,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
-from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.desired import Desired, changes
@@ -84,6 +84,13 @@ class Volume:
     def desired(self) -> Desired:
         """The last good state."""
         return self._view.desired
+
+    def check_read(self) -> None:
+        """Raises VolumeUnavailable if it was never read."""
+        if not self.read_once:
+            raise VolumeUnavailable(
+                "the registry has not been read yet: which adapters there are is not known"
+            )
 
     def conditions(self) -> tuple[str, ...]:
         """What is wrong with the volume, for people."""

@@ -83,11 +83,6 @@ class Admin:
         self._problem: str | None = None
         self._threads = Threads(AT_ONCE)
 
-    @property
-    def limits_reading(self) -> bool:
-        """Whether there is anything that not everybody may read."""
-        return self._public is not None
-
     def conditions(self) -> tuple[str, ...]:
         """What was wrong with the token file when it was last read; nothing of what is in it."""
         if self._problem is None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MAX_BODY_BYTES = 64 << 20  # of a request that is read to find its model
 MAX_PARTS = 4_000  # Starlette, which parses for vLLM, takes 1,000 fields and as many files
 MAX_PART_HEADER_BYTES = 16_384
 
@@ -33,12 +34,13 @@ class ModelField:
 
     Attributes:
         renamed: the body with another one in its place.
-        user: what a JSON body has there, of whatever type; a form names none.
+        user, background: what a JSON body has there, of whatever type; a form names none.
     """
 
     name: str
     renamed: Callable[[str], bytes]
     user: object = None
+    background: object = None
 
 
 def find_model(content_type: str, body: bytes) -> ModelField | None:
@@ -77,7 +79,11 @@ def _in_json(body: bytes) -> ModelField | None:
     name = value.get("model") if isinstance(value, dict) else None
     if not isinstance(name, str):
         return None
-    return ModelField(name, lambda other: json.dumps({**value, "model": other}).encode(), value.get("user"))
+
+    def renamed(other: str) -> bytes:
+        return json.dumps({**value, "model": other}).encode()
+
+    return ModelField(name, renamed, value.get("user"), value.get("background"))
 
 
 def _in_form(boundary: bytes, body: bytes) -> ModelField | None:

@@ -103,8 +103,10 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         for base in replica.base_cards():
             if base.get("id") == model:
                 return JSONResponse(base)
+        sight = await admin.sight(request.headers)  # whatever the name: no answer tells of one that is hidden
         served = replica.lookup(model)
-        if served is None or served.record.namespace not in await admin.sight(request.headers):
+        if served is None or served.record.namespace not in sight:
+            replica.check_read()
             message = f"The model `{model[:200]}` does not exist."
             return error_response(message, 404, "NotFoundError", "model")
         return JSONResponse(card(served, parent()))

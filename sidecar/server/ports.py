@@ -42,6 +42,9 @@ class ReplicaPort(Protocol):
     def lookup(self, name: str) -> Served | None:
         """Resolve ``name``, ``namespace/name`` or ``name@revision`` from memory; None if unknown."""
 
+    def check_read(self) -> None:
+        """Raises VolumeUnavailable until the registry was read once: before that no name is unknown."""
+
     def choose(self, served: Served, user: str | None) -> Served:
         """What answers a request for ``served``, which is counted: itself, or its canary.
 
@@ -64,7 +67,7 @@ class ReplicaPort(Protocol):
         Yields the name to send to the engine. One load serves any number of callers.
 
         Raises:
-            NotFound: the name is unknown (also when it was withdrawn meanwhile).
+            NotFound: the name is unknown (also when it was withdrawn meanwhile). See ``check_read``.
             InvalidAdapter: its files cannot be served.
             EngineRejected: the engine refused it, with the engine's reason.
             TemporaryError: the engine or the volume did not answer in time; retry_after_s.

@@ -129,6 +129,7 @@ class Proxy:
                 if not self._replica.passes_through(model):
                     if not self._replica.base_cards():
                         raise EngineUnavailable("the engine has not answered yet: its models are unknown")
+                    self._replica.check_read()
                     raise NotFound(f"The model `{model[:200]}` does not exist.")
                 await self._forward(scope, body, send, None)
                 return

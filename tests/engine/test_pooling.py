@@ -33,7 +33,7 @@ def ask(url: str, path: str, model: str, count: int = 1) -> list[Any]:
 
 
 def near(found: list[float], wanted: torch.Tensor) -> bool:
-    return torch.allclose(torch.tensor(found), wanted, atol=2e-3)
+    return bool(torch.allclose(torch.tensor(found), wanted, atol=2e-3))
 
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.lora.request import LoRARequest
 
-from lora_fs.sidecar.errors import EngineRejected, WaitTimeout
+from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.worker_patch.api import gate
@@ -30,6 +35,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+MOST = 1_000_000  # bytes of a body
+OPEN = Admin(None)
+
+
 class FakeReplica:
     """Serves ``known`` under the engine's names it is given; may fail."""
 
@@ -40,9 +49,18 @@ class FakeReplica:
         self.error: Exception | None = None
         self.users: list[str | None] = []
         self.tried = "sql@v2"
+        self.read = True
+        self.record = RECORD
 
     def lookup(self, name: str) -> Served | None:
-        return Served(name, RECORD) if name in self.known else None
+        return Served(name, self.record) if name in self.known else None
+
+    def passes_through(self, name: str) -> bool:
+        return name == "tiny"
+
+    def check_read(self) -> None:
+        if not self.read:
+            raise VolumeUnavailable("the registry has not been read yet")
 
     def choose(self, served: Served, user: str | None) -> Served:
         self.users.append(user)
@@ -91,13 +109,13 @@ class FakeEngine:
 class Site:
     """The gate, what is behind it, and what the application saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, admin: Admin = OPEN, root_path: str = "") -> None:
         self.replica, self.engine = FakeReplica(), FakeEngine()
         self.requests = Requests({})
         self.started = True
-        behind: Any = Behind(self.replica, self.engine, 5.0, Admin(None))  # type: ignore[arg-type]
-        gate = Gate(self.app, lambda: behind if self.started else None)
-        transport = httpx.ASGITransport(app=gate)
+        behind: Any = Behind(self.replica, self.engine, 5.0, admin)  # type: ignore[arg-type]
+        self.gate = Gate(self.app, lambda: behind if self.started else None, MOST)
+        transport = httpx.ASGITransport(app=self.gate, root_path=root_path)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://engine")
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,8 +154,23 @@ async def test_an_answer_that_is_to_be_fetched_later(site: Site) -> None:
     answer = await site.http.post("/v1/responses", json=later)
     assert answer.status_code == 400
     assert "background" in answer.json()["error"]["message"]
-    for told in ({**later, "background": False}, {**later, "model": "tiny"}):
-        assert (await site.http.post("/v1/responses", json=told)).status_code == 200
+    assert (await site.http.post("/v1/responses", json={**later, "model": "tiny"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "flag", [True, 1, 1.0, "true", "True", "yes", "on", "1", "t", "y", 2, "maybe", [], {}]
+)
+async def test_whatever_vllm_may_take_for_yes(site: Site, flag: object) -> None:
+    """Its pydantic is lenient with flags; in every encoding that it reads."""
+    body = json.dumps({"model": "sql", "input": "x", "background": flag})
+    for sent in (body.encode(), body.encode("utf-16")):
+        assert (await site.http.post("/v1/responses", content=sent)).status_code == 400
+
+
+@pytest.mark.parametrize("flag", [None, False, 0, 0.0, "false", "no", "off", "0"])
+async def test_what_it_takes_for_no(site: Site, flag: object) -> None:
+    answer = await site.http.post("/v1/responses", json={"model": "sql", "background": flag})
+    assert answer.json()["asked"] == "sql"
 
 
 async def test_the_body_arrives_as_it_was_sent(site: Site) -> None:
@@ -171,7 +204,7 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
 )
 def test_what_nobody_can_read(body: bytes) -> None:
     """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
-    assert gate._asked({"type": "http", "headers": []}, body).model in (None, "\ud800")
+    assert gate._asked({"type": "http", "path": "/", "headers": []}, body).model in (None, "\ud800")
 
 
 @pytest.mark.parametrize(
@@ -244,3 +277,206 @@ def test_names_that_vllm_was_started_with_stay() -> None:
     assert (len(requests), list(requests)) == (2, ["old", "new"])
     del requests["old"]
     assert list(static) == ["new"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-lora-fs-token": "none"}, {"authorization": "Bearer none"}])
+@pytest.mark.parametrize("tokens", ["one-4711\n", "no token file ::\n"], ids=["a token file", "a broken one"])
+async def test_no_answer_tells_of_a_hidden_name(tmp_path: Path, tokens: str, headers: dict[str, str]) -> None:
+    """Whatever is shown for a token, a name that is there and one that is not are answered alike."""
+    (tmp_path / "tokens").write_text(tokens)
+    site, told = Site(Admin(tmp_path / "tokens", ("-",))), []
+    async with site.http as http:
+        for name in ("sql", "sqx", "sql@v2", "sqx@v2"):
+            answer = await http.post("/v1/completions", json={"model": name}, headers=headers)
+            told.append((answer.status_code, answer.text.replace("sqx", "sql").replace("@v2", "")))
+        assert len(set(told)) == 1
+        assert told[0][0] in (200, 401, 503)  # 200 is of the application, which stands for vLLM's 404
+        assert site.replica.holding == []
+        for own in ("tiny", "", None):  # the engine's own: they pass, as ever
+            answer = await http.post("/v1/completions", json={"model": own}, headers=headers)
+            assert (answer.status_code, answer.json()["asked"]) == (200, None)
+
+
+async def test_before_the_registry_was_read(site: Site) -> None:
+    """No name is unknown yet, but the engine's own are known; what is known already is served."""
+    site.replica.read = False
+    answer = await site.http.post("/v1/completions", json={"model": "other"})
+    assert (answer.status_code, "not been read" in answer.text) == (503, True)
+    assert answer.headers["retry-after"]
+    for name, seen in (("tiny", None), (None, None), ("sql", "sql")):
+        answer = await site.http.post("/v1/completions", json={"model": name})
+        assert (answer.status_code, answer.json()["asked"]) == (200, seen)
+
+
+@pytest.mark.parametrize(
+    ("root_path", "path"),
+    [("", "/v1/lora_adapters"), ("/llm", "/llm/v1/lora_adapters"), ("/llm", "/v1/lora_adapters")],
+)
+async def test_its_own_calls_are_not_read(root_path: str, path: str) -> None:
+    """An upload is its route's to read, which asks for a token first; below ``--root-path``, too."""
+    site, taken = Site(root_path=root_path), 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse(taken)(scope, receive, send)
+
+    async def upload() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(64):
+            taken += 1
+            yield b"x" * 1000
+
+    site.gate._app = app
+    async with site.http as http:
+        answer = await http.post(path, content=upload())
+    assert (answer.status_code, answer.json()) == (200, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/audio/transcriptions"])
+async def test_a_body_over_the_bound(site: Site, path: str) -> None:
+    """As the sidecar answers it; no more of it is taken, whatever it names."""
+    taken = 0
+
+    async def long() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(40):
+            taken += MOST // 4
+            yield b" " * (MOST // 4)
+
+    answer = await site.http.post(path, content=long())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "InvalidUserInput")
+    assert answer.json()["error"]["param"] is None
+    assert taken <= 2 * MOST
+    body = b" " * (MOST - 20) + b'{"model": "tiny"}'
+    assert (await site.http.post(path, content=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "seen"),
+    [({"X-Amzn-SageMaker-Adapter-Identifier": "sql"}, "sql"), ({}, None), ({"x-other": "sql"}, None)],
+)
+async def test_sagemakers_header_is_the_model(site: Site, headers: dict[str, str], seen: str | None) -> None:
+    """vLLM puts it in the body's place, and where it is not there nothing: that is its base model."""
+    for model in ("tiny", "sql@v2", "nobody"):
+        body = {"model": model, "prompt": "x"}
+        answer = await site.http.post("/invocations", json=body, headers=headers)
+        assert answer.json()["asked"] == seen
+        assert ("x-lora-fs-adapter" in answer.headers) is (seen is not None)
+        elsewhere = await site.http.post("/v1/completions", json={"model": "tiny"}, headers=headers)
+        assert elsewhere.json()["asked"] is None
+
+
+def test_sagemakers_rule_is_vllms() -> None:
+    """The rule above, of the decorator that vLLM's route has; in a process whose logging it may configure."""
+    script = f"""
+import asyncio
+from model_hosting_container_standards.sagemaker import inject_adapter_id
+from starlette.requests import Request
+
+async def invocations(request):
+    return (await request.json())["model"]
+
+async def receive():
+    return {{"type": "http.request", "body": b'{{"model": "other"}}'}}
+
+for headers in ([({gate._ADAPTER.encode()!r}, b"sql")], []):
+    scope = {{"type": "http", "method": "POST", "headers": headers, "query_string": b""}}
+    print(asyncio.run(inject_adapter_id("model")(invocations)(Request(scope, receive))))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.splitlines() == ["sql", "None"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_anthropics_errors(site: Site, path: str) -> None:
+    """As vLLM's own have there."""
+    site.replica.error = WaitTimeout("sql is still loading after 5 s")
+    answer = await site.http.post(path, json={"model": "sql"})
+    shape = AnthropicErrorResponse.model_validate(answer.json())
+    assert shape.model_dump() == answer.json()
+    assert (answer.status_code, shape.error.message) == (503, "sql is still loading after 5 s")
+    assert (shape.type, shape.error.type) == ("error", "ServiceUnavailableError")
+    assert answer.headers["retry-after"]
+
+
+class Wire:
+    """A client by hand: it sends one body, and leaves when it is told to."""
+
+    def __init__(self, model: str = "sql") -> None:
+        self.sent = [json.dumps({"model": model}).encode()]
+        self.left, self.listening = asyncio.Event(), 0
+        self.got: list[Message] = []
+
+    async def receive(self) -> Message:
+        if self.sent:
+            return {"type": "http.request", "body": self.sent.pop(), "more_body": False}
+        self.listening += 1
+        try:
+            await self.left.wait()
+        finally:
+            self.listening -= 1
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.got.append(message)
+
+    async def ask(self, gate: Gate) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        await gate(scope, self.receive, self.send)
+
+
+async def test_a_client_that_leaves_waits_no_longer(site: Site) -> None:
+    """Its wait for the adapter ends, and nobody listens for it any more."""
+    wire, waiting = Wire(), asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(name: str, timeout_s: float) -> AsyncIterator[str]:
+        waiting.set()
+        await asyncio.Event().wait()
+        yield name
+
+    site.replica.hold = hold  # type: ignore[method-assign]
+    asking = asyncio.create_task(wire.ask(site.gate))
+    await waiting.wait()
+    wire.left.set()
+    await asyncio.wait_for(asking, 20)
+    assert wire.got[0]["status"] == 499
+    assert (wire.listening, site.engine.in_use, site.replica.holding) == (0, 0, [])
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["resident", "loaded first"])
+async def test_the_application_hears_of_it_afterwards(site: Site, slow: bool) -> None:
+    """Who listened while the adapter was loaded hands on what it hears, once; or is not heard of."""
+    wire, app_listens, heard = Wire(), asyncio.Event(), list[str]()
+
+    @asynccontextmanager
+    async def hold(name: str, timeout_s: float) -> AsyncIterator[str]:
+        for _ in range(5 if slow else 0):
+            await asyncio.sleep(0)
+        assert wire.listening == slow
+        yield name
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append((await receive())["type"])
+        listener = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        listener.cancel()  # as at the end of a part of an answer
+        await asyncio.gather(listener, return_exceptions=True)
+        app_listens.set()
+        heard.append((await receive())["type"])
+
+    site.replica.hold, site.gate._app = hold, app  # type: ignore[method-assign]
+    asking = asyncio.create_task(wire.ask(site.gate))
+    await app_listens.wait()
+    wire.left.set()
+    await asyncio.wait_for(asking, 20)
+    assert heard == ["http.request", "http.disconnect"]
+    assert wire.listening == 0
+
+
+async def test_a_timeout_of_the_load_is_its_own(site: Site) -> None:
+    """It is not taken for a client that left."""
+    site.replica.error = TimeoutError("a bug")
+    with pytest.raises(TimeoutError, match="a bug"):
+        await Wire().ask(site.gate)

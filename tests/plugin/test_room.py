@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -110,13 +111,14 @@ def test_what_turns_out_to_be_too_large(make: Make, files: Files) -> None:
 
 def test_a_load_that_cannot_be_begun(make: Make, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread is left: its room is given back, and the next call tries again."""
-    manager = worker(make, files.size_bytes)
+    manager, usual = worker(make, files.size_bytes), sys.getswitchinterval()
     with monkeypatch.context() as patch:
         patch.setattr(
             threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread"))
         )
         assert "no thread" in load(manager, files)["error"]
     assert (manager.tiers.free_bytes, manager._wanted) == (files.size_bytes, {})
+    assert sys.getswitchinterval() == usual
     assert load(manager, files)["state"] == "ready"
 
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
+from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
@@ -113,6 +113,10 @@ class FakeVolume:
 
     def conditions(self) -> tuple[str, ...]:
         return ()
+
+    def check_read(self) -> None:
+        if not self.read_once:
+            raise VolumeUnavailable("the registry has not been read yet")
 
     def put(self, name: str, revision: str = "v1", policy: Policy | None = None) -> Record:
         """Register a revision and let the plain name serve it."""

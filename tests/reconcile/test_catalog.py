@@ -16,6 +16,7 @@ from tests.reconcile.test_plan import RECORD
 
 ONE = ("team",)
 SEVERAL = ("team", "team-b", "team.c")  # "team-b/" sorts before "team/", and "team" before "team-b"
+OF_ENGINES = ["tiny", "a", "b", "team/a", "team-b/c", "a@v1", "c@v2", "team/b@v1"]
 NAMES, REVISIONS, DIGESTS = ("a", "b", "c"), ("v1", "v2"), ("1", "2")
 POINTER = Pointer(
     namespace="team",
@@ -123,6 +124,8 @@ def defined(
             unasked |= {name: active} if always else {}
             if to.canary is not None and to.canary.revision != to.revision and to.canary.revision in found:
                 tried = found[to.canary.revision]
+                if f"{name}@{tried.revision}" in engine_names:
+                    continue
                 trials[name] = (f"{name}@{tried.revision}", tried, to.canary.percent)
                 if always or (tried.spec.policy or default).kind in ALWAYS:
                     unasked[f"{name}@{tried.revision}"] = tried
@@ -141,11 +144,12 @@ def test_made_from_the_last_is_made_from_nothing(
     for number in range(40):
         volume.walk(chance)
         if chance.random() < 0.1:
-            engine_names = frozenset(chance.sample(["tiny", "a", "b", "team/a", "team-b/c"], 2))
+            engine_names = frozenset(chance.sample(OF_ENGINES, 2))
         given = volume.desired, namespaces, engine_names
         catalog = build(*given, number, default, catalog)
         assert said(catalog) == said(build(*given, number, default)) == defined(*given, default)
         assert all(name == one.name for name, one in (*catalog.served.items(), *catalog.unasked.items()))
+        assert all(find(catalog, volume.desired, "tiny", namespaces, name) is None for name in engine_names)
 
 
 def test_a_change_makes_what_it_changes() -> None:
@@ -176,3 +180,21 @@ def test_names_that_are_none_are_not_found() -> None:
         assert Catalog().served.get("a") is None
         nothing = build(Desired(1, no_records(), no_pointers()), namespaces, (), 1, Policy())
         assert [nothing.served.get(name) for name in odd] == [None] * len(odd)
+
+
+def test_a_name_of_the_engines_own_with_a_revision_in_it() -> None:
+    """It keeps its meaning; other revisions of the name are found, as are those that no engine's name is."""
+    volume = Volume(ONE)
+    for revision in ("v1", "v2"):
+        volume.write(record("team", "base", revision, revision, None, True))
+    volume.write(pointer("team", "base", "v2", Canary(revision="v1", percent=50)))
+    names = ("base", "base@v1", "base@v2")
+
+    def found(*engine_names: str) -> list[bool]:
+        catalog = build(volume.desired, ONE, engine_names, 1, Policy())
+        assert all(one.served.name not in engine_names for one in catalog.trials.values())
+        return [find(catalog, volume.desired, "tiny", ONE, name) is not None for name in names]
+
+    assert found() == [True, True, True]
+    assert found("base@v1") == [True, False, True]
+    assert found("base") == [False, False, False]

@@ -362,6 +362,37 @@ async def test_an_unread_volume_is_unknown_not_empty(make_rig: MakeRig) -> None:
     assert not rig.replica.readiness().ready
 
 
+async def test_before_the_first_look_no_name_is_unknown(make_rig: MakeRig) -> None:
+    """To a request, and to who withdraws one: it may be there."""
+    rig = make_rig()
+    rig.volume.read_once = False
+    for _ in range(2):
+        with pytest.raises(VolumeUnavailable, match="not been read yet"):
+            await use(rig, "a")
+        with pytest.raises(VolumeUnavailable, match="not been read yet"):
+            await rig.replica.unload_adapter("a", writer="test")
+        await rig.settle()
+    rig.volume.read_once = True
+    with pytest.raises(NotFound):
+        await use(rig, "a")
+    with pytest.raises(NotFound):
+        await rig.replica.unload_adapter("a", writer="test")
+
+
+async def test_names_of_an_engine_that_has_not_answered_yet(make_rig: MakeRig) -> None:
+    """They may be known before: an adapter of such a name is never served, with an ``@`` in it or without."""
+    rig = make_rig()
+    rig.engine.base = ("tiny", "llama@v1")
+    rig.volume.put("tiny")
+    rig.volume.put("llama", "v1")
+    rig.replica.engine_names = frozenset(rig.engine.base)
+    for _ in range(2):
+        assert rig.replica.lookup("tiny") is rig.replica.lookup("llama@v1") is None
+        assert rig.replica.passes_through("llama@v1")
+        assert rig.replica.lookup("llama") is not None
+        await rig.settle()
+
+
 async def test_no_copy_is_removed_while_the_volume_is_unknown(make_rig: MakeRig) -> None:
     """Which adapters there are was not read yet: to the stage every copy would be nobody's."""
     rig = make_rig()

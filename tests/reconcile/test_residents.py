@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar import errors
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError
+from lora_fs.sidecar.model import Finding, Record, Severity
+from lora_fs.sidecar.reconcile import backoff
 from tests.reconcile.conftest import Rig
 
 MakeRig = Callable[..., Rig]
@@ -79,3 +86,69 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
         loading.set()
         await asyncio.gather(other, unloading)
         assert name in rig.engine.adapters
+
+
+class Request:
+    """Something large that a request brings."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EngineRejected("rank 64", reason="rank 64"), EngineUnavailable("refused")],
+    ids=["told from memory", "tried at each request"],
+)
+async def test_nothing_is_kept_of_who_was_refused(make_rig: MakeRig, error: LoraFsError) -> None:
+    """Of those who waited for a load that failed, and of those who are told so until its delay is over."""
+    rig = make_rig()
+    rig.volume.put("bad")
+    kind, told = type(error), backoff.afresh(error)
+    alive: WeakSet[Request] = WeakSet()
+
+    async def load(name: str, path: str, record: Record) -> None:
+        await asyncio.sleep(0)
+        raise kind.__new__(kind, *told.args)
+
+    async def request() -> None:
+        brought = Request()
+        alive.add(brought)
+        with suppress(kind):
+            async with rig.replica.hold("bad", 5):
+                pass
+
+    rig.engine.load = load  # type: ignore[method-assign]
+    await asyncio.gather(*(request() for _ in range(50)))
+    for _ in range(50):
+        await request()
+    await rig.settle()
+    gc.collect()
+    failure = rig.replica._residents.failures["bad"]
+    assert failure.error.__traceback__ is None
+    assert str(failure.error) == str(error)
+    assert len(alive) == 0
+
+
+def _causes() -> list[LoraFsError]:
+    """One of every error, with all that it may carry."""
+    finding = Finding(code="missing", severity=Severity.ERROR, file=".", message="gone")
+    given: dict[type[LoraFsError], tuple[tuple[Any, ...], dict[str, Any]]] = {
+        errors.InvalidName: (("name", "../x", "it leaves its folder"), {}),
+        errors.InvalidAdapter: (("team/sql", [finding]), {}),
+        errors.UnknownOutcome: (("it may have landed", "r1"), {}),
+        errors.TooManyRegistrations: (("later",), {"retry_after_s": 7.0}),
+        errors.EngineRejected: (("no",), {"reason": "rank", "status": 400}),
+    }
+    every = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, LoraFsError)]
+    told = ((kind, *given.get(kind, (("a sentence",), {}))) for kind in every)
+    return [kind(*args, **more) for kind, args, more in told]
+
+
+@pytest.mark.parametrize("error", _causes(), ids=lambda error: type(error).__name__)
+def test_an_error_that_is_raised_anew_says_the_same(error: LoraFsError) -> None:
+    """Whatever its own arguments are; without where it was raised before, and for what."""
+    try:
+        raise error from OSError(5, "an error of the disk")
+    except LoraFsError as raised:
+        anew = backoff.afresh(raised)
+    assert type(anew) is type(error)
+    assert (str(anew), vars(anew)) == (str(error), vars(error))
+    assert (anew.__traceback__, anew.__cause__, anew.__context__) == (None, None, None)

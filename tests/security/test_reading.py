@@ -16,7 +16,7 @@ from lora_fs.sidecar.server.auth import Admin
 from lora_fs.worker_patch.api.asked import asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine
-from tests.security.conftest import CI_A, OPERATORS, Sidecar, Tenants, bearer
+from tests.security.conftest import CI_A, OPERATORS, TOKENS, Sidecar, Tenants, bearer
 from tests.server.conftest import FakeEngine
 
 
@@ -95,6 +95,26 @@ async def test_use(sidecar: Sidecar, token_file: Path, engine: FakeEngine, repli
         wrong = {"X-Lora-Fs-Token": "wrong"}
         answer = await plugin.post("/v1/completions", json={"model": "team-a/sql"}, headers=wrong)
         assert answer.status_code == 401
+    for tokens in (TOKENS, "no token file ::\n"):
+        token_file.write_text(tokens)
+        http = sidecar(token_file, ("-",))
+        for headers in (wrong, bearer("wrong"), {}):
+            for ask in (used, shown, in_detail):  # tests/plugin/test_gate.py has the plugin's
+                answers = [ask(http, name, headers) for name in ("team-b/law", "team-b/nothing")]
+                alike = {(one.status_code, one.text.replace("nothing", "law")) for one in answers}
+                assert len(alike) == 1, (alike, headers)
+
+
+def used(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.Response:
+    return http.post("/v1/completions", json={"model": name}, headers=headers)
+
+
+def shown(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.Response:
+    return http.get(f"/v1/models/{name}", headers=headers)
+
+
+def in_detail(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.Response:
+    return http.get(f"/v1/dashboard/adapters/{name}", headers=headers)
 
 
 BODY = json.dumps({"model": "team-b/law"})

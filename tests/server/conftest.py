@@ -56,6 +56,7 @@ class FakeReplica:
     built: int = 0
     version: int = 1
     ready: bool = True
+    unread: Exception | None = None
     fetches: Mapping[str, Download] = field(default_factory=dict)
     uploaded: list[tuple[str, bytes]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -76,6 +77,10 @@ class FakeReplica:
     def lookup(self, name: str) -> Served | None:
         self.lookups += 1
         return self.catalog().served.get(name)
+
+    def check_read(self) -> None:
+        if self.unread is not None:
+            raise self.unread
 
     def choose(self, served: Served, user: str | None) -> Served:
         self.users.append(user)

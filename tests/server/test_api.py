@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
@@ -106,6 +106,22 @@ def test_an_unknown_model_never_reaches_the_engine(http: httpx.Client, engine: F
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The model `nobody` does not exist."
     assert engine.bodies == []
+
+
+def test_before_the_registry_was_read(http: httpx.Client, replica: FakeReplica, engine: FakeEngine) -> None:
+    """A name that is not known may be an adapter's: 503. The engine's own, and what is known, are served."""
+    replica.unread = VolumeUnavailable("the registry has not been read yet")
+    for answer in (
+        http.post("/v1/completions", json={"model": "nobody"}),
+        http.get("/v1/models/nobody"),
+        http.get("/v1/dashboard/adapters/nobody"),
+    ):
+        assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+        assert "not been read yet" in answer.json()["error"]["message"]
+    assert engine.bodies == []
+    for name in ("tiny", "a1"):
+        assert http.post("/v1/completions", json={"model": name}).status_code == 200
+        assert http.get(f"/v1/models/{name}").status_code == 200
 
 
 def test_an_empty_name_is_the_base_models(http: httpx.Client, engine: FakeEngine) -> None:

@@ -137,11 +137,10 @@ class Endpoint:
         self._assembly = await assemble(settings, expect(settings), engine)
         self._assembly.volume.tell_also(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside
-        self._late.replica = self._assembly.replica
-        self._behind = Behind(
-            self._assembly.replica, engine, settings.hold_timeout_s, self._admin, settings.user_header
-        )
-        replica = self._assembly.replica
+        replica = self._late.replica = self._assembly.replica
+        bases = {base.name for base in serving.base_model_paths}
+        replica.engine_names = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
+        self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), canary.Requests(replica)):
             self._series.register(collector)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))

@@ -1,34 +1,40 @@
 """Before every request: the adapter it names is ready, and stays until the answer has been sent.
 
 An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
-sender may not read, passes as it is: to vLLM that name is unknown. Any other waits here for its load,
-while the engine goes on with everybody else's.
+sender may not read, passes as it is: to vLLM that name is unknown. What a sender may read is asked before
+the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
+engine goes on with everybody else's, for as long as its client waits.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import msgspec
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, TooLarge
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.canary import REVISION, user_of
-from lora_fs.sidecar.server.errors_http import refuse, respond
-from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
+from lora_fs.sidecar.server.model_field import MAX_BODY_BYTES, find_model
 from lora_fs.worker_patch.api.asked import Asked, asked
 from lora_fs.worker_patch.api.engine import InProcess
-
-logger = logging.getLogger(__name__)
+from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 
 _OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras"})
+_ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+_SAGEMAKERS = "/invocations"
+_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 
 
 class Behind(NamedTuple):
@@ -48,49 +54,46 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
+_flag = TypeAdapter[bool | None](bool | None)
 
 
 class Gate:
     """``behind`` gives None as long as the server is starting."""
 
-    def __init__(self, app: ASGIApp, behind: Callable[[], Behind | None]) -> None:
-        self._app, self._behind = app, behind
+    def __init__(
+        self, app: ASGIApp, behind: Callable[[], Behind | None], max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        self._app, self._behind, self._max_body_bytes = app, behind, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         behind = self._behind()
-        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _OWN:
+        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in _OWN:
             await self._app(scope, receive, send)
             return
-        body, receive = await _read(receive)
-        asks = _asked(scope, body)
-        name = asks.model
-        served = behind.replica.lookup(name) if name is not None else None
+        incoming = Incoming(receive)
         try:
-            if served is not None and behind.admin.limits_reading:
-                sight = await behind.admin.sight(Headers(scope=scope))
-                served = served if served.record.namespace in sight else None
-        except HTTPException as error:
-            await refuse(error)(scope, receive, send)
+            asks = _asked(scope, await incoming.read(self._max_body_bytes))
+            chosen = await _chosen(behind, asks, Headers(scope=scope))
+            if chosen is not None:
+                await self._pass(behind, str(asks.model), chosen, scope, incoming, send)
+        except (LoraFsError, HTTPException, ClientLeft) as error:
+            await _refusal(scope, error)(scope, receive, send)
             return
-        if name is None or served is None:
+        finally:
+            incoming.close()
+        if chosen is None:
             with behind.engine.serving():
-                await self._app(scope, receive, send)
-            return
-        try:
-            if asks.background is True:
-                raise InputError("`background`: an adapter is held until the answer is sent; ask without it")
-            user = user_of(Headers(scope=scope), behind.user_header, asks.user)
-            chosen = behind.replica.choose(served, user)
-            await self._pass(behind, name, chosen, scope, receive, send)
-        except LoraFsError as error:
-            await respond(error, "model")(scope, receive, send)
+                await self._app(scope, incoming.receive, send)
 
     async def _pass(
-        self, behind: Behind, name: str, chosen: Served, scope: Scope, receive: Receive, send: Send
+        self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send
     ) -> None:
         replica, engine = behind.replica, behind.engine
         for _ in range(2):  # an adapter may have been evicted since it was last seen
-            async with replica.hold(chosen.name, behind.hold_timeout_s) as engine_name:
+            async with AsyncExitStack() as held:
+                async with incoming.while_it_waits():
+                    hold = replica.hold(chosen.name, behind.hold_timeout_s)
+                    engine_name = await held.enter_async_context(hold)
                 request = engine.requests.get(engine_name)
                 if request is not None:
                     with engine.using(request):
@@ -99,7 +102,7 @@ class Gate:
                             try:
                                 naming = _naming(request.lora_path, chosen.record.revision, send)
                                 with engine.serving():
-                                    await self._app(scope, receive, naming)
+                                    await self._app(scope, incoming.receive, naming)
                             finally:
                                 asked.reset(token)
                             return
@@ -109,33 +112,68 @@ class Gate:
 
 def _asked(scope: Scope, body: bytes) -> _Body:
     """The model and the user that a body names, and whether its answer is to be fetched later."""
-    content_type = Headers(scope=scope).get("content-type", "")
+    headers = Headers(scope=scope)
+    asks = _named(headers.get("content-type", ""), body)
+    if route_of(scope) == _SAGEMAKERS:  # there vLLM puts the header in the model's place, or nothing
+        asks.model = headers.get(_ADAPTER)
+    return asks
+
+
+def _named(content_type: str, body: bytes) -> _Body:
     if not content_type.startswith("multipart/"):
         try:
             return _body.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # vLLM takes UTF-16, a byte order mark and NaN, too, or says what is wrong
     field = find_model(content_type, body)
-    return _Body(field.name, field.user) if field is not None else _Body()
+    return _Body(field.name, field.user, field.background) if field is not None else _Body()
 
 
-async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The whole body, and what gives it again to the application."""
-    chunks: list[bytes] = []
-    first: Message | None = None
-    while first is None:
-        message = await receive()
-        chunks.append(message.get("body", b""))
-        if message["type"] != "http.request":
-            first = message  # the client left
-        elif not message.get("more_body"):
-            first = {"type": "http.request", "body": b"".join(chunks), "more_body": False}
-    given: list[Message] = [first]
+async def _chosen(behind: Behind, asks: _Body, headers: Headers) -> Served | None:
+    """The adapter that is to answer; None: vLLM says what it makes of the name.
 
-    async def again() -> Message:
-        return given.pop() if given else await receive()
+    Raises:
+        HTTPException: as ``Admin.sight``. VolumeUnavailable: which names there are is not known yet.
+        InputError: an adapter cannot do what is asked.
+    """
+    name, replica = asks.model, behind.replica
+    if not name or replica.passes_through(name):
+        return None
+    sight = await behind.admin.sight(headers)
+    served = replica.lookup(name)
+    if served is None or served.record.namespace not in sight:
+        replica.check_read()
+        return None
+    if _is_set(asks.background):
+        raise InputError("`background`: an adapter is held until the answer is sent; ask without it")
+    return replica.choose(served, user_of(headers, behind.user_header, asks.user))
 
-    return b"".join(chunks), again
+
+def _is_set(flag: object) -> bool:
+    """Whether vLLM may take it for true: pydantic reads "yes" and 1 as that, too."""
+    try:
+        return bool(_flag.validate_python(flag))
+    except ValidationError:
+        return True
+
+
+def _refusal(scope: Scope, error: Exception) -> JSONResponse:
+    """The answer to an error, in the shape that vLLM's have at this path."""
+    match error:
+        case LoraFsError():
+            answer = respond(error, None if isinstance(error, TooLarge) else "model")
+        case HTTPException():
+            answer = refuse(error)
+        case _:  # nobody reads it
+            answer = error_response("the client left", 499, "ClientLeft")
+    if route_of(scope) not in _ANTHROPICS:
+        return answer
+    told = json.loads(bytes(answer.body))["error"]
+    body = {"type": "error", "error": {"type": told["type"], "message": told["message"]}}
+    kept = {
+        name: answer.headers[name] for name in ("retry-after", "www-authenticate") if name in answer.headers
+    }
+    return JSONResponse(body, answer.status_code, kept)
 
 
 def _naming(path: str, revision: str, send: Send) -> Send:

@@ -54,10 +54,11 @@ class Loader(Generic[Prepared]):
     def start(self, adapter: int, prepare: Callable[[], Prepared]) -> None:
         """Begin a load, unless there is one of this adapter."""
         if adapter not in self._jobs:
+            job = self._threads.submit(prepare), time.monotonic()
             if not self._jobs:
                 self._usual_switch_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
-            self._jobs[adapter] = (self._threads.submit(prepare), time.monotonic())
+            self._jobs[adapter] = job
 
     def later(self, work: Callable[[], object]) -> None:
         """Have something done in a thread that nobody waits for; an error is told and costs nothing."""

@@ -155,7 +155,10 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     # -- loads in threads ------------------------------------------------------------------------
 
     def begin_load(self, request: LoRARequest, wanted: Mapping[str, Any]) -> None:
-        """Start to load. ``wanted``: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``user``.
+        """Start to load.
+
+        Args:
+            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned`` and the ``user``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
@@ -175,7 +178,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             raise
 
     def _packed_bytes(self, wanted: Mapping[str, Any]) -> int:
-        """What files come to in memory: never a wider type than the engine's. Others' share of it is unknown."""
+        """What files come to in memory, where they are of a wider type than the engine's."""
         size, files = int(wanted["size_bytes"]), getattr(torch, str(wanted.get("dtype")), None)
         engine: torch.dtype = self.lora_config.lora_dtype
         if not isinstance(files, torch.dtype) or files.itemsize <= engine.itemsize:

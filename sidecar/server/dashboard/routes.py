@@ -81,8 +81,10 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
         response_class=JSONResponse,
     )
     async def adapter(name: str, request: Request) -> Response:
+        sight = await admin.sight(request.headers)
         served = replica.catalog().served.get(name)
-        if served is None or served.record.namespace not in await admin.sight(request.headers):
+        if served is None or served.record.namespace not in sight:
+            replica.check_read()
             raise NotFound(f"The model `{name[:200]}` does not exist.")
         statuses = await board.described(served)
         told: dict[str, Any] = {
