@@ -21,6 +21,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.layout import Layout
@@ -193,8 +194,6 @@ def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
     seen = status.recent.get(_series(body))
     if seen is not None:
         return seen >= body.generation
-    from lora_fs.sidecar.reconcile.volume import RECENT  # brings watchdog, which is seldom needed here
-
     return len(status.recent) >= RECENT and _since(body.updated_at) > FORGOTTEN_S
 
 

@@ -67,13 +67,16 @@ class Download(Stored):
     since: str = ""
 
 
+RECENT = 512  # series that a replica tells of
+
+
 class ReplicaStatus(Stored):
     """``.replicas/<replica>.json``: a hint, replaced whole; see docs/format.md.
 
     Attributes:
         engine: "ready", "unknown" or "rejected: …".
         adapters: by served name; Evicted ones are only counted.
-        recent: series seen lately → generation: answers `--wait`.
+        recent: series seen lately → generation, the last RECENT: answers `--wait`.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
     """

@@ -137,7 +137,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
             desired=lambda: volume.desired,
             changed=volume.look_now,
         )
-        volume.beside = flat.conditions
+        volume.tell_also(flat.conditions)
     registrations = Registrations(
         registry,
         scopes,

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from watchdog.events import (
@@ -30,6 +30,7 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 
 from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.desired import Desired, changes
 from lora_fs.sidecar.registry.layout import HEAD, Layout
@@ -41,7 +42,6 @@ SETTLING_POLL_S = 0.5
 FOLDER_SCAN_S = 15.0
 SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, however many there are
 STALLED_AFTER_S = 10.0
-RECENT = 512
 TOLD = 20  # conditions of one kind
 MOST_WATCHED = 64  # folders; each takes a thread. What happens in others is found by the polls
 # HEAD is moved in from a folder that is not watched, which reads as created, and a dropped folder
@@ -78,7 +78,7 @@ class Volume:
         self.read_once = False
         self.recent: Mapping[str, int] = {}
         self.status_problem: str | None = None
-        self.beside: Callable[[], Iterable[str]] = lambda: ()  # conditions of what else is watched
+        self._beside: list[Callable[[], Iterable[str]]] = []  # conditions of what else is watched
 
     @property
     def desired(self) -> Desired:
@@ -107,15 +107,14 @@ class Volume:
         found += [f"Unreadable: {problem}" for problem in islice(desired.problems.values(), TOLD)]
         refused = islice(self._adopter.refusals().items(), TOLD)
         found += [f"NotAdopted: {key}: {why}" for key, why in refused]
-        found += self.beside()
+        found += chain.from_iterable(conditions() for conditions in self._beside)
         if self.status_problem is not None:
             found.append(f"StatusNotWritten: {self.status_problem}")
         return tuple(found)
 
     def tell_also(self, conditions: Callable[[], Iterable[str]]) -> None:
-        """Tell these conditions, too, beside those of what is watched already."""
-        before = self.beside
-        self.beside = lambda: (*before(), *conditions())
+        """Tell these conditions, too: of something else that is watched."""
+        self._beside.append(conditions)
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Look, and keep looking. ``on_change`` is called on the running event loop."""

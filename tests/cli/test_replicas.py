@@ -15,7 +15,7 @@ import pytest
 from lora_fs.sidecar.cli import maintain, wait
 from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
-from lora_fs.sidecar.reconcile.volume import RECENT
+from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry import lock
 from lora_fs.sidecar.registry.atomic import unavailable
 from lora_fs.sidecar.registry.codec import seal

@@ -15,8 +15,9 @@ from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, FileEntry, Phase, Record
+from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.reconcile.report import HEARTBEAT_S
-from lora_fs.sidecar.reconcile.volume import FOLDER_SCAN_S, RECENT, SCAN_SHARE
+from lora_fs.sidecar.reconcile.volume import FOLDER_SCAN_S, SCAN_SHARE
 from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.registry.atomic import UNLINK_AFTER_S
 from lora_fs.sidecar.registry.codec import decode, seal, unseal

@@ -129,8 +129,8 @@ def test_an_adapter_of_a_bare_model(make_pooling: Make, kernels: str) -> None:
     whole = packed(manager, named)
     assert bare.loras == whole.loras == {}
     assert torch.equal(bare.slab.row, whole.slab.row)
-    with pytest.raises(DoesNotFit, match="the model has no layer q_prój"):
-        packed(manager, adapter(102, {"q_prój": (HIDDEN, HIDDEN)}))
+    with pytest.raises(DoesNotFit, match="the model has no layer r_proj"):
+        packed(manager, adapter(102, {"r_proj": (HIDDEN, HIDDEN)}))
 
 
 @KERNELS
