@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -47,6 +49,17 @@ class Speaking(Model):
         self.logits_processor = LogitsProcessor(WORDS)
 
 
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """Those of a vLLM, which ``LogitsProcessor`` wants; making them changes the environment, on a CPU."""
+    before = dict(os.environ)
+    with set_current_vllm_config(VllmConfig()):
+        yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "says"),
     [
@@ -66,8 +79,7 @@ class Speaking(Model):
 @KERNELS
 def test_words(make: Make, kernels: str, name: str, inputs: int, outputs: int, says: str | None) -> None:
     """An adapter may know fewer words than the model, and has its hidden size."""
-    with set_current_vllm_config(VllmConfig()):
-        manager = make(kernels, model=Speaking)
+    manager = make(kernels, model=Speaking)
     lora = adapter(101, {name: (inputs, outputs)})
     if says is None:
         serve(manager, lora)
@@ -76,11 +88,11 @@ def test_words(make: Make, kernels: str, name: str, inputs: int, outputs: int, s
         packed(manager, lora)
 
 
+@pytest.mark.usefixtures("settings")
 @KERNELS
 @pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
 def test_a_words_rank(make: Make, kernels: str, name: str) -> None:
-    with set_current_vllm_config(VllmConfig()):
-        manager = make(kernels, model=Speaking)
+    manager = make(kernels, model=Speaking)
     inputs, outputs = (HIDDEN, WORDS) if name == "lm_head" else (WORDS, HIDDEN)
     large = LoRALayerWeights(name, 32, 32, torch.zeros(32, inputs), torch.zeros(outputs, 32))
     with pytest.raises(DoesNotFit, match=f"{name}: rank 32 is over this engine's --max-lora-rank 16"):
