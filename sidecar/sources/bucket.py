@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.logs import event
@@ -25,6 +27,10 @@ from lora_fs.sidecar.validate.folder import WEIGHTS_FILE
 PACKAGES = {"s3": ("s3fs", "s3", "S3FileSystem"), "gs": ("gcsfs", "gcs", "GCSFileSystem")}
 CHUNK_BYTES = 4 << 20
 _WITHOUT_END = 1 << 62
+_MEANT = frozenset(
+    {"ProfileNotFound", "ConfigParseError", "ConfigNotFound", "NoRegionError", "EndpointResolutionError"}
+)
+_USERINFO = re.compile(r"//[^/@\s]*@")
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +44,23 @@ class Bucket:
         self._uri, self._stall_s = uri, options.stall_s
         if not uri.path:
             raise InputError(f"{uri}: write {uri.scheme}://bucket/folder, or the object's whole key")
-        self._fs = _filesystem(uri, options.stall_s)
+        try:
+            self._fs = _filesystem(uri, options.stall_s)
+        except Exception as error:
+            raise self._told(error) from error
         self._path = "/".join((uri.place, *uri.path))
 
     def look(self) -> Offer:
         entry = self._ask(lambda: self._fs.info(self._path))
-        if entry["type"] != "directory":
+        marks = entry["type"] != "directory" and not entry["size"]  # an object that stands for a folder
+        if entry["type"] != "directory" and not marks:
             return self._of_object(entry)
+        listed = self._ask(lambda: self._fs.ls(self._path, detail=True))
+        listed = [one for one in listed if str(one["name"]).rstrip("/") != self._path]
+        if marks and not listed:
+            raise InputError(f"{self._uri} is an object of 0 bytes, and nothing lies below it")
         if self._uri.sha256:
             raise InputError(f"{self._uri} is a folder: #sha256= is of one object")
-        listed = self._ask(lambda: self._fs.ls(self._path, detail=True))
         found = {str(one["name"]).rpartition("/")[2]: one for one in listed if one["type"] == "file"}
         try:
             names = wanted({name: one["size"] for name, one in found.items()})
@@ -102,8 +115,11 @@ class Bucket:
                 f"{self._uri} may not be read with the credentials found here ({name}): set them in the "
                 "environment, or give the pod a role"
             )
+        if name in _MEANT or (isinstance(error, ValueError) and not name.endswith("DecodeError")):
+            first = (str(error).strip().splitlines() or [name])[0]
+            return InputError(f"{self._uri}: {_USERINFO.sub('//', first)[:200]} ({name})")
         logger.debug("%s failed", self._uri, exc_info=error, extra=event("source.failed", uri=self._uri))
-        return SourceUnavailable(f"{self._uri}: {self._uri.scheme} does not answer ({name})")
+        return SourceUnavailable(f"{self._uri}: {self._uri.scheme} does not answer{_where(error)} ({name})")
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -181,6 +197,16 @@ def _filesystem(uri: Uri, stall_s: float) -> Any:
         return factory(config_kwargs=seconds, use_listings_cache=False)
     logging.getLogger(module).setLevel(logging.CRITICAL)  # gcsfs writes a traceback for what is told here
     return factory(use_listings_cache=False)
+
+
+def _where(error: Exception) -> str:
+    """Which endpoint was asked, if the error says it."""
+    told = getattr(error, "kwargs", None)  # as botocore has it
+    endpoint = urlsplit(str(told.get("endpoint_url") or "")) if isinstance(told, dict) else None
+    if endpoint is not None and endpoint.netloc:
+        return f" at {endpoint.scheme}://{endpoint.netloc.rpartition('@')[2]}"
+    host, port = getattr(error, "host", None), getattr(error, "port", None)  # as aiohttp has it
+    return f" at {host}:{port}" if host and port else ""
 
 
 def _digest(text: str) -> str:

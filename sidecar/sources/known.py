@@ -10,7 +10,7 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.bucket import Bucket
 from lora_fs.sidecar.sources.downloader import Downloader, downloaded
 from lora_fs.sidecar.sources.hub import Hub
-from lora_fs.sidecar.sources.offer import Options, Source
+from lora_fs.sidecar.sources.offer import Offer, Options, Source
 from lora_fs.sidecar.sources.uri import Uri, is_uri, parse, scheme_of
 from lora_fs.sidecar.sources.web import Web
 from lora_fs.sidecar.validate.report import shown
@@ -42,9 +42,26 @@ def opened(text: str, options: Options, plugin: str | None = None) -> Iterator[S
     """
     source = _open(text, options, plugin)
     try:
-        yield source
+        yield _Marked(source, text)
     finally:
         source.close()
+
+
+class _Marked:
+    """A source whose offers tell it from others that are shown alike."""
+
+    def __init__(self, source: Source, text: str) -> None:
+        self._source, self._text = source, text
+
+    def look(self) -> Offer:
+        offer = self._source.look()
+        try:
+            return offer.marked(parse(self._text))
+        except InputError:  # a name for the downloader
+            return offer
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def _open(text: str, options: Options, plugin: str | None) -> Source:

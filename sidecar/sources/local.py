@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lora_fs.sidecar.errors import InputError, NotFound
+from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate.report import shown
 
 _KINDS = {
@@ -34,29 +35,27 @@ def resolve(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
     Raises:
         NotFound: nothing is there. InputError: it is no folder, or cannot be looked at.
     """
-    path = path_of(source, mounts)
+    path, told = path_of(source, mounts), shown(redacted(source))
     try:
         mode = path.stat().st_mode
         folder = path.resolve()
     except (FileNotFoundError, NotADirectoryError) as error:
         with suppress(OSError):  # it is no link, or none any more
             leads_to = shown(os.readlink(path))
-            raise NotFound(f"{shown(source)} is a link to {leads_to}, which is not there") from error
+            raise NotFound(f"{told} is a link to {leads_to}, which is not there") from error
         raise NotFound(
-            f"{shown(source)}: no such folder on this machine (looked in {shown(str(Path.cwd()))})"
+            f"{told}: no such folder on this machine (looked in {shown(str(Path.cwd()))})"
             if not path.is_absolute()
-            else f"{shown(source)}: no such folder on this machine"
+            else f"{told}: no such folder on this machine"
         ) from error
     except PermissionError as error:
-        raise InputError(f"{shown(source)}: this user may not look there: check owner and mode") from error
+        raise InputError(f"{told}: this user may not look there: check owner and mode") from error
     except OSError as error:
         what = "is a link to itself" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
-        raise InputError(f"{shown(source)}: {what}: give the folder that holds the adapter") from error
+        raise InputError(f"{told}: {what}: give the folder that holds the adapter") from error
     if not stat.S_ISDIR(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no folder")
-        raise InputError(
-            f"{shown(source)} is {kind}: give the folder that holds adapter_config.json and the weights"
-        )
+        raise InputError(f"{told} is {kind}: give the folder that holds adapter_config.json and the weights")
     return folder
 
 
@@ -74,33 +73,32 @@ def path_of(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
         raise InputError("the folder's path holds a NUL byte")
     if "://" not in source:
         return Path(source)
+    told = shown(redacted(source))
     try:
         url = urlsplit(source)
     except ValueError as error:
-        raise InputError(f"{shown(source)} is no URL: {error}") from error
+        raise InputError(f"{told} is no URL: write file:///path, or the path alone") from error
     if url.scheme == "pvc":
-        return _in_claim(url.netloc, unquote(url.path), mounts or {})
+        return _in_claim(told, url.netloc, unquote(url.path), mounts or {})
     if url.scheme != "file":
-        scheme = shown(source.partition("://")[0])
-        raise InputError(f"{scheme}:// names no folder here: give the folder that holds the adapter")
+        raise InputError(f"{told} names no folder here: give the folder that holds the adapter")
     if url.netloc not in ("", "localhost"):
-        raise InputError(f"{shown(source)} names host {shown(url.netloc)}: write file:///path for this one")
+        host = told.removeprefix("file://").partition("/")[0]
+        raise InputError(f"{told} names host {host}: write file:///path for this one")
     path = unquote(url.path)
     if "\0" in path:
         raise InputError("the folder's path holds a NUL byte")
     return Path(path)
 
 
-def _in_claim(claim: str, path: str, mounts: Mapping[str, Path]) -> Path:
+def _in_claim(told: str, claim: str, path: str, mounts: Mapping[str, Path]) -> Path:
     if claim not in mounts:
         known = ", ".join(sorted(filter(None, mounts))) or "none"
         raise InputError(
-            f"pvc://{shown(claim)}: that claim is not known here ({known}): say where it is mounted in "
+            f"{told}: that claim is not known here ({known}): say where it is mounted in "
             "LORA_FS_PVC_MOUNTS, as claim=/path"
         )
     inside = path.strip("/").split("/")
     if "\0" in path or {"", ".", ".."} & set(inside):
-        raise InputError(
-            f"pvc://{shown(claim + path)}: write the folder's path in the volume, without . and .."
-        )
+        raise InputError(f"{told}: write the folder's path in the volume, without . and ..")
     return mounts[claim].joinpath(*inside)

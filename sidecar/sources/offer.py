@@ -8,20 +8,24 @@ nothing else. Bounds, resuming, parallel reads, hashing and placing are ``transf
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Protocol
 
-from lora_fs.sidecar.errors import InputError, SourceUnavailable, TooLarge
+from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.sources.uri import Uri
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
+from lora_fs.sidecar.validate.report import shown
 
 CARRIED = ("metadata.json", "README.md")
 MAX_CARRIED_BYTES = 1 << 20
 ARCHIVE = ".archive"  # the name of a piece that is unpacked
+_OF_URL = "url:"
 
 Read = Callable[[int, int | None], AbstractContextManager[Iterator[bytes]]]
 
@@ -42,7 +46,7 @@ class Piece:
 
     Attributes:
         name: in the adapter's folder; ARCHIVE is unpacked into it.
-        size_bytes: None where the server does not say it.
+        size_bytes: None where the server does not say it; a negative one is taken for that.
         read: opens ``[start, end)``, to the end where that is None; raises SourceUnavailable when it
             breaks off, Changed, NotRanged.
         ranged: whether a part of it can be asked for.
@@ -56,20 +60,62 @@ class Piece:
     sha256: str | None = None
     git_oid: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.size_bytes is not None and self.size_bytes < 0:
+            object.__setattr__(self, "size_bytes", None)
+            object.__setattr__(self, "ranged", False)
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What lies at a source now. ``pin``: its commit, etag or hash: the same pin is the same bytes."""
+    """What lies at a source now.
+
+    Attributes:
+        pin: its commit, etag or hash: the same URI and pin are the same bytes. None: not known.
+        mark: tells the source from others that are shown by the same URI; empty if there is no need.
+    """
 
     uri: str
     pin: str | None
     pieces: tuple[Piece, ...]
+    mark: str = ""
 
     @property
     def size_bytes(self) -> int | None:
         """Of all pieces; None if one does not say."""
         sizes = [piece.size_bytes for piece in self.pieces]
         return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def recorded(self) -> str | None:
+        """The pin as a record has it: a mark also where the bytes are not pinned."""
+        return self.mark or None if self.pin is None else self.pin
+
+    def marked(self, uri: Uri) -> Offer:
+        """As that of ``uri``, whose pin tells it from others that are shown alike.
+
+        The hash of the one file pins its bytes wherever they lie, and stays as it is.
+        """
+        if not uri.identity or self._by_bytes:
+            return self
+        mark = _OF_URL + uri.identity
+        return replace(self, pin=None if self.pin is None else f"{self.pin} {mark}", mark=mark)
+
+    @property
+    def _by_bytes(self) -> bool:
+        return len(self.pieces) == 1 and self.pin == f"sha256:{self.pieces[0].sha256}"
+
+
+def is_of(pin: str | None, uri: Uri) -> bool:
+    """Whether what a record pins so may have come from ``uri``, which is shown as the record has it."""
+    words = (pin or "").split(" ")
+    hashes = [word for word in words if word.startswith("sha256:")]
+    if uri.sha256 and hashes and f"sha256:{uri.sha256}" not in hashes:
+        return False
+    if uri.sha256 and words == hashes:
+        return True
+    mark = words[-1] if words[-1].startswith(_OF_URL) else ""
+    return mark == (_OF_URL + uri.identity if uri.identity else "")
 
 
 class Source(Protocol):
@@ -95,11 +141,13 @@ class Options:
         check: raises InputError for a URI that may not be asked, as a redirect may name.
         stall_s: how long to wait for a connection, and for its next byte.
         netrc_file: holds the passwords of web servers.
+        alive: asked while an answer is waited for; raises SourceUnavailable to end that.
     """
 
     check: Callable[[Uri], None] = lambda _: None
     stall_s: float = 30.0
     netrc_file: Path | None = None
+    alive: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -143,18 +191,42 @@ class Meter:
             raise SourceUnavailable(f"{uri}: the fetch was stopped; ask again, it goes on from where it is")
 
 
-def wanted(names: dict[str, int | None]) -> list[str]:
+def put_off(error: LoraFsError, told: str | None) -> LoraFsError:
+    """The error, with what a ``Retry-After`` says, if that can be read."""
+    if told is None or not isinstance(error, SourceUnavailable):
+        return error
+    try:
+        if told.strip().isdecimal():
+            error.retry_after_s = float(told)
+        else:
+            at = parsedate_to_datetime(told)
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+            error.retry_after_s = max(0.0, (at - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
+        pass  # it is neither
+    return error
+
+
+def is_adapter(names: Collection[str]) -> bool:
+    """Whether a folder with these files holds one."""
+    return CONFIG_FILE in names and any(name in names for name in (WEIGHTS_FILE, *PICKLES))
+
+
+def wanted(names: dict[str, int | None], below: Collection[str] = ()) -> list[str]:
     """Which files of a folder an engine is served, and which are carried along.
 
     Args:
         names: with their sizes.
+        below: folders in it that hold an adapter, to name them where it holds none.
     Raises:
         InputError: there is no adapter among them.
     """
     weights = next((name for name in (WEIGHTS_FILE, *PICKLES) if name in names), None)
     if CONFIG_FILE not in names or weights is None:
         missing = CONFIG_FILE if CONFIG_FILE not in names else WEIGHTS_FILE
-        held = ", ".join(sorted(names)[:8]) or "nothing"
-        raise InputError(f"no adapter lies there: {missing} is missing; it holds {held}")
+        held = ", ".join(map(shown, sorted(names)[:8])) or ("folders alone" if below else "nothing")
+        some = ", ".join(map(shown, sorted(below)[:4])) + (" and others" if len(below) > 4 else "")
+        more = f"; one lies in each of its folders {some}: write one of them behind it" if below else ""
+        raise InputError(f"no adapter lies there: {missing} is missing; it holds {held}{more}")
     small = [name for name in CARRIED if name in names and (names[name] or 0) <= MAX_CARRIED_BYTES]
     return [CONFIG_FILE, weights, *small]

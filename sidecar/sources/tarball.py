@@ -2,21 +2,22 @@
 
 No member's name becomes a path: a file is taken for its last segment, which is one of five. Links,
 devices and sparse files under such a name are refused, and so is a tar that holds two adapters, leaves
-its folder, or unpacks to more than is allowed. Nothing is read into memory but a header.
+its folder, or unpacks to more than is allowed. Nothing is read into memory but a header, and unpacking
+takes no more than ``packed.XZ_BYTES``. A packed one is read to its end, where its checksum stands.
 """
 
 from __future__ import annotations
 
-import lzma
+import io
 import os
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from lora_fs.sidecar.errors import InputError, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.sources.offer import CARRIED, MAX_CARRIED_BYTES
+from lora_fs.sidecar.validate import packed
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 from lora_fs.sidecar.validate.report import shown
@@ -26,7 +27,7 @@ MOST_HEADER_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 TAKEN = (CONFIG_FILE, WEIGHTS_FILE, *PICKLES, *CARRIED)
 
-_BROKEN = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError)
+_BROKEN = (tarfile.TarError, OverflowError, RecursionError, *packed.BROKEN)
 _HEADERS = frozenset(
     (
         tarfile.XHDTYPE,
@@ -57,21 +58,43 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
         VolumeUnavailable: the files cannot be written.
     """
     try:
-        with tarfile.open(file, "r:*", tarinfo=_Member) as archive:
-            inside: str | None = None
-            for name, member in _adapter(archive, uri, most_bytes):
-                parent = member.name.rpartition("/")[0].removeprefix("./")
-                if inside not in (None, parent):
-                    raise InputError(f"{uri} holds more than one adapter: pack one folder")
-                inside = parent
-                reader = archive.extractfile(member)
-                assert reader is not None
-                _write(reader, folder / name)
+        with file.open("rb") as plain:
+            stream = packed.unpacked(plain)
+            unpacked = cast(IO[bytes], stream or plain)
+            with tarfile.open(fileobj=unpacked, mode="r:", tarinfo=_Member) as archive:
+                inside: str | None = None
+                for name, member in _adapter(archive, uri, most_bytes):
+                    parent = member.name.rpartition("/")[0].removeprefix("./")
+                    if inside not in (None, parent):
+                        raise InputError(f"{uri} holds more than one adapter: pack one folder")
+                    inside = parent
+                    reader = archive.extractfile(member)
+                    assert reader is not None
+                    _write(reader, folder / name)
+            if stream is not None:
+                _end(stream, uri, most_bytes)
+    except packed.NeedsMemory as error:
+        raise InputError(f"{uri}: {error}") from error
     except _BROKEN as error:
-        why = shown(str(error).partition("\n")[0].rstrip(":"))
-        raise InputError(f"{uri} is no tar, or was cut: {why}; send a .tar or .tar.gz") from error
+        raise _no_tar(uri, error) from error
     except OSError as error:
-        raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno or 0)}") from error
+        if error.errno is None:  # gzip and bzip2 say so that it is damaged
+            raise _no_tar(uri, error) from error
+        raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno)}") from error
+
+
+def _no_tar(uri: str, error: Exception) -> InputError:
+    why = shown(str(error).partition("\n")[0].rstrip(":"))
+    return InputError(f"{uri} is no tar, or was cut: {why}; send a {packed.KINDS}")
+
+
+def _end(stream: io.BufferedIOBase, uri: str, most_bytes: int) -> None:
+    """Read what stands behind the last member, up to the checksum."""
+    size = 0
+    while chunk := stream.read(CHUNK_BYTES):
+        size += len(chunk)
+        if size > most_bytes:
+            raise _too_much(uri, most_bytes)
 
 
 def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tuple[str, tarfile.TarInfo]]:
@@ -79,10 +102,7 @@ def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tu
     for count, member in enumerate(archive):
         size += max(0, member.size)
         if count >= MOST_MEMBERS or size > most_bytes:
-            raise TooLarge(
-                f"{uri} unpacks to more than {MOST_MEMBERS} files or {most_bytes} bytes: pack the adapter "
-                "alone, or raise LORA_FS_FETCH_MAX_BYTES"
-            )
+            raise _too_much(uri, most_bytes)
         parts = member.name.split("/")
         if member.name.startswith("/") or ".." in parts:
             raise InputError(f"{uri}: {shown(member.name)} leaves its folder")
@@ -92,6 +112,13 @@ def _adapter(archive: tarfile.TarFile, uri: str, most_bytes: int) -> Iterator[tu
             raise InputError(f"{uri}: {shown(member.name)} is not a regular file")
         if parts[-1] not in CARRIED or member.size <= MAX_CARRIED_BYTES:
             yield parts[-1], member
+
+
+def _too_much(uri: str, most_bytes: int) -> TooLarge:
+    return TooLarge(
+        f"{uri} unpacks to more than {MOST_MEMBERS} files or {most_bytes} bytes: pack the adapter alone, or "
+        "raise LORA_FS_FETCH_MAX_BYTES"
+    )
 
 
 def _write(reader: IO[bytes], target: Path) -> None:

@@ -33,6 +33,7 @@ RATE_S = 1.0
 TICK_S = 0.05
 TRIES = 5  # in a row without a byte
 BACKOFF_S = 0.5
+MOST_WAIT_S = 60.0  # of what a server says to wait
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,10 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
                 raise SourceUnavailable(f"{uri}: {error}, and broke off {TRIES} times") from error
             work.forget()
             piece = replace(piece, ranged=False)
+            until = time.monotonic() + _told_s(error.__cause__)
+            while (left := until - time.monotonic()) > 0:
+                meter.check_time(uri)
+                time.sleep(min(left, TICK_S))
             continue
         except Changed:
             work.forget()
@@ -71,6 +76,12 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         work.place()
         return hashed.sha256
     raise AssertionError("unreachable")
+
+
+def _told_s(error: BaseException | None) -> float:
+    """How long the server said to wait, within bounds; 0 where it did not say."""
+    told: float = vars(error).get("retry_after_s", 0.0) if isinstance(error, SourceUnavailable) else 0.0
+    return min(told, MOST_WAIT_S)
 
 
 class _Fetch:
@@ -229,8 +240,9 @@ class _Fetch:
                     raise SourceUnavailable(
                         f"{error}; tried {tries} times: ask again, it goes on from where it is"
                     ) from error
+                pause = min(max(BACKOFF_S * 2**tries, _told_s(error)), max(self._meter.left_s, 0.0))
                 with self._wake:
-                    self._wake.wait_for(lambda: self._stopped, BACKOFF_S * 2**tries)
+                    self._wake.wait_for(lambda: self._stopped, pause)
 
     def _keep(self, span: Span, fd: int, chunk: bytes) -> bool:
         """Write what arrived; False if no more is wanted of this span."""

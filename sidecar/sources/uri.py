@@ -2,11 +2,13 @@
 
 ``hf://org/repo[@revision][/folder]``, ``s3://bucket/key``, ``gs://bucket/key``, ``http(s)://host/path``,
 ``file:///path``, ``pvc://claim/path``, and whatever scheme an installed package adds. A remote one may end
-in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown.
+in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown, nor is what may
+be either where a URI is written wrongly; two URIs that differ in them are told apart by ``Uri.identity``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -17,12 +19,18 @@ from lora_fs.sidecar.validate.report import shown
 ALIASES = {"huggingface": "hf", "gcs": "gs", "s3a": "s3"}
 WEB = frozenset({"http", "https"})
 NO_QUERY = frozenset({"hf", "s3", "gs"})
+REMOTE = WEB | NO_QUERY | ALIASES.keys()
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 LONGEST = 4_096
 
+_ALIKE = re.compile(r"(.*?):(/+)(.*)", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+_PORT = re.compile(r":[^\]]*$")  # or the beginning of a password; not in an address in brackets
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # of a bucket, or of an organisation
 _SHA256 = re.compile(r"sha256=([0-9A-Fa-f]{64})")
+_SECRET = frozenset("@:?#")  # around a user, a password or a query
+_SIGNS = re.compile(r"x-(?:amz|goog)-", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -52,19 +60,33 @@ class Uri:
         """What is asked for: with the query, without userinfo and fragment."""
         return str(self) + (f"?{self.query}" if self.query else "")
 
+    @property
+    def identity(self) -> str:
+        """Tells it from others that are shown alike; empty where all that tells it apart is shown.
+
+        A hash of the query and the user. The password is not in it, nor what signs a query anew each time.
+        """
+        if self.scheme in NO_QUERY:
+            return ""
+        query = "&".join(one for one in self.query.split("&") if one and not _SIGNS.match(one))
+        user = self.userinfo.partition(":")[0]
+        if not query and not user:
+            return ""
+        return hashlib.sha256(f"{self}\n{query}\n{user}".encode(errors="surrogatepass")).hexdigest()[:32]
+
     def beside(self, name: str) -> Uri:
         """Another file of the same folder."""
         return Uri(self.scheme, self.place, (*self.path[:-1], name), None, self.query, self.userinfo)
 
 
 def is_uri(text: str) -> bool:
-    """Whether it is written as ``scheme://…``."""
-    return _SCHEME.fullmatch(text) is not None
+    """Whether it is written as ``scheme://…``; blanks around it are none of it."""
+    return _SCHEME.fullmatch(text.strip()) is not None
 
 
 def scheme_of(text: str) -> str:
     """The scheme in lower case, aliases resolved; empty where there is none."""
-    match = _SCHEME.fullmatch(text)
+    match = _SCHEME.fullmatch(text.strip())
     return ALIASES.get(match[1].lower(), match[1].lower()) if match else ""
 
 
@@ -74,7 +96,7 @@ def parse(text: str) -> Uri:
     Raises:
         InputError: it is none, or could be read in more than one way.
     """
-    match = _SCHEME.fullmatch(text)
+    match = _SCHEME.fullmatch(text.strip())
     if match is None or len(text) > LONGEST:
         raise InputError("the source is no URI: write scheme://place/path")
     scheme, rest = scheme_of(text), match[2]
@@ -82,16 +104,29 @@ def parse(text: str) -> Uri:
     rest, _, query = rest.partition("?")
     place, _, path = rest.partition("/")
     userinfo, _, place = place.rpartition("@")
+    told = shown("/".join(_cut(text).split("/")[:3]))
+    if scheme in NO_QUERY - {"hf"} and userinfo:
+        raise InputError(f"{told}: {scheme}:// takes no user and no password: leave out what stands before @")
+    if scheme in NO_QUERY and place and not _NAME.fullmatch(place):
+        raise InputError(
+            f"{told}: that is no name of a bucket or an organisation: write {scheme}://name/path"
+        )
+    if scheme in NO_QUERY and re.search(r":[^:/@]*@", path):
+        raise InputError(f"{told}: there is a : before an @, as in a password: leave both out")
+    if _PORT.search(place) and "@" in path + query + fragment:
+        raise InputError(
+            f"{told}: it can be read as a password with a /, ? or # in it: write it as %2F, %3F or %23; "
+            "and an @ that belongs to the path as %40"
+        )
     if scheme in WEB:
         place = place.lower().removesuffix(DEFAULT_PORTS[scheme])
-    told = f"{scheme}://{shown(place)}"
     if fragment and not (digest := _SHA256.fullmatch(fragment)):
         raise InputError(f"{told}: what stands behind # is no #sha256= with 64 hex digits")
     if query and scheme in NO_QUERY:
         raise InputError(f"{told}: {scheme}:// takes no query: leave out what stands behind ?")
     if scheme in WEB and place and not _HOST.fullmatch(place):
         raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
-    if not place:
+    if not place.strip():
         raise InputError(f"{told} names no place: write {scheme}://place/path")
     segments = tuple(path.rstrip("/").split("/")) if path.rstrip("/") else ()
     for segment in (place, *segments):
@@ -106,10 +141,31 @@ def parse(text: str) -> Uri:
 
 
 def redacted(text: str) -> str:
-    """A source as it may be written and shown, also where it cannot be taken apart."""
-    match = _SCHEME.fullmatch(text)
+    """A source as it may be written and shown, also where it cannot be taken apart.
+
+    Kept is what stands behind the last ``@`` and before the first ``?`` and ``#``, wherever they are: a
+    password that is not quoted may hold a ``/`` and any of these.
+    """
+    if scheme_of(text) in NO_QUERY:
+        try:
+            return str(parse(text))  # with the @ of a revision, or of an object's name
+        except InputError:
+            pass
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    match = _ALIKE.fullmatch(text.strip())
     if match is None:
         return text
-    rest = re.split(r"[?#]", match[2], maxsplit=1)[0]
-    place, slash, path = rest.partition("/")
-    return f"{scheme_of(text)}://{place.rpartition('@')[2]}{slash}{path}"
+    head, slashes, rest = match.groups()
+    scheme = scheme_of(text) or (head if _SECRET.isdisjoint(head) else "…")
+    remote = slashes == "//" or scheme.lower() in REMOTE
+    start, end = rest.rfind("@") + 1, len(re.split(r"[?#]", rest, maxsplit=1)[0])
+    if not remote and ":" not in rest[:start] and start <= end:
+        start = 0  # a path of this machine, or a name for the downloader
+    place, slash, path = rest[start:end].partition("/")
+    told = f"{place}{slash}{path}"
+    if remote and ":" in place and (scheme in NO_QUERY or not _HOST.fullmatch(place)):
+        told = ""
+    return f"{scheme}:{slashes}{'…' if '/' in rest[:start] or (rest and not told) else ''}{told}"

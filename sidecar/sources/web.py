@@ -2,7 +2,8 @@
 
 A redirect is followed to ``http`` and ``https`` alone, never from the second to the first, and only
 where ``Options.check`` lets it go; credentials stay with the host they are for. They come from the URL's
-userinfo or from the netrc file, and go nowhere else. Plain ``http`` to another machine needs ``#sha256=``.
+userinfo or from the netrc file, and go nowhere else. Plain ``http`` to another machine needs ``#sha256=``,
+also where a redirect leads there. Nothing is waited for once ``Options.alive`` says that it is over.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import http.client
 import ipaddress
 import netrc
 import re
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from urllib.parse import unquote, urljoin
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
-from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, NotRanged, Offer, Options, Piece, Read
+from lora_fs.sidecar.sources.connection import opener
+from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, NotRanged, Offer, Options, Piece, Read, put_off
 from lora_fs.sidecar.sources.uri import WEB, Uri, parse, redacted, scheme_of
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import WEIGHTS_FILE
@@ -29,7 +31,8 @@ CHUNK_BYTES = 1 << 20
 MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_BUSY = frozenset({429, 503})
+_RETRIED = frozenset({408, 425, 500, 502, 504}) | _BUSY
 
 Answer = http.client.HTTPResponse
 
@@ -38,14 +41,14 @@ class Web:
     """One file, or two."""
 
     def __init__(self, uri: Uri, options: Options) -> None:
-        self._uri, self._http = uri, Http(options)
+        def check(to: Uri) -> None:
+            options.check(to)
+            self._check_plain(to)
+
+        self._uri, self._http = uri, Http(replace(options, check=check))
 
     def look(self) -> Offer:
-        if self._uri.scheme == "http" and not self._uri.sha256 and not _is_loopback(self._uri.place):
-            raise InputError(
-                f"{self._uri}: whoever is on the way could replace it: write https://, or say which file it "
-                "has to be with #sha256=…"
-            )
+        self._check_plain(self._uri)
         single = bool(self._uri.path) and self._uri.path[-1].endswith(".safetensors")
         piece, pin = self._piece(self._uri, WEIGHTS_FILE if single else ARCHIVE)
         if not single:
@@ -61,6 +64,13 @@ class Web:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _check_plain(self, uri: Uri) -> None:
+        if uri.scheme == "http" and not self._uri.sha256 and not _is_loopback(uri.place):
+            raise InputError(
+                f"{uri}: whoever is on the way could replace it: write https://, or say which file it "
+                "has to be with #sha256=…"
+            )
 
     def _piece(self, uri: Uri, name: str) -> tuple[Piece, str | None]:
         seen = self._http.look(uri)
@@ -92,13 +102,7 @@ class Http:
     def __init__(self, options: Options, headers: Mapping[str, str] | None = None) -> None:
         """``headers`` are sent to the host that is asked, and to none that it redirects to."""
         self._options, self._headers = options, dict(headers or {})
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=ssl.create_default_context()),
-        ):
-            self._opener.add_handler(handler)
+        self._opener = opener(options.alive)
 
     def look(self, uri: Uri) -> Seen:
         """What there is, by asking for the first byte: a signed URL is good for GET alone."""
@@ -173,9 +177,11 @@ class Http:
             self._options.check(uri)
         except InputError as error:
             raise InputError(f"{origin} redirects to {redacted(to)}: {error}") from error
-        return uri
+        own = (uri.scheme, uri.place) == (origin.scheme, origin.place)
+        return replace(uri, userinfo=uri.userinfo or origin.userinfo) if own else uri
 
     def _ask(self, uri: Uri, headers: Mapping[str, str]) -> Answer:
+        self._options.alive()
         asked = {"User-Agent": "lora-fs", "Accept-Encoding": "identity", **headers}
         request = urllib.request.Request(uri.request, headers=asked)
         try:
@@ -197,8 +203,7 @@ class Http:
             return {}
         return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
-    @staticmethod
-    def _check(uri: Uri, answer: Answer) -> None:
+    def _check(self, uri: Uri, answer: Answer) -> None:
         status = answer.status
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise InputError(f"{uri}: the server packs it on the way, so its bytes cannot be checked")
@@ -212,7 +217,8 @@ class Http:
                 "LORA_FS_NETRC_FILE names"
             )
         kind: type[LoraFsError] = SourceUnavailable if status in _RETRIED else InputError
-        raise kind(f"{uri}: the server answered {status} {answer.reason[:80]!a}")
+        error = kind(f"{uri}: the server answered {status} {answer.reason[:80]!a}")
+        raise put_off(error, answer.headers.get("Retry-After") if status in _BUSY else None)
 
 
 def _is_loopback(place: str) -> bool:

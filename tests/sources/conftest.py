@@ -43,8 +43,10 @@ class Odd:
         pace: wait so many seconds before each 64 KiB.
         adds: say so many bytes more than there are.
         ranged: whether a part may be asked for.
+        fails: answer with ``status`` so many ``times`` alone.
     """
 
+    fails: bool = False
     cut: int | None = None
     times: int = 1
     stall: int | None = None
@@ -57,11 +59,12 @@ class Odd:
     lengthless: bool = False
     password: str | None = None
     encoding: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class WebServer:
-    """Files by path; ``asked`` is every request: its path, its Range, its Authorization."""
+    """Files by path, or path and query; ``asked`` is each request: its path, its Range, its Authorization."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     odd: dict[str, Odd] = field(default_factory=dict)
@@ -96,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.close_connection = True
         web: WebServer = self.server.web
-        path = self.path.partition("?")[0]
+        path = self.path if self.path in web.files else self.path.partition("?")[0]
         authorization = self.headers.get("Authorization")
         web.asked.append((self.path, self.headers.get("Range"), authorization))
         answer = web.api(self.path)
@@ -106,9 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
         odd = web.odd.get(path, Odd())
         if odd.location is not None:
             self._send(302, b"", Odd(), {"Location": odd.location})
-        elif odd.status is not None or path not in web.files:
-            told = {"X-Error-Code": "RepoNotFound"} if path.startswith("/api/") else {}
-            self._send(odd.status or 404, b"no", Odd(), told)
+        elif (odd.status is not None and odd.times > 0) or path not in web.files:
+            told = {"X-Error-Code": "RepoNotFound"} if path.startswith("/api/") and not odd.status else {}
+            odd.times -= 1 if odd.fails else 0
+            self._send(odd.status or 404, b"no", Odd(), told | odd.headers)
         elif odd.password is not None and authorization != f"Basic {odd.password}":
             self._send(401, b"no", Odd(), {})
         else:

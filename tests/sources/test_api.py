@@ -110,7 +110,8 @@ async def test_nothing_is_fetched_that_is_not_allowed(
     one = await sidecar()
     for uri in (web.put("/sql.tar", tar_of(adapter)), "hf://acme/sql-lora", "s3://loras/sql"):
         query = "?sig=hush4711" if uri.startswith("http") else ""
-        answer = await one.load("sql", uri.replace("//", "//me:hush4711@") + query)
+        user = "" if uri.startswith("s3") else "me:hush4711@"  # a bucket has none
+        answer = await one.load("sql", uri.replace("//", f"//{user}") + query)
         assert (answer.status_code, "LORA_FS_ALLOWED_REMOTES" in answer.text) == (400, True), answer.text
         assert "hush4711" not in answer.text
     assert web.asked == []
@@ -158,6 +159,50 @@ def _status(root: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
     return {}
+
+
+async def test_a_query_is_of_the_source(sidecar: Start, web: WebServer, adapter: Path, large: Path) -> None:
+    """Dynamo's load of another one is no repeat, whether the server pins its files or not."""
+    one = await sidecar(allowed_remotes=(web.url,))
+    for name, etag in (("pinned", '"x"'), ("unpinned", "")):
+        urls = [
+            web.put(f"/{name}.tar?id={number}", tar_of(folder), etag=etag)
+            for number, folder in enumerate((adapter, large))
+        ]
+        for url, status, told in (
+            (urls[0], 200, "loaded successfully"),
+            (urls[0], 200, "already loaded"),
+            (urls[1], 400, "registered from another source"),
+            (urls[0].partition("?")[0], 400, "registered from another source"),
+            (urls[0].replace("//", "//me:hush4711@"), 400, "registered from another source"),
+        ):
+            body = {"lora_name": name, "source": {"uri": url}}
+            answer = await one.http.post("/v1/loras", json=body)
+            assert (answer.status_code, told in answer.text) == (status, True), answer.text
+            assert "id=" not in answer.text
+
+
+async def test_what_was_unloaded_meanwhile_is_fetched_again(
+    sidecar: Start, web: WebServer, large: Path
+) -> None:
+    """The outcome that nobody fetched tells of what is not there any more."""
+    url = web.put("/large.tar", tar_of(large), stall=2_000_000)
+    one = await sidecar(allowed_remotes=(web.url,), hold_timeout_s=0.5, resync_s=0.1)
+    assert (await one.load("large", url)).status_code == 503
+    web.odd["/large.tar"].stall = None
+    web.go.set()
+    with anyio.fail_after(30):
+        while True:
+            if not (await one.adapters())["downloads"]:
+                break
+            await asyncio.sleep(0.05)
+    answer = await one.http.post("/v1/unload_lora_adapter", json={"lora_name": "large"})
+    assert answer.status_code == 200, answer.text
+    with anyio.fail_after(30):
+        while (answer := await one.load("large", url)).status_code == 503:
+            pass
+    assert answer.status_code == 200, answer.text
+    assert [row["name"] for row in (await one.adapters())["data"]] == ["large"]
 
 
 async def test_a_tenant_sees_its_own_downloads(
@@ -239,6 +284,31 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     ),
     "path": ({"params": {"name": "x"}, "files": {"a": (f"../../{CONFIG}", b"{}")}}, 422, "cannot be served"),
     "field": ({"params": {"name": "x"}, "files": {"a": ("", b"x")}}, 400, "is no file"),
+    "twice": (
+        {"params": {"name": "x"}, "files": [("a", (CONFIG, b"{")), ("b", (CONFIG, b"}"))]},
+        400,
+        f"'{CONFIG}' is sent twice",
+    ),
+    "two tars": (
+        {"params": {"name": "x"}, "files": [("a", ("a.tar", b"x")), ("b", ("b.tar", b"y"))]},
+        400,
+        "a tar is sent twice",
+    ),
+    "a tar and more": (
+        {"params": {"name": "x"}, "files": [("a", ("a.tar", b"x")), ("b", (CONFIG, b"{}"))]},
+        400,
+        "a tar is sent with another file",
+    ),
+    "more and a tar": (
+        {"params": {"name": "x"}, "files": [("a", (CONFIG, b"{}")), ("b", ("a.tar", b"x"))]},
+        400,
+        "a tar is sent with another file",
+    ),
+    "kind beyond UTF-8": (
+        {"params": {"name": "x"}, "content": b"x", "headers": {"Content-Type": b"text/\xff"}},
+        400,
+        "send the adapter as application/x-tar",
+    ),
     "cut": (
         {
             "params": {"name": "x"},

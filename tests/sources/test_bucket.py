@@ -154,8 +154,51 @@ def test_an_s3_that_does_not_answer(lora_fs: LoraFs, s3: Any, monkeypatch: pytes
     s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     ran = lora_fs("register", "sql", "s3://loras/sql")
-    assert (ran.code, "s3 does not answer" in ran.err, "hush" in ran.err) == (1, True, False), ran.err
+    assert (ran.code, "s3 does not answer at http://127.0.0.1:9 (" in ran.err, "hush" in ran.err) == (
+        1,
+        True,
+        False,
+    ), ran.err
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("AWS_PROFILE", "nobody", "The config profile (nobody) could not be found"),
+        ("AWS_CONFIG_FILE", "broken", "Unable to parse config file: "),
+        ("AWS_DEFAULT_REGION", "no region", "Provided region_name 'no region' doesn't match"),
+        ("AWS_ENDPOINT_URL_S3", "http:///me", "Invalid endpoint: http:///me"),
+        ("AWS_ENDPOINT_URL_S3", "//me:hush@nowhere", "Custom endpoint `//nowhere` was not a valid URI"),
+    ],
+)
+def test_settings_that_are_wrong(
+    name: str, value: str, why: str, lora_fs: LoraFs, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are told as they are: to ask again does not help."""
+    import s3fs
+
+    if value == "broken":
+        (tmp_path / value).write_text("[default\nno")
+        value = str(tmp_path / value)
+    monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    ran = lora_fs("register", "sql", "s3://loras/sql")
+    assert (ran.code, why in ran.err, "hush" in ran.err) == (2, True, False), ran.err
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("mark", ["y", "y/"])
+def test_an_object_that_stands_for_the_folder(
+    mark: str, lora_fs: LoraFs, s3: Any, put: Put, adapter: Path
+) -> None:
+    """It has no bytes, and what lies below it is taken; with nothing below, that is said."""
+    s3.put_object(Bucket="loras", Key=mark, Body=b"")
+    ran = lora_fs("register", "sql", "s3://loras/y/")
+    assert (ran.code, "0 bytes" in ran.err or "holds nothing" in ran.err) == (2, True), ran.err
+    put(adapter, "y/")
+    ran = lora_fs("register", "sql", "s3://loras/y/")
+    assert ran.code == 0, ran.err
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("s3", "s3"), ("gs", "gcs")])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from lora_fs.sidecar.sources import transfer
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Hub, LoraFs, left_in
 from tests.sources.test_web import record
@@ -104,6 +108,153 @@ def test_what_the_hub_does_not_have(uri: str, code: int, why: str, lora_fs: Lora
     """Is told in a sentence."""
     ran = lora_fs("register", "sql", uri)
     assert (ran.code, why in ran.err) == (code, True), ran.err
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "rc", "why"),
+    [
+        (401, "GatedRepo", 2, "hf://acme/sql-lora is gated: accept its terms on the hub, and set HF_TOKEN"),
+        (403, "GatedRepo", 2, "hf://acme/sql-lora is gated: accept its terms on the hub, and set HF_TOKEN"),
+        (401, None, 2, f"hf://acme/sql-lora: {CONFIG} may not be read with a request without a token (401)"),
+        (404, "EntryNotFound", 3, f"hf://acme/sql-lora: {CONFIG}: the hub has no such file (404)"),
+    ],
+)
+def test_a_file_that_the_hub_refuses(
+    status: int, code: str | None, rc: int, why: str, lora_fs: LoraFs, hub: Hub, adapter: Path
+) -> None:
+    """Is told as the hub's, also where it let the repository be listed."""
+    hub.publish(adapter, OLD)
+    odd = hub.web.odd[f"/acme/sql-lora/resolve/{OLD}/{CONFIG}"]
+    odd.status, odd.headers = status, {"X-Error-Code": code} if code else {}
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert (ran.code, why in ran.err, "NETRC" in ran.err) == (rc, True, False), ran.err
+
+
+def test_a_store_that_refuses_what_the_hub_redirects_to(lora_fs: LoraFs, hub: Hub, adapter: Path) -> None:
+    """It is no fault of the token; nothing of the signature is told."""
+    hub.publish(adapter, OLD)
+    (path,) = [one for one in hub.web.files if one.startswith("/lfs/")]
+    hub.web.odd[path].status = 403
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    told = f"{WEIGHTS}: http://localhost:{hub.web.port}, where the hub sends for it, refuses it (403)"
+    assert (ran.code, told in ran.err, "4711" in ran.err) == (2, True, False), ran.err
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "token", "why"),
+    [
+        (401, "Invalid credentials in Authorization header", "hf_no", "the hub refuses this token (401)"),
+        (403, "", "hf_no", "the hub refuses this token (403)"),
+        (403, "", None, "the hub refuses a request without a token (403)"),
+        (403, "Access to this resource is disabled.", None, "the hub has disabled this repository"),
+    ],
+)
+def test_a_hub_that_refuses_the_token(
+    status: int,
+    message: str,
+    token: str | None,
+    why: str,
+    lora_fs: LoraFs,
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not help to ask again."""
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.web.put("/api/models/acme/sql-lora", b"", status=status, headers={"X-Error-Message": message})
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert (ran.code, why in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>welcome</html>", b"\xff\xfe", b"[]", b"{}", b'{"id": "a/b", "siblings": 3}']
+)
+def test_what_answers_is_no_hub(body: bytes, lora_fs: LoraFs, hub: Hub) -> None:
+    """A page, or JSON of something else."""
+    hub.web.put("/api/models/acme/sql-lora", body)
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    told = f"http://127.0.0.1:{hub.web.port} did not answer as a hub: is HF_ENDPOINT right?"
+    assert (ran.code, told in ran.err) == (1, True), ran.err
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("hf://acme/sql-lora", "the repository has no main branch"),
+        ("hf://acme/sql-lora@v9", "the repository has no revision 'v9'"),
+    ],
+)
+def test_a_revision_that_is_not_there(uri: str, why: str, lora_fs: LoraFs, hub: Hub) -> None:
+    """Is named if one was asked for."""
+    for path in ("/api/models/acme/sql-lora", "/api/models/acme/sql-lora/revision/v9"):
+        hub.web.put(path, b"", status=404, headers={"X-Error-Code": "RevisionNotFound"})
+    ran = lora_fs("register", "sql", uri)
+    assert (ran.code, why in ran.err, "None" in ran.err) == (3, True, False), ran.err
+
+
+def test_checkpoints_in_folders_alone(lora_fs: LoraFs, hub: Hub, adapter: Path) -> None:
+    """Some of them are named, as they are written behind the source."""
+    folders = []
+    for step in (10, 20, 30, 40, 50):
+        hub.publish(adapter, OLD, under=f"runs/checkpoint-{step}/")
+        folders += hub.siblings
+    hub.siblings = [{"rfilename": "runs/notes/README.md", "size": 1}, *folders]
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    told = "it holds folders alone; one lies in each of its folders runs/checkpoint-10, runs/checkpoint-20, "
+    assert (ran.code, told in " ".join(ran.err.split()), "notes" in ran.err) == (2, True, False), ran.err
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora/runs")
+    assert "checkpoint-40 and others" in " ".join(ran.err.split()), ran.err
+    assert "folders checkpoint-10, " in " ".join(ran.err.split()), ran.err
+    assert lora_fs("register", "sql", "hf://acme/sql-lora/runs/checkpoint-20").code == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_size_below_zero_is_none(
+    lora_fs: LoraFs, hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is read to its end, as where none is said."""
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "10")
+    hub.publish(adapter, OLD)
+    for one in hub.siblings:
+        one["size"] = -5
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("size", [None, 0])
+@pytest.mark.parametrize("dated", [False, True])
+def test_a_hub_that_says_when_to_ask_again(
+    dated: bool, size: int | None, lora_fs: LoraFs, hub: Hub, adapter: Path
+) -> None:
+    """Is asked then, and not before; also for a file whose size it did not say."""
+    hub.publish(adapter, OLD)
+    path = f"/acme/sql-lora/resolve/{OLD}/{CONFIG}"
+    if size is None:
+        for one in hub.siblings:
+            one["size"] = None
+    told = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True) if dated else "1"
+    odd = hub.web.odd[path]
+    odd.status, odd.fails, odd.headers = 429, True, {"Retry-After": told}
+    begun = time.monotonic()
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert (ran.code, len(hub.web.bodies(path))) == (0, 2), ran.err
+    assert time.monotonic() - begun >= 1
+
+
+def test_a_wait_longer_than_the_fetch_may_take(
+    lora_fs: LoraFs, hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends with its time; a wait is bounded by MOST_WAIT_S besides."""
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "1")
+    hub.publish(adapter, OLD)
+    odd = hub.web.odd[f"/acme/sql-lora/resolve/{OLD}/{CONFIG}"]
+    odd.status, odd.headers = 503, {"Retry-After": "86400"}
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert (ran.code, "was not fetched in 1 s" in ran.err) == (1, True), ran.err
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "30")
+    monkeypatch.setattr(transfer, "MOST_WAIT_S", 0.0)
+    ran = lora_fs("register", "sql", "hf://acme/sql-lora")
+    assert (ran.code, "tried 5 times" in ran.err) == (1, True), ran.err
 
 
 def test_a_hub_that_does_not_answer(lora_fs: LoraFs, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.registry import lock
+from lora_fs.sidecar.registry import fetched, lock
 from lora_fs.sidecar.sources import known, transfer
 from lora_fs.sidecar.sources.offer import Offer, Options, Piece
-from lora_fs.sidecar.sources.uri import Uri
+from lora_fs.sidecar.sources.uri import Uri, parse
+from tests.registry.conftest import Clock, write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Command, LoraFs, WebServer, left_in, tar_of
 from tests.sources.test_web import record
 
@@ -20,19 +25,23 @@ from tests.sources.test_web import record
 def test_a_killed_download_is_gone_on_from(lora_fs: LoraFs, web: WebServer, large: Path, root: Path) -> None:
     """kill -9 in the middle: the next command asks for the rest alone, and the bytes are the server's."""
     data = tar_of(large)
-    url = web.put("/large.tar", data, pace=0.02)
+    url = web.put("/large.tar", data, stall=4_000_000)
     first = Command("register", "large", url)
-    notes = "default/tiny/.incoming/fetch-*/.archive.part.json"
+
+    def noted() -> int:
+        """How much of it has arrived by the notes; 0 before there are any."""
+        notes = root.glob("default/tiny/.incoming/fetch-*/.archive.part.json")
+        return sum(end for note in notes for _, end in json.loads(note.read_text())["arrived"][:1])
+
     deadline = time.monotonic() + 60
-    while not list(root.glob(notes)) and time.monotonic() < deadline:
+    while not (arrived := noted()) and time.monotonic() < deadline:
         assert first.process.poll() is None, first.end()
         time.sleep(0.02)
-    (noted,) = root.glob(notes)
-    arrived = json.loads(noted.read_text())["arrived"][0][1]
     first.kill()
     assert 0 < arrived < len(data)
     assert lora_fs("list", "-o", "json").json == []
-    web.odd["/large.tar"].pace, web.asked = 0.0, []
+    web.odd["/large.tar"].stall, web.asked = None, []
+    web.go.set()
     ran = lora_fs("register", "large", url)
     assert ran.code == 0, ran.err
     (asked,) = web.bodies("/large.tar")
@@ -108,21 +117,103 @@ def test_a_hint_is_a_hint(lora_fs: LoraFs, web: WebServer, adapter: Path, root: 
     assert len(web.bodies("/sql.tar")) == 3
 
 
+@pytest.mark.parametrize("other", ["?id=2", "me@"])
+def test_what_is_not_shown_of_a_url_tells_it_apart(
+    other: str, lora_fs: LoraFs, web: WebServer, adapter: Path
+) -> None:
+    """Two of one path, size and etag are two sources; the record has a hash of the query and the user."""
+    url = web.put("/sql.tar", tar_of(adapter), etag='"x"')
+    assert lora_fs("register", "sql", url).code == 0
+    data = tar_of(write_adapter(adapter.parent / "another", seed=2))
+    web.put("/sql.tar?id=2" if "?" in other else "/sql.tar", data, etag='"x"')
+    second = url + other if "?" in other else url.replace("//", f"//{other}")
+    for name in ("two", "three"):
+        assert lora_fs("register", name, second).code == 0
+    digests = [record(lora_fs, name)["digest"] for name in ("sql", "two", "three")]
+    assert digests[0] != digests[1] == digests[2]
+    assert len([part for _, part, _ in web.asked if part != "bytes=0-0"]) == 2
+    told = record(lora_fs, "two")["source"]
+    assert isinstance(told, dict)
+    assert told == {"uri": url, "pin": f'"x" url:{parse(second).identity}'}
+
+
+def test_what_pins_the_bytes_pins_them_under_any_query(
+    lora_fs: LoraFs, web: WebServer, adapter: Path
+) -> None:
+    """A hash does, an etag does not; and a query that is signed anew is no other one."""
+    data = tar_of(adapter)
+    url, sha256 = web.put("/sql.tar", data), hashlib.sha256(data).hexdigest()
+    for number in range(2):
+        assert lora_fs("register", f"hash-{number}", f"{url}?id={number}#sha256={sha256}").code == 0
+        signed = f"{url}?X-Amz-Date={number}&X-Amz-Signature=hush{number}"
+        assert lora_fs("register", f"signed-{number}", signed).code == 0
+        assert lora_fs("register", f"etag-{number}", f"{url}?id={number}").code == 0
+    fetched = [path for path, part, _ in web.asked if part != "bytes=0-0"]
+    asked = ["id=0", "X-Amz-Date=0&X-Amz-Signature=hush0", "id=0", "id=1"]
+    assert fetched == [f"/sql.tar?{query}" for query in asked]
+
+
+def _shorten(weights: Path) -> None:
+    weights.write_bytes(weights.read_bytes()[:-8])
+
+
+def _rot(weights: Path) -> None:
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [_shorten, _rot, Path.unlink])
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_damaged_copy_is_no_source(
+    damage: Callable[[Path], None], hashed: bool, lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path
+) -> None:
+    """It is fetched again, registered as what was meant, and the copy is mended."""
+    data = tar_of(adapter)
+    url = web.put("/sql.tar", data) + (f"#sha256={hashlib.sha256(data).hexdigest()}" if hashed else "")
+    assert lora_fs("register", "sql", url).code == 0
+    placed = root / "default/tiny/v1/sql" / WEIGHTS
+    damage(placed)
+    ran = lora_fs("register", "two", url)
+    assert ran.code == 0, ran.err
+    assert record(lora_fs, "two")["digest"] == record(lora_fs)["digest"]
+    assert placed.read_bytes() == (adapter / WEIGHTS).read_bytes()
+    assert len(web.bodies("/sql.tar")) == 2
+    placed = root / "default/tiny/v1/two" / WEIGHTS
+    damage(placed)
+    ran = lora_fs("register", "two", url)
+    assert (ran.code, "restored lost files of two@v1" in ran.out) == (0, True), ran.out + ran.err
+    assert placed.read_bytes() == (adapter / WEIGHTS).read_bytes()
+    assert (lora_fs("fsck").code, left_in(root)) == (0, [])
+
+
 def test_waiting_is_bounded(
     lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for another one that never ends is told what to look at."""
-    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "0.6")
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "60")
+    clock, asked, real = Clock(), list[float](), lock.lease
+
+    @contextmanager
+    def waited(path: Path, *, wait_s: float) -> Iterator[bool]:
+        """The waits alone take time."""
+        asked.append(clock())
+        clock.sleep(wait_s)
+        with real(path, wait_s=0) as had:
+            yield had
+
     url = web.put("/sql.tar", tar_of(adapter), etag='"x"')
     lora_fs("register", "other", str(adapter))
-    import hashlib
-
     key = hashlib.sha256(f'{url}\n"x"'.encode()).hexdigest()[:32]
     with lock.lease(root / f".leases/fetch-{key}.lock", wait_s=5) as had:
         assert had
-        ended = Command("register", "sql", url).end()
-    assert ended[0] in (1, 6), ended[2]
-    assert "another process" in ended[2]
+        monkeypatch.setattr(fetched, "lease", waited)
+        monkeypatch.setattr(fetched, "time", SimpleNamespace(monotonic=clock))
+        ran = lora_fs("register", "sql", url)
+    assert ran.code == 6, ran.err
+    assert f"another process has been fetching {url} for 60 s" in ran.err
+    assert asked[0] == 0
+    assert asked[-1] == pytest.approx(60, abs=fetched.ASK_AGAIN_S)
 
 
 class Slow:

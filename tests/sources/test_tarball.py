@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import lzma
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.registry import archive
 from lora_fs.sidecar.sources import tarball
 from tests.fuzz.test_bombs import answered
 from tests.sources.conftest import CONFIG, WEIGHTS, tar_of
@@ -88,3 +92,62 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
                 unpack(folder, data)
 
     answered(act)
+
+
+def _large_dictionary(data: bytes) -> bytes:
+    """As xz packs it, its first block said to need a dictionary of 2 GiB."""
+    packed = bytearray(lzma.compress(data, preset=0))
+    size = (packed[12] + 1) * 4
+    header = packed[12 : 12 + size]
+    header[header.index(b"\x21\x01") + 2] = 38
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    packed[12 : 12 + size] = header
+    return bytes(packed)
+
+
+def test_a_dictionary_of_gigabytes_is_refused(adapter: Path, tmp_path: Path) -> None:
+    """Its memory would be taken as it fills; it is said how to pack it."""
+    pad = pack((named("pad"), bytes(512 << 20)))[: -20 * 512]
+    data = _large_dictionary(pad + tar_of(adapter))
+
+    def act() -> None:
+        with pytest.raises(InputError, match=r"more than 64 MiB of memory: pack it with xz -8"):
+            unpack(tmp_path, data, most_bytes=1 << 30)
+
+    answered(act)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_a_packed_tar_is_whole_or_refused(kind: str, adapter: Path, tmp_path: Path) -> None:
+    """Its checksum is read, nothing else may follow it, and it may be of several streams with padding."""
+    plain, compress = tar_of(adapter), PACKERS[kind]
+    packed = compress(plain)
+    padding = b"" if kind == "bz2" else bytes(8)
+    good = compress(plain[:1000]) + padding + compress(plain[1000:]) + padding
+    assert unpack(tmp_path, good) == [CONFIG, WEIGHTS]
+    wrong = bytearray(packed)
+    wrong[-6] ^= 1
+    for data in (bytes(wrong), packed[:-3], packed + b"garbage", packed[: len(packed) // 2]):
+        with pytest.raises(InputError, match="is no tar, or was cut"):
+            unpack(tmp_path, data)
+
+
+def test_what_follows_the_adapter_is_bounded(adapter: Path, tmp_path: Path) -> None:
+    """Zeros behind the end count as what is unpacked."""
+    data = gzip.compress(tar_of(adapter) + bytes(2 * MOST))
+    with pytest.raises(InputError, match="unpacks to more"):
+        unpack(tmp_path, data)
+
+
+def test_an_export_with_such_a_dictionary_is_refused(tmp_path: Path) -> None:
+    """As a tar is."""
+    (tmp_path / "export.tar.xz").write_bytes(_large_dictionary(tar_of(tmp_path)))
+    with pytest.raises(InputError, match=r"more than 64 MiB of memory: pack it with xz -8"):
+        archive.read(tmp_path / "export.tar.xz")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.offer import Offer, is_of
 from lora_fs.sidecar.sources.uri import parse, redacted
 
 SECRET = "hush4711"
@@ -23,7 +24,7 @@ DIGEST = "ab" * 32
         f"https://me:{SECRET}@models.example.com/a.tar",
         f"https://models.example.com/a.tar?X-Amz-Signature={SECRET}",
         f"https://{SECRET}@models.example.com/a.tar?sig={SECRET}#sha256={DIGEST}",
-        f"s3://{SECRET}@bucket/a",
+        f"hf://{SECRET}@org/a",
     ],
 )
 def test_secrets_are_not_shown(text: str) -> None:
@@ -127,3 +128,53 @@ def test_a_claim_is_a_folder_where_it_is_mounted() -> None:
     for text in ("pvc://team/../a", "pvc://team/%2e%2e/a", "pvc://team"):
         with pytest.raises(InputError):
             path_of(text, mounts)
+
+
+def test_what_is_not_shown_has_an_identity() -> None:
+    """Of the query and the user; not of the password, and not of what signs a query anew."""
+    alike = "https://host/a.tar"
+    ones = [
+        alike,
+        f"{alike}?id=1",
+        f"{alike}?id=2",
+        f"{alike}?id=1&id=2",
+        "https://me@host/a.tar",
+        "https://me@host/a.tar?id=1",
+        "https://you@host/a.tar",
+    ]
+    identities = [parse(one).identity for one in ones]
+    assert (identities[0], len(set(identities))) == ("", len(ones))
+    assert {str(parse(one)) for one in ones} == {alike}
+    for one, same in (
+        (f"{alike}?X-Amz-Signature=a&x-amz-date=b&X-Goog-Expires=1", alike),
+        (f"{alike}?id=1&X-Amz-Signature=a", f"{alike}?id=1"),
+        (f"{alike}#sha256={'0' * 64}", alike),
+        ("https://me:hush4711@host/a.tar", "https://me@host/a.tar"),
+        ("https://HOST:443/a.tar?id=1", f"{alike}?id=1"),
+        ("hf://me@acme/sql", "hf://acme/sql"),
+    ):
+        assert parse(one).identity == parse(same).identity
+
+
+@pytest.mark.parametrize(
+    ("pin", "asked", "same"),
+    [
+        (None, "", True),
+        (None, "?id=1", False),
+        ('"x"', "", True),
+        ('"x"', "?id=1", False),
+        ('"x"', f"#sha256={'0' * 64}", True),
+        ("sha256:" + "0" * 64, f"?id=1#sha256={'0' * 64}", True),
+        ("sha256:" + "0" * 64, f"#sha256={'1' * 64}", False),
+        ("sha256:" + "0" * 64, "", True),
+        ("sha256:" + "0" * 64, "?id=1", False),
+    ],
+)
+def test_what_is_pinned_so_may_be_of_it(pin: str | None, asked: str, same: bool) -> None:
+    """Of records of before there were marks, too."""
+    uri = parse(f"https://host/a.tar{asked}")
+    assert is_of(pin, uri) == same
+    if not uri.sha256:
+        marked = Offer(str(uri), pin, ()).marked(uri).recorded
+        assert is_of(marked, uri)
+        assert is_of(marked, parse("https://host/a.tar?id=2")) is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.sources.conftest import CONFIG, WEIGHTS, LoraFs, WebServer, left_in, 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stalls is given up after a moment."""
-    monkeypatch.setattr(offer.Options.__init__, "__defaults__", (lambda _: None, 0.3, None))
+    monkeypatch.setattr(offer.Options.__init__, "__defaults__", (lambda _: None, 0.3, None, lambda: None))
 
 
 def record(lora_fs: LoraFs, name: str = "sql") -> dict[str, object]:
@@ -214,6 +215,28 @@ def test_credentials_go_to_their_host_alone(
     assert {who for path, _, who in web.asked if path == "/elsewhere.tar"} == {None}
 
 
+def test_credentials_follow_a_redirect_of_their_host(lora_fs: LoraFs, web: WebServer, adapter: Path) -> None:
+    """To another path of it, or back to it; and to no other."""
+    password = base64.b64encode(b"me:hush4711").decode()
+    web.put("/old.tar", b"", location="/sql.tar")
+    web.put("/sql.tar", tar_of(adapter), password=password)
+    ran = lora_fs("register", "sql", f"{web.url}/old.tar".replace("//", "//me:hush4711@"))
+    assert ran.code == 0, ran.err
+
+
+def test_a_redirect_to_plain_http_needs_a_sha256(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what is asked for does: nothing is asked of the other machine without."""
+    web.put("/a.tar", b"", location="http://models.example.com/a.tar")
+    with pytest.raises(InputError, match=r"redirects to http://models.example.com/a.tar: .*#sha256="):
+        webs(f"{web.url}/a.tar", Options()).look()
+    monkeypatch.setenv("http_proxy", web.url)  # which answers for every host
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    data = b"x" * 100
+    web.put("http://models.example.com/a.tar", data)
+    offered = webs(f"{web.url}/a.tar#sha256={hashlib.sha256(data).hexdigest()}", Options()).look()
+    assert offered.size_bytes == len(data)
+
+
 @pytest.mark.parametrize(
     ("odd", "code", "why"),
     [
@@ -232,6 +255,20 @@ def test_what_a_server_refuses_is_told(
     assert (ran.code, why in ran.err) == (code, True), ran.err
 
 
+def test_a_server_that_says_when_to_ask_again(lora_fs: LoraFs, web: WebServer, adapter: Path) -> None:
+    """Is asked then, and not before."""
+    url = web.put("/sql.tar", tar_of(adapter), headers={"Retry-After": "1"})
+
+    def busy_once(_: str) -> None:
+        web.odd["/sql.tar"].status = 429 if len(web.asked) == 2 else None
+
+    web.api = busy_once
+    begun = time.monotonic()
+    ran = lora_fs("register", "sql", url)
+    assert (ran.code, len(web.asked)) == (0, 3), ran.err
+    assert time.monotonic() - begun >= 1
+
+
 def test_nobody_answers(lora_fs: LoraFs) -> None:
     """A closed port is told as one, at once."""
     ran = lora_fs("register", "sql", "http://127.0.0.1:9/sql.tar")
@@ -241,10 +278,11 @@ def test_nobody_answers(lora_fs: LoraFs) -> None:
 def test_an_adapter_that_cannot_be_served_is_refused_and_removed(
     lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path
 ) -> None:
-    """The usual validation, as of a folder."""
+    """The usual validation, as of a folder, told of the source: where it was unpacked is gone."""
     (adapter / CONFIG).write_text('{"peft_type": "LORA"}')
-    ran = lora_fs("register", "sql", web.put("/sql.tar", tar_of(adapter)))
-    assert (ran.code, "cannot be served" in ran.err) == (5, True), ran.err
+    uri = web.put("/sql.tar", tar_of(adapter))
+    ran = lora_fs("register", "sql", uri)
+    assert (ran.code, f"{uri} cannot be served" in ran.err) == (5, True), ran.err
     assert left_in(root) == []
 
 
