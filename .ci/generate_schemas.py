@@ -68,7 +68,7 @@ GENERATION = {
     "request_id": "Of the write: a retry that repeats it writes nothing a second time",
     "token": "Of the write, random: no two writers have the same bytes",
     "writer": "For people",
-    "updated_at": "RFC 3339. For people: no decision rests on it",
+    "updated_at": "RFC 3339. Which record counts never rests on it; retention by age and a quota's rate do",
     "sum": SEAL["description"],
 }
 FIELDS: dict[str, dict[str, str]] = {

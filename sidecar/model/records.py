@@ -117,7 +117,7 @@ class _Generation(Stored):
     request_id: str
     token: str
     writer: str
-    updated_at: str  # RFC 3339; for people, no decision rests on it
+    updated_at: str  # RFC 3339; retention by age and a quota's rate rest on it, which record counts does not
     sum: str = ""
 
 

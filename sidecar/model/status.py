@@ -1,4 +1,8 @@
-"""What one replica observed, and tells the others: hints, on which no decision rests."""
+"""What one replica observed, and tells the others: hints.
+
+One decision rests on them, and only so that less is done: what a replica says it has is not removed, and
+while a report cannot be read nothing is.
+"""
 
 from __future__ import annotations
 

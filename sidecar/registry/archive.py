@@ -8,26 +8,24 @@ extracted here, and no member's name ever becomes a path that was not parsed seg
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import json
-import lzma
 import tarfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Final, Literal, cast
+from typing import IO, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, InvalidName
+from lora_fs.sidecar.errors import CorruptRecord, InputError, InvalidName, NewerRecord
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, Scope, check_segment
+from lora_fs.sidecar.registry.artifacts import digest_of
 from lora_fs.sidecar.registry.codec import MAX_SEALED_BYTES, decode
-from lora_fs.sidecar.registry.layout import ACTIVE, parse_generation
+from lora_fs.sidecar.registry.layout import ACTIVE, Generation, generation_name, parse_generation
+from lora_fs.sidecar.validate import packed
 from lora_fs.sidecar.validate.report import shown
 
 BEGIN = "lora-fs-export.json"
@@ -35,13 +33,6 @@ END = "lora-fs-export-end.json"
 CHUNK_BYTES = 1 << 20
 
 HEADER_BYTES = 64 << 10  # of one header of a tar; a path has some hundred bytes
-
-_NOT_PACKED = (zlib.error, lzma.LZMAError)
-_PACKED: Final[dict[bytes, Callable[[IO[bytes]], BufferedIOBase]]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\0": lzma.LZMAFile,
-}
 
 
 class Begin(BaseModel):
@@ -88,12 +79,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member's name says. A record has a ``revision``, a pointer has none; a file has a ``file``."""
+    """What a member's name says. A record has a ``revision``, a pointer has none; a file has a ``file``.
+
+    ``generation`` is None of a file; its token is empty where the exported volume has link().
+    """
 
     scope: Scope
     revision: str | None
     name: str
     file: str | None = None
+    generation: Generation | None = None
 
 
 def parse(path: str) -> Place:
@@ -112,7 +107,7 @@ def parse(path: str) -> Place:
             generation = parse_generation(parts[3])
             if generation is not None:
                 revision = None if parts[2] == ACTIVE else check_segment("revision", parts[2])
-                return Place(scope, revision, generation[0])
+                return Place(scope, revision, generation[0], None, generation[1])
     except InvalidName as error:
         raise InputError(f"{path!a} has no place in an export: {error}") from error
     raise InputError(f"{path!a} has no place in an export")
@@ -186,13 +181,12 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
 
     try:
         with path.open("rb") as file:
-            start = file.read(8)
-            file.seek(0)
-            unpack = next((unpack for sign, unpack in _PACKED.items() if start.startswith(sign)), None)
-            unpacked = _Unpacked(unpack(file) if unpack is not None else file)
+            unpacked = _Unpacked(packed.unpacked(file) or file)
             with tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:") as archive:
                 yield members(archive, unpacked)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, *_NOT_PACKED) as error:
+    except packed.NeedsMemory as error:
+        raise InputError(f"{path}: {error}") from error
+    except (tarfile.TarError, OverflowError, RecursionError, *packed.BROKEN) as error:
         why = _first_line(error)
         raise InputError(f"{path} is no export, or was cut: {why}; take another copy") from error
     except OSError as error:
@@ -239,18 +233,21 @@ def read(path: Path) -> Contents:
                     begin = decode(Begin, data)
                 elif place.revision is None:
                     pointer = decode(Pointer, data)
-                    _agrees(
-                        name, (pointer.namespace, pointer.model, pointer.name), (*place.scope, place.name)
-                    )
+                    says = (pointer.namespace, pointer.model, pointer.name)
+                    _agrees(name, place, pointer, says, (*place.scope, place.name))
+                    _alone((place.scope, place.name), raw)
                     pointers[place.scope, place.name] = pointer
                     raw[place.scope, place.name] = data
                 else:
                     record = decode(Record, data)
                     key = AdapterKey(*place.scope, place.revision, place.name)
-                    _agrees(name, record.key, key)
+                    _agrees(name, place, record, record.key, key)
+                    _alone(key, raw)
+                    _sound(record)
                     records[key], raw[key] = record, data
             except CorruptRecord as error:
-                raise InputError(f"{path}: {name}: {error}; take another copy") from error
+                what = "" if isinstance(error, NewerRecord) else "; take another copy"
+                raise InputError(f"{path}: {name}: {error}{what}") from error
     if begin is None or end is None:
         raise InputError(f"{path} is no whole export: it does not end with {END}; take another copy")
     if (end.members, end.digest) != (tally.members, tally.digest):
@@ -262,9 +259,37 @@ def _first_line(error: Exception) -> str:
     return shown(str(error).partition("\n")[0])
 
 
-def _agrees(name: str, says: tuple[str, ...], lies: tuple[str, ...]) -> None:
+def _agrees(
+    name: str, place: Place, body: Record | Pointer, says: tuple[str, ...], lies: tuple[str, ...]
+) -> None:
+    """Whether a body is what its member's name says, and may have a name on a volume of either tier."""
     if tuple(says) != tuple(lies):
         raise CorruptRecord(f"holds {'/'.join(says)}, which is not what {name} says")
+    following = Generation(body.generation + 1, body.token)  # there has to be one: it can be withdrawn
+    if not body.token or parse_generation(generation_name(body.name, *following)) != (body.name, following):
+        raise CorruptRecord("its generation or its token is none that a file's name can have")
+    if place.generation not in (Generation(body.generation, body.token), Generation(body.generation, "")):
+        raise CorruptRecord(f"holds generation {body.generation}, or a token, that its name does not say")
+
+
+def _alone(what: AdapterKey | tuple[Scope, str], known: Container[object]) -> None:
+    if what in known:
+        raise CorruptRecord("an export has one generation of each, and this is the second one")
+
+
+def _sound(record: Record) -> None:
+    """Whether what a present record says of its files is true of itself; a tombstone has none."""
+    spec = record.spec
+    if not record.present:
+        return
+    if record.name == record.model:
+        raise CorruptRecord("no adapter has the name of its model's folder")
+    if not spec.files or len({entry.path for entry in spec.files}) < len(spec.files):
+        raise CorruptRecord("spec.files is empty, or names a file twice")
+    if digest_of(spec.files) != spec.digest:
+        raise CorruptRecord("spec.digest is not that of spec.files")
+    if sum(entry.size_bytes for entry in spec.files) != spec.size_bytes:
+        raise CorruptRecord("spec.size_bytes is not that of spec.files together")
 
 
 def _whole(path: Path, name: str, reader: IO[bytes]) -> bytes:

@@ -38,7 +38,8 @@ def seal(value: BaseModel | JsonObject) -> bytes:
     try:
         body["sum"] = _checksum(body)
     except UnicodeEncodeError as error:
-        raise InputError(f"{error.object[error.start : error.end]!a} is not text: use UTF-8") from error
+        around = error.object[max(0, error.start - 60) : error.end + 20]
+        raise InputError(f"{around!a} holds what is no text in UTF-8: use another name or path") from error
     data = json.dumps(body, indent=1, ensure_ascii=False).encode() + b"\n"
     if len(data) > MAX_SEALED_BYTES:
         raise InputError(f"{len(data)} bytes of JSON: {MAX_SEALED_BYTES} are the most that is read")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict
-from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record
 from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.unpack import mend_files
 
 
 class Taken(Conflict):
@@ -49,6 +51,32 @@ class Copy:
         """Copy, and place, what a record names. Raises as ``made`` and ``place`` do."""
         with self.made() as incoming:
             self.place(incoming, recorded=True)
+
+    def lost(self, record: Record) -> bool:
+        """Whether a file is gone that the registry keeps for a record of these bytes, or has another size."""
+        if self.registry.layout.resolve(record.spec.path) != self.target:
+            return False  # it refers to a folder that is its owner's
+        return not all(self._lies(entry) for entry in record.spec.files)
+
+    def restore(self, record: Record) -> bool:
+        """Bring back what is lost; False if nothing is. Raises as ``made`` and ``place`` do."""
+        lost = self.lost(record)
+        if lost and not self.is_there():
+            self.make()
+        elif lost:
+            with self.made() as incoming:
+                mend_files(incoming, self.target, record)
+        artifacts.unmark(self.target)
+        return lost
+
+    def _lies(self, entry: FileEntry) -> bool:
+        try:
+            status = (self.target / entry.path).lstat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise atomic.unavailable(error, f"cannot look at {self.target / entry.path}") from error
+        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size_bytes
 
     @contextmanager
     def made(self) -> Iterator[Path]:

@@ -2,8 +2,9 @@
 
 Who has the lease of a source fetches it into ``.incoming/fetch-<key>``, where the key is made of the URI
 and the pin: who comes after a kill goes on from there, and knows that it is the same bytes. Who registers it
-leaves a hint where it lies, and who waited reads the hint and takes the files from the volume. Two that
-both fetch, where a lease fails them, do so for nothing and harm nothing.
+leaves a hint where it lies, and who waited reads the hint and takes the files from the volume: after it
+hashed them. What is damaged there is fetched, and mended. Two that both fetch, where a lease fails them, do
+so for nothing and harm nothing.
 
 What is refused, or does not fit the volume, is removed at once; what broke off stays until gc.
 """
@@ -20,13 +21,21 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, SourceUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    InputError,
+    LoraFsError,
+    SourceUnavailable,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry import artifacts, atomic
 from lora_fs.sidecar.registry.codec import decode, seal
 from lora_fs.sidecar.registry.layout import FETCH
 from lora_fs.sidecar.registry.lock import lease
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.unpack import mend_files
 
 ASK_AGAIN_S = 0.5
 
@@ -52,12 +61,14 @@ class Fetched:
     Attributes:
         fresh: it was fetched now, and may be moved away; else it is a registered one.
         hashes: the SHA-256 of its files, as far as they are known.
+        mended: the record whose files lay damaged in their place, and are whole again.
         record: set by who registered it, for who asks next.
     """
 
     folder: Path
     fresh: bool
     hashes: Mapping[str, str] = field(default_factory=dict)
+    mended: AdapterKey | None = None
     record: Record | None = None
 
 
@@ -86,15 +97,15 @@ def fetched(
     name = FETCH + hashlib.sha256(f"{uri}\n{pin}".encode()).hexdigest()[:32]
     hint = registry.layout.leases / f"{name}.json"
     folder = registry.layout.incoming(scope) / name
-    there = _placed(registry, hint, uri, pin)
-    if there is not None:
-        yield Fetched(there, fresh=False)
+    ready, _ = _placed(registry, hint, uri, pin)
+    if ready is not None:
+        yield ready
         return
     atomic.make_folder(folder.parent)
     with _turn(registry.layout.lease(name), folder, uri, wait_s, waiting):
-        there = _placed(registry, hint, uri, pin)
-        if there is not None:
-            yield Fetched(there, fresh=False)
+        ready, damaged = _placed(registry, hint, uri, pin)
+        if ready is not None:
+            yield ready
             return
         if pin is None:
             artifacts.discard(folder)
@@ -102,7 +113,9 @@ def fetched(
         try:
             adapter, hashes = bring(folder)
             atomic.sync_names(adapter)
-            done = Fetched(adapter, fresh=True, hashes=hashes)
+            mends = damaged is not None and _mend(registry, adapter, hashes, damaged)
+            mended = damaged.key if damaged is not None and mends else None
+            done = Fetched(adapter, fresh=True, hashes=hashes, mended=mended)
             yield done
         except LoraFsError as error:
             spoiled = isinstance(error, SourceUnavailable) and error.spoiled
@@ -131,9 +144,45 @@ def _turn(path: Path, folder: Path, uri: str, wait_s: float, waiting: Told) -> I
         yield
 
 
-def _placed(registry: Registry, hint: Path, uri: str, pin: str | None) -> Path | None:
-    """Where a registered adapter of this source lies; None if none is known."""
-    if pin is None or hint.name not in (atomic.list_names(hint.parent) or ()):
+def _placed(
+    registry: Registry, hint: Path, uri: str, pin: str | None
+) -> tuple[Fetched | None, Record | None]:
+    """The folder of a registered adapter of this source; None, and the record, where it is not whole."""
+    record = _hinted(registry, hint, uri, pin) if pin is not None else None
+    if record is None:
+        return None, None
+    folder = registry.layout.resolve(record.spec.path)
+    try:
+        files = artifacts.hash_files(folder, [entry.path for entry in record.spec.files])
+    except (InputError, VolumeUnavailable):  # one is not there, no file, or cannot be read
+        return None, record
+    if artifacts.digest_of(files) != record.spec.digest:
+        return None, record
+    return Fetched(folder, fresh=False, hashes={entry.path: entry.sha256 for entry in files}), None
+
+
+def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged: Record) -> bool:
+    """Put files that were fetched in the place of damaged ones, if they are what the record names.
+
+    Raises:
+        VolumeUnavailable: the volume did not take one.
+    """
+    target = registry.layout.artifact(damaged.key)
+    if registry.layout.resolve(damaged.spec.path) != target or not atomic.is_folder(target):
+        return False  # another's folder; or none: that is made anew when it is registered
+    try:
+        files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files], known=hashes)
+    except (InputError, VolumeUnavailable):  # the source has other files now
+        return False
+    if artifacts.digest_of(files) != damaged.spec.digest:
+        return False
+    mend_files(adapter, target, damaged)
+    return True
+
+
+def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None:
+    """The record whose files came from there; None if none is known."""
+    if hint.name not in (atomic.list_names(hint.parent) or ()):
         return None
     try:
         data = atomic.read_bytes(hint)
@@ -145,10 +194,8 @@ def _placed(registry: Registry, hint: Path, uri: str, pin: str | None) -> Path |
         return None
     if record is None or not record.present:
         return None
-    if (record.spec.source.uri, record.spec.source.pin) != (uri, pin):
-        return None
-    folder = registry.layout.resolve(record.spec.path)
-    return folder if atomic.is_folder(folder) else None
+    source = record.spec.source
+    return record if (source.uri, source.pin) == (uri, pin) else None
 
 
 def _bytes_in(folder: Path) -> int:

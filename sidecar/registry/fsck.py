@@ -8,9 +8,8 @@ cannot be looked at is a finding, for unknown is not healthy.
 from __future__ import annotations
 
 import stat
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +25,7 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, gc
 from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.gc import names_in
+from lora_fs.sidecar.registry.gc import is_older, names_in
 from lora_fs.sidecar.registry.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.registration import int_id
@@ -268,7 +267,7 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
             for name in sorted(set(entries.folders) - entries.records.keys()):
                 key = AdapterKey(*scope, revision, name)
                 folder = registry.layout.artifact(key)
-                if _older(folder, older_than_s) and REGISTERING not in names_in(folder, state.unknown):
+                if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state.unknown):
                     text = "no record names this folder: it was dropped and not adopted, or its writer died"
                     yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
 
@@ -290,7 +289,7 @@ def _hints(registry: Registry, state: State) -> Iterator[Finding]:
     layout = registry.layout
     for name in sorted(names_in(layout.leases, state.unknown)):
         path = layout.leases / name
-        if name.endswith(".lock") and _older(path, STALE_S):
+        if name.endswith(".lock") and is_older(path, STALE_S):
             text = (
                 f"not refreshed for {STALE_S:.0f} s by the clock here: its holder is dead, or clocks differ"
             )
@@ -317,15 +316,3 @@ def _hints(registry: Registry, state: State) -> Iterator[Finding]:
             except LoraFsError as error:
                 text = f"{error}: gc keeps every file until its replica writes it anew, or it is removed"
                 yield Finding(Kind.REPORT, layout.replicas / name, text)
-
-
-def _older(path: Path, seconds: float) -> bool:
-    try:
-        return time.time() - path.lstat().st_mtime >= seconds
-    except OSError:
-        return False
-
-
-def needs_look(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that ``mend`` does nothing about."""
-    return [finding for finding in findings if not finding.mend]

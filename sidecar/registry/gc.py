@@ -121,12 +121,12 @@ def left_by_writers(
     ]
     for folder in folders:
         for name in names_in(folder, unlisted):
-            if name.startswith(TEMPORARY) and _older(folder / name, older_than_s):
+            if name.startswith(TEMPORARY) and is_older(folder / name, older_than_s):
                 why = "a temporary name left by a writer that died"
                 yield Garbage(folder / name, why, size_bytes=_size_bytes(folder / name))
     incoming = layout.incoming(scope)
     for name in names_in(incoming, unlisted):
-        if _older(incoming / name, older_than_s):
+        if is_older(incoming / name, older_than_s):
             size_bytes = _size_bytes(incoming / name)
             yield Garbage(incoming / name, "a copy that was never finished", size_bytes=size_bytes)
 
@@ -148,7 +148,7 @@ def unfinished(
             artifact = registry.layout.artifact(key)
             files = names_in(artifact, unlisted)
             looked_at = [artifact, *(artifact / file for file in files)]
-            if REGISTERING not in files or not all(_older(path, older_than_s) for path in looked_at):
+            if REGISTERING not in files or not all(is_older(path, older_than_s) for path in looked_at):
                 continue
             named = _named_by_present_records(registry) if named is None else named
             if not _is_named(artifact, named):
@@ -170,7 +170,7 @@ def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
         (layout.events, ".json", "the events of a replica that is no more"),
     ):
         for name in atomic.list_names(folder) or ():
-            if name.endswith(suffix) and _older(folder / name, max(older_than_s, HINT_S)):
+            if name.endswith(suffix) and is_older(folder / name, max(older_than_s, HINT_S)):
                 yield Garbage(folder / name, why, size_bytes=_size_bytes(folder / name))
 
 
@@ -205,7 +205,7 @@ def _too_many(
     for record, keep in retention.expired(registry, scope, in_use):
         token = record.token if registry.marker.tier == "lww" else ""
         written = registry.records(record.key).folder / generation_name(record.name, record.generation, token)
-        if _older(written, older_than_s):
+        if is_older(written, older_than_s):
             yield Garbage(
                 registry.layout.artifact(record.key),
                 f"unregistered: {record.name} keeps {keep} revisions, and {record.revision} is an older one",
@@ -227,7 +227,7 @@ def _removable(registry: Registry, key: AdapterKey, older_than_s: float) -> Reco
     if record.present or record.keep_files or record.origin == "folder":
         return None
     tombstone = series.folder / generation_name(key.name, *newest)
-    return record if _older(tombstone, older_than_s) else None
+    return record if is_older(tombstone, older_than_s) else None
 
 
 def _named_by_present_records(registry: Registry) -> frozenset[Path]:
@@ -279,7 +279,8 @@ def _remove_artifact(artifact: Path, still: Callable[[], bool]) -> None:
         shutil.rmtree(aside)  # register missed it and placed its own copy
 
 
-def _older(path: Path, seconds: float) -> bool:
+def is_older(path: Path, seconds: float) -> bool:
+    """Whether it was last changed so long ago, the volume's times against this host's clock."""
     try:
         return time.time() - path.lstat().st_mtime >= seconds
     except OSError:

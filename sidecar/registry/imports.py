@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record
-from lora_fs.sidecar.registry import artifacts, atomic, merge
+from lora_fs.sidecar.registry import artifacts, merge
 from lora_fs.sidecar.registry.archive import Contents
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.layout import Generation, Layout
@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.merge import Here, Rule, Step, Verdict
 from lora_fs.sidecar.registry.reading import Body, Series
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.unpack import is_whole, place_files
+from lora_fs.sidecar.registry.unpack import at_home, is_whole, place_files
 
 ANEW = frozenset(  # what every generation says of itself alone
     {
@@ -41,10 +41,11 @@ ANEW = frozenset(  # what every generation says of itself alone
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an import does, in the order in which it does it."""
+    """What an import does, in the order in which it does it. ``newest``: the records it was made from."""
 
     records: list[Step]
     pointers: list[Step]
+    newest: Mapping[AdapterKey, Record | None]
 
     @property
     def steps(self) -> list[Step]:
@@ -60,16 +61,13 @@ def plan(registry: Registry, contents: Contents, rule: Rule) -> Plan:
     Raises:
         VolumeUnavailable: what is here cannot be told.
     """
-    records = []
+    records, found = [], {}
     for key, archived in contents.records.items():
-        newest = registry.latest(registry.records(key))[1]
-        here = Here(
-            newest,
-            _descends(registry, registry.records(key), archived),
-            archived.present and is_whole(registry.layout, _at_home(registry.layout, archived)),
-            contents.has_files_of(archived),
-        )
-        records.append(merge.judge_record(archived, here, rule))
+        newest = found[key] = registry.latest(registry.records(key))[1]
+        here = _here(registry, contents, archived, newest)
+        own = newest is not None and newest.present and at_home(registry.layout, newest) is newest
+        judged = at_home(registry.layout, archived) if own and archived.present else archived
+        records.append(merge.judge_record(judged, here, rule))
     coming = {step.what for step in records if step.verdict in merge.WRITTEN}
     pointers = []
     for (scope, name), pointer in contents.pointers.items():
@@ -85,7 +83,21 @@ def plan(registry: Registry, contents: Contents, rule: Rule) -> Plan:
         pointers.append(
             merge.judge_pointer(pointer, newest_pointer, descends=descends, registered=registered, rule=rule)
         )
-    return Plan(records, pointers)
+    return Plan(records, pointers, found)
+
+
+def _here(registry: Registry, contents: Contents, archived: Record, newest: Record | None) -> Here:
+    layout, offered = registry.layout, contents.has_files_of(archived)
+    descends = _descends(registry, registry.records(archived.key), archived)
+    if not archived.present:
+        return Here(newest, descends, offered=offered)
+    written, whole = _settled(layout, archived)
+    if newest is None or not newest.present or newest.spec.digest != archived.spec.digest:
+        return Here(newest, descends, whole, offered)
+    same_place = newest.spec.path == written.spec.path
+    broken = not (whole if same_place else is_whole(layout, newest))
+    mendable = broken and (offered or is_whole(layout, at_home(layout, newest)))
+    return Here(newest, descends, whole, offered, mendable)
 
 
 def _descends(registry: Registry, series: Series[Body], archived: Body) -> bool:
@@ -99,14 +111,12 @@ def _descends(registry: Registry, series: Series[Body], archived: Body) -> bool:
         return False
 
 
-def _at_home(layout: Layout, record: Record) -> Record:
-    """The record as it is to be here: a linked one keeps its path where that is there."""
-    if layout.resolve(record.spec.path) == layout.artifact(record.key) or atomic.is_folder(
-        layout.resolve(record.spec.path)
-    ):
-        return record
-    spec = record.spec.model_copy(update={"path": str(record.key)})
-    return record.model_copy(update={"spec": spec, "keep_files": False})
+def _settled(layout: Layout, record: Record) -> tuple[Record, bool]:
+    """The record as it is to be here, and whether its files are: a link stays where it has the bytes."""
+    if is_whole(layout, record):
+        return record, True
+    home = at_home(layout, record)
+    return home, home is not record and is_whole(layout, home)
 
 
 def apply(
@@ -129,22 +139,24 @@ def apply(
         raise Conflict("; ".join(f"{step.name}: {step.why}" for step in chosen.refused()))
     layout = registry.layout
     writes = {step.what: step.verdict for step in chosen.steps if step.verdict in merge.WRITTEN}
-    homes = {
-        key: _at_home(layout, record)
-        for key, record in contents.records.items()
-        if key in writes and record.present
-    }
-    wanted = {key: record for key, record in homes.items() if not is_whole(layout, record)}
+    homes: dict[AdapterKey, Record] = {}
+    wanted: dict[AdapterKey, Record] = {}
+    for key, archived in contents.records.items():
+        if key in writes and archived.present:
+            newest = chosen.newest[key] if writes[key] is Verdict.MEND else None
+            homes[key], whole = _settled(layout, at_home(layout, newest) if newest else archived)
+            if not whole:
+                wanted[key] = homes[key]
     place_files(layout, file, wanted, progress, recorded=False)
     for key, archived in contents.records.items():
-        if key in writes and writes[key] is not Verdict.MEND:
-            series = registry.records(key)
-            before = registry.latest(series)[1]
-            identity = int_id(registry.marker.registry_uuid, key, archived.spec.digest)
-            fields = _own(homes.get(key, archived))
-            fields |= {"spec": {**fields["spec"], "int_id": identity}}
+        before, body = chosen.newest[key], homes.get(key, archived)
+        if key in writes and body is not before:  # it is where only its files are mended
+            fields = _own(body)
+            if before is None or writes[key] is not Verdict.MEND:
+                identity = int_id(registry.marker.registry_uuid, key, archived.spec.digest)
+                fields |= {"spec": {**fields["spec"], "int_id": identity}}
             fields |= {"uid": before.uid} if before is not None else {}
-            _append(registry, series, fields, before, writer)
+            _append(registry, registry.records(key), fields, before, writer)
         if key in homes:
             artifacts.unmark(layout.artifact(key))
     for (scope, name), pointer in contents.pointers.items():

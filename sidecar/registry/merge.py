@@ -47,14 +47,16 @@ class Here:
     Attributes:
         newest: the newest good one, or None.
         descends: the exported generation is one of those here, so what is here came later.
-        whole: its files lie here with the bytes that the export's record names.
+        whole: its files lie here where it would be written to have them, with the bytes that it names.
         offered: the export has those files.
+        mendable: the newest one's files are missing or damaged where it has them, and can be had.
     """
 
     newest: Record | None = None
     descends: bool = False
     whole: bool = False
     offered: bool = False
+    mendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,11 @@ class Step:
 
 
 def judge_record(archived: Record, here: Here, rule: Rule) -> Step:
-    """Decide about one record of an export."""
+    """Decide about one record of an export.
+
+    Args:
+        archived: with its own folder if the newest one has its own, whatever it was linked to there.
+    """
     key, newest = archived.key, here.newest
 
     def step(verdict: Verdict, why: str) -> Step:
@@ -85,7 +91,7 @@ def judge_record(archived: Record, here: Here, rule: Rule) -> Step:
     if newest is None:
         return step(*_with_files(Verdict.ADD, "not registered here", here))
     if _same(archived, newest):
-        if newest.present and not here.whole and here.offered:
+        if newest.present and here.mendable:
             return step(Verdict.MEND, "registered, and its files are missing or damaged here")
         return step(Verdict.SAME, "registered here" if newest.present else "withdrawn here, too")
     if here.descends and rule is not Rule.TAKE:

@@ -80,13 +80,14 @@ class Registered:
     """The record in force afterwards.
 
     ``changed`` is False if these bytes were there already; ``amended`` if then their policy or
-    labels are new.
+    labels are new; ``restored`` if files of theirs were lost and are there again.
     """
 
     record: Record
     changed: bool
     report: Report
     amended: bool = False
+    restored: bool = False
 
 
 def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
@@ -142,7 +143,7 @@ def _register(
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
     report = validate(wanted.source, expectation, progress=progress)
     if not report.ok or report.shape is None:
-        raise InvalidAdapter(str(wanted.source), report.errors)
+        raise InvalidAdapter(wanted.uri if wanted.takes else str(wanted.source), report.errors)
     registry.check_writable()
     existing = present_revisions(registry, scope, name)
     if wanted.must_be_new:
@@ -164,10 +165,12 @@ def _register(
     )
     for record in existing.values():
         if record.spec.digest == digest and wanted.revision in (None, record.revision):
+            copy = copy_at(record.key)
             if dry_run:
-                return Registered(record, False, report)
-            amended = _again(copy_at(record.key), record, wanted, allowed, writer, patience_s)
-            return Registered(amended, False, report, amended=amended.generation != record.generation)
+                return Registered(record, False, report, restored=copy.lost(record))
+            restored = copy.restore(record)
+            newest = _again(registry, record, wanted, allowed, writer, patience_s)
+            return Registered(newest, False, report, newest.generation != record.generation, restored)
     revision = wanted.revision or next_revision(registry, scope, name, digest, report.served_files)
     key = AdapterKey.checked(*scope, revision, name)
     spec = AdapterSpec(
@@ -279,19 +282,14 @@ def _activate(registry: Registry, record: Record, wanted: Registration, writer: 
 
 
 def _again(
-    copy: Copy,
+    registry: Registry,
     record: Record,
     wanted: Registration,
     allowed: tuple[str, ...],
     writer: str,
     patience_s: float,
 ) -> Record:
-    """Bytes that are registered: their copy mended, what else is said of them taken over, and active."""
-    registry = copy.registry
-    if registry.layout.resolve(record.spec.path) == copy.target:
-        if not copy.is_there():
-            copy.make()
-        artifacts.unmark(copy.target)
+    """Bytes that are registered: what else is said of them taken over, and active."""
     registry.confirm(registry.records(record.key), record)
     record = _amend(registry, record, wanted, allowed, writer, patience_s)
     if wanted.activate:

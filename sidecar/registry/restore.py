@@ -2,7 +2,8 @@
 
 The files are as they were exported, the marker comes last and has another epoch: no registry is
 there until all of it is, readers that knew the old one believe the volume anew, and a restore that
-was killed is completed by the same one.
+was killed is completed by the same one. What was linked to a folder that is not there is given its own,
+and what shares its integer id another one, by one more generation: what was exported stays as it was.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import time
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.model import Pointer, Record
+from lora_fs.sidecar.model import AdapterKey, Pointer, Previous, Record
 from lora_fs.sidecar.registry import atomic, root
 from lora_fs.sidecar.registry.archive import Contents
 from lora_fs.sidecar.registry.artifacts import Progress
 from lora_fs.sidecar.registry.atomic import TemporaryNames
+from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.fsck import new_ids
 from lora_fs.sidecar.registry.head import advance_head
-from lora_fs.sidecar.registry.layout import Layout, generation_name
+from lora_fs.sidecar.registry.layout import Layout, generation_name, parse_generation
+from lora_fs.sidecar.registry.reading import Reader
 from lora_fs.sidecar.registry.root import Marker
-from lora_fs.sidecar.registry.unpack import is_whole, place_files
+from lora_fs.sidecar.registry.unpack import at_home, is_whole, place_files
 
 
 def restore(path: Path, file: Path, contents: Contents, progress: Progress | None = None) -> list[str]:
@@ -37,28 +41,73 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
         atomic.make_folder(folder)
     tier = root.find_tier(path)
     present = {key: record for key, record in contents.records.items() if record.present}
-    here = {key: record for key, record in present.items() if is_whole(layout, record)}
-    offered = {key: record for key, record in present.items() if contents.has_files_of(record)}
-    own = {key: r for key, r in offered.items() if layout.resolve(r.spec.path) == layout.artifact(key)}
-    wanted = {key: record for key, record in own.items() if key not in here}
+    homes = {key: at_home(layout, r) for key, r in present.items() if not is_whole(layout, r)}
+    there = {key for key, home in homes.items() if home is not present[key] and is_whole(layout, home)}
+    wanted = {key: r for key, r in homes.items() if key not in there and contents.has_files_of(r)}
+    epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
+    marker = Marker(registry_uuid=contents.begin.registry_uuid, tier=tier, epoch=epoch)
+    lost = {
+        key: f"its files are not in the export and not in {layout.resolve(present[key].spec.path)}"
+        for key in homes
+        if key not in there and key not in wanted
+    }
+    changed = {key: home for key, home in homes.items() if key not in lost and home is not present[key]}
+    known = _others(Reader(layout, marker), contents) | present
+    for key, fresh in new_ids(known, marker.registry_uuid).items():
+        if key in present:
+            spec = changed.get(key, present[key]).spec.model_copy(update={"int_id": fresh})
+            changed[key] = changed.get(key, present[key]).model_copy(update={"spec": spec})
     place_files(layout, file, wanted, progress, recorded=True)  # no sidecar looks before the marker is there
     names = TemporaryNames()
     try:
         for key, record in contents.records.items():
-            _lay(layout.revision(key.scope, key.revision), record, contents.raw[key], tier, names)
+            folder = layout.revision(key.scope, key.revision)
+            _lay(folder, record, contents.raw[key], tier, names)
+            if key in changed:
+                home = _next(changed[key])
+                if _is_newest(folder, home, seal(home)):
+                    _lay(folder, home, seal(home), tier, names)
+                else:
+                    lost[key] = "a later generation is here already; fsck says whether it has its files"
         for (scope, name), pointer in contents.pointers.items():
             _lay(layout.active(scope), pointer, contents.raw[scope, name], tier, names)
-        epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
-        marker = Marker(registry_uuid=contents.begin.registry_uuid, tier=tier, epoch=epoch)
         root.write_marker(path, marker, names)
         advance_head(path, epoch)
     finally:
         names.sweep(wait=True)
-    return [
-        f"{key}: its files are not in the export and not in {layout.resolve(record.spec.path)}"
-        for key, record in present.items()
-        if key not in here and key not in own
-    ]
+    return [f"{key}: {why}" for key, why in lost.items()]
+
+
+def _others(there: Reader, contents: Contents) -> dict[AdapterKey, Record]:
+    """The records that lie there and are not in the export, as where the marker alone was lost."""
+    keys = (
+        AdapterKey(*scope, revision, name)
+        for scope in there.scopes()
+        for revision, listing in there.scan(scope).revisions.items()
+        for name in listing.records
+    )
+    found = {key: there.latest(there.records(key))[1] for key in keys if key not in contents.records}
+    return {key: record for key, record in found.items() if record is not None}
+
+
+def _next(home: Record) -> Record:
+    """A record as the generation after itself, the same each time: a restore that is repeated meets it."""
+    previous = Previous(generation=home.generation, sum=home.sum)
+    return home.model_copy(
+        update={"generation": home.generation + 1, "previous": previous, "request_id": home.sum[:32]}
+    )
+
+
+def _is_newest(folder: Path, home: Record, data: bytes) -> bool:
+    """Whether nothing lies there that is as late, but what a restore before this one made."""
+    found = {name: parse_generation(name) for name in atomic.list_names(folder) or ()}
+    return all(
+        one is None
+        or one[0] != home.name
+        or one[1].generation < home.generation
+        or atomic.read_bytes(folder / name) == data
+        for name, one in found.items()
+    )
 
 
 def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: TemporaryNames) -> None:

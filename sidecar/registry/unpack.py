@@ -11,7 +11,7 @@ from typing import IO
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Record
-from lora_fs.sidecar.registry import artifacts, atomic
+from lora_fs.sidecar.registry import artifacts, atomic, modes
 from lora_fs.sidecar.registry.archive import CHUNK_BYTES, opened, parse
 from lora_fs.sidecar.registry.artifacts import CARRIED, Progress
 from lora_fs.sidecar.registry.layout import TEMPORARY, Layout
@@ -32,6 +32,14 @@ def is_whole(layout: Layout, record: Record) -> bool:
     except InputError:
         return False  # no regular file
     return artifacts.digest_of(found) == record.spec.digest
+
+
+def at_home(layout: Layout, record: Record) -> Record:
+    """The record with its own folder on the volume; a linked one owns its files there."""
+    if layout.resolve(record.spec.path) == layout.artifact(record.key):
+        return record
+    spec = record.spec.model_copy(update={"path": str(record.key)})
+    return record.model_copy(update={"spec": spec, "keep_files": False})
 
 
 def place_files(
@@ -118,6 +126,7 @@ def mend_files(good: Path, target: Path, record: Record) -> list[str]:
         try:
             shutil.copyfile(good / entry.path, draft)
             with draft.open("rb+") as written:
+                modes.share_file(written.fileno(), target)
                 os.fsync(written.fileno())
             draft.replace(target / entry.path)
             atomic.sync_folder(target)

@@ -1,7 +1,7 @@
 """What a killed holder's lockfile may hold, and how soon another has the lease: LEASE_S + 2 s at most.
 
-Short mode takes leases of 0.5 s, long mode the real ones. The holder's host is another one, so that
-nobody can ask whether its process lives.
+Short mode moves the clock itself, long mode waits. The holder's host is another one, so that nobody can
+ask whether its process lives.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from lora_fs.sidecar.registry.lock import lease
 from tests.crash import tracing
 from tests.crash.acts import SCOPE, stage
 from tests.crash.tracing import Point
+from tests.registry.conftest import Clock
 
 TAKEN_WITHIN_S = 2.0  # beyond the lease's own time
+ASK_AGAIN_S = 0.1
 
 
 def left_behind(folder: Path, whole: bool) -> str:
@@ -37,25 +39,26 @@ def left_behind(folder: Path, whole: bool) -> str:
     return (root / ".leases" / task).read_text()
 
 
-@pytest.mark.parametrize("lease_s", [0.5, pytest.param(lock.LEASE_S, marks=pytest.mark.long)])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("left", ["whole", "empty", "zeros", "cut"])
 def test_a_dead_holders_lease_is_had_in_time(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, left: str, lease_s: float
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, left: str, waits: bool
 ) -> None:
     """Whatever lies there, who keeps asking has the lease within its time and 2 s."""
     text = left_behind(scratch, whole=left != "empty")
     assert bool(text) == (left != "empty")
     told = ["host=elsewhere" if line.startswith("host=") else line for line in text.splitlines()]
-    told = [f"duration={lease_s}" if line.startswith("duration=") else line for line in told]
     content = "".join(f"{line}\n" for line in told)
     path = scratch / "a.lock"
     path.write_text({"zeros": "\0" * len(content), "cut": content[: len(content) // 2]}.get(left, content))
-    monkeypatch.setattr(lock, "LEASE_S", lease_s)
-    monkeypatch.setattr(lock, "ABANDONED_S", lease_s)
+    clock = Clock()
+    if not waits:
+        monkeypatch.setattr(time, "monotonic", clock)
     started, had = time.monotonic(), False
-    while not had and time.monotonic() - started < 10 * lease_s + 10:
-        with lease(path, wait_s=0.1) as had:
+    while not had and time.monotonic() - started < 10 * lock.LEASE_S:
+        with lease(path, wait_s=ASK_AGAIN_S if waits else 0) as had:
             took_s = time.monotonic() - started
+        clock.sleep(ASK_AGAIN_S)
     assert had
-    assert took_s <= lease_s + TAKEN_WITHIN_S
-    print(f"{left}: taken over after {took_s:.2f} s of a lease of {lease_s} s")
+    assert took_s <= lock.LEASE_S + TAKEN_WITHIN_S
+    print(f"{left}: taken over after {took_s:.2f} s of a lease of {lock.LEASE_S} s")

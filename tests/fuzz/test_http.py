@@ -131,7 +131,6 @@ def ask(url: str, volume: Path, examples: int) -> int:
                 max_examples=examples,
                 derandomize=True,
                 database=None,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             )
             @given(case=strategy)

@@ -57,7 +57,6 @@ def fuzz(name: str, examples: int) -> None:
         max_examples=examples,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )

@@ -25,6 +25,10 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        """Instead of ``time.sleep``."""
+        self.now += seconds
+
 
 def write_adapter(folder: Path, seed: int = 0, rank: int = 4, base: str = "tiny") -> Path:
     """Write a valid adapter whose bytes depend on ``seed``."""

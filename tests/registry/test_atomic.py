@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,31 @@ def test_a_stale_folder_is_listed_again(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(VolumeUnavailable):
         atomic.list_names(tmp_path)
     assert atomic.list_names(tmp_path / "missing") is None
+
+
+def look_at_file(path: Path) -> object:
+    return atomic.read_bytes(path / "file")
+
+
+@pytest.mark.parametrize(
+    ("call", "look"),
+    [
+        ("open", look_at_file),
+        ("fstat", look_at_file),
+        ("listdir", atomic.list_names),
+        ("stat", atomic.is_folder),
+    ],
+)
+def test_a_handle_that_stays_stale_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, look: Callable[[Path], object]
+) -> None:
+    """ESTALE without end is a volume that did not answer: neither absence nor an endless loop."""
+    (tmp_path / "file").write_bytes(DATA)
+    with monkeypatch.context() as patch:
+        calls = fail(patch, call, errno.ESTALE, times=1 << 30)
+        with pytest.raises(VolumeUnavailable, match=os.strerror(errno.ESTALE)):
+            look(tmp_path)
+    assert 1 <= len(calls) <= atomic.TRIES
 
 
 def test_a_name_that_changes_is_followed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +414,32 @@ def test_acknowledged_is_synced(
     fail(monkeypatch, "fsync", errno.EIO, when=lambda handle: stat.S_ISDIR(os.fstat(handle).st_mode))
     with pytest.raises(Ambiguous, match="synced"):
         atomic.publish(tmp_path / "b", DATA, names)
+
+
+def test_the_folders_of_a_first_generation_are_synced_before_it(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made them may have died before they were synced: each is, up to the root, before the link."""
+    record = put(registry, scope, make_adapter()).record
+    series = registry.pointers(scope, "b1")
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded_fsync(handle: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def recorded_link(*args: Any) -> None:
+        done.append("link")
+        link(*args)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
+    registry.append(series, lambda _: {"revision": record.revision}, writer="test")
+    root = registry.layout.root
+    above = {str(folder) for folder in series.folder.parents if folder.is_relative_to(root)}
+    assert len(above) == 3
+    assert above <= {*done[: done.index("link")]}
 
 
 def test_what_was_never_synced_is_not_acknowledged_twice(

@@ -16,16 +16,18 @@ from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, Temporar
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
 from lora_fs.sidecar.registry import archive, artifacts, export, imports, operations, restore, root
 from lora_fs.sidecar.registry.archive import Contents
+from lora_fs.sidecar.registry.codec import seal, unseal
 from lora_fs.sidecar.registry.merge import Rule, Verdict
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
-from tests.registry.conftest import MakeAdapter
+from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
 from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put, served
 
 V1 = AdapterKey("default", "tiny", "v1", "a1")
+C1 = AdapterKey("default", "tiny", "v1", "c1")
 
 
 @pytest.fixture
@@ -73,6 +75,12 @@ def carry_out(registry: Registry, file: Path, rule: Rule = Rule.REFUSE) -> dict[
     chosen = imports.plan(registry, contents, rule)
     imports.apply(registry, file, contents, chosen, writer="test")
     return {step.name: step.verdict for step in chosen.steps}
+
+
+def path_of(registry: Registry, key: AdapterKey = C1) -> Path:
+    record = registry.latest(registry.records(key))[1]
+    assert record is not None
+    return registry.layout.resolve(record.spec.path)
 
 
 # -- the archive ---------------------------------------------------------------------------------
@@ -183,6 +191,20 @@ def test_only_regular_files_are_taken(filled: Registry, tmp_path: Path, kind: by
         return info, data
 
     with pytest.raises(InputError):
+        archive.read(rewritten(exported(filled, tmp_path / "e.tar"), change))
+
+
+def test_what_a_newer_version_wrote_asks_for_that_not_for_another_copy(
+    filled: Registry, tmp_path: Path
+) -> None:
+    """A whole export that this version does not read, each copy of it being the same."""
+
+    def change(info: tarfile.TarInfo, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
+        if info.name == archive.BEGIN:
+            data = seal({**unseal(data), "apiVersion": "lora-fs/v2"})
+        return info, data
+
+    with pytest.raises(InputError, match=r"needs another lora-fs$"):
         archive.read(rewritten(exported(filled, tmp_path / "e.tar"), change))
 
 
@@ -309,6 +331,47 @@ def test_the_marker_alone_is_restored(filled: Registry, tmp_path: Path) -> None:
     assert state(Registry(filled.layout.root)) == want
 
 
+@pytest.mark.parametrize("tier", ["cas", "lww"])
+@pytest.mark.parametrize("other_bytes", [False, True])
+def test_a_linked_adapter_is_restored_with_its_own_copy(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, other_bytes: bool
+) -> None:
+    """Where its folder is not as it was; killed before the marker and repeated it is the same one."""
+    file, want = exported(filled, tmp_path / "e.tar"), state(filled)
+    if tier == "lww":
+        without_links(monkeypatch)
+    shutil.rmtree(tmp_path / "linked")
+    if other_bytes:
+        write_adapter(tmp_path / "linked", 9)
+    contents = archive.read(file)
+    assert restore.restore(tmp_path / "new", file, contents) == []
+    (tmp_path / "new/lora-fs.json").unlink()
+    assert restore.restore(tmp_path / "new", file, contents) == []
+    again = Registry(tmp_path / "new")
+    assert path_of(again) == again.layout.artifact(C1)
+    assert state(again) == want
+    assert set(carry_out(again, file).values()) == {Verdict.SAME}
+    operations.unregister(again, C1.scope, "c1", writer="test")
+    assert carry_out(again, file)[str(C1)] is Verdict.NEWER
+
+
+def test_a_restore_writes_nothing_over_a_later_generation(filled: Registry, tmp_path: Path) -> None:
+    """The marker was lost, and what the export has was written on since: told, and as it was."""
+    file = exported(filled, tmp_path / "e.tar")
+    later = filled.append(filled.records(C1), lambda _: {"mood": "glad"}, writer="test")
+    shutil.rmtree(tmp_path / "linked")
+    filled.layout.marker.unlink()
+    lost = restore.restore(filled.layout.root, file, archive.read(file))
+    assert len(lost) == 1
+    assert "later generation" in lost[0]
+    again = Registry(filled.layout.root)
+    assert again.latest(again.records(C1))[1] == later
+    assert carry_out(again, file)[str(C1)] is Verdict.MEND
+    record = again.latest(again.records(C1))[1]
+    assert record is not None
+    assert record.model_extra == {"mood": "glad"}
+
+
 # -- merging -------------------------------------------------------------------------------------
 
 
@@ -428,6 +491,72 @@ def test_a_linked_adapter_whose_folder_is_gone_gets_its_own_copy(filled: Registr
     assert record is not None
     assert other.layout.resolve(record.spec.path) == other.layout.artifact(key)
     assert state(other)["whole"]
+    again = carry_out(other, file)
+    assert set(again.values()) == {Verdict.SAME}
+    write_adapter(tmp_path / "linked", 3)  # it is back, and what is here stays as it is
+    assert carry_out(other, file) == again
+    assert other.latest(other.records(key))[1] == record
+
+
+def test_a_linked_folder_with_other_bytes_is_not_taken_for_the_adapter(
+    filled: Registry, tmp_path: Path
+) -> None:
+    """It is given its own copy; without files in the export it is not registered."""
+    file = exported(filled, tmp_path / "e.tar")
+    bare = exported(filled, tmp_path / "bare.tar", files=False)
+    write_adapter(tmp_path / "linked", 9)
+    other = Registry(tmp_path / "other", create=True)
+    assert carry_out(other, bare)[str(C1)] is Verdict.NO_FILES
+    assert carry_out(other, file)[str(C1)] is Verdict.ADD
+    assert path_of(other) == other.layout.artifact(C1)
+    assert state(other)["whole"]
+
+
+def test_a_linked_folder_that_is_lost_is_mended_by_a_copy(filled: Registry, tmp_path: Path) -> None:
+    """What is registered is judged by its own folder, and says from then on where its files are."""
+    file = exported(filled, tmp_path / "e.tar")
+    before = filled.latest(filled.records(C1))[1]
+    shutil.rmtree(tmp_path / "linked")
+    found = carry_out(filled, file)
+    assert [name for name, verdict in found.items() if verdict is not Verdict.SAME] == [str(C1)]
+    assert found[str(C1)] is Verdict.MEND
+    after = filled.latest(filled.records(C1))[1]
+    assert before is not None
+    assert after is not None
+    assert path_of(filled) == filled.layout.artifact(C1)
+    assert (after.uid, after.spec.int_id, after.keep_files) == (before.uid, before.spec.int_id, False)
+    assert state(filled)["whole"]
+    assert set(carry_out(filled, file).values()) == {Verdict.SAME}
+
+
+def test_a_mended_link_needs_no_files_of_the_export_once_they_are_here(
+    filled: Registry, tmp_path: Path
+) -> None:
+    """Ended between the files and the record, an export without files completes it, too."""
+    file = exported(filled, tmp_path / "e.tar")
+    bare = exported(filled, tmp_path / "bare.tar", files=False)
+    shutil.rmtree(tmp_path / "linked")
+    with before_the_record():
+        carry_out(filled, file)
+    assert path_of(filled) == tmp_path / "linked"
+    assert carry_out(filled, bare)[str(C1)] is Verdict.MEND
+    assert state(filled)["whole"]
+
+
+def test_a_revision_registered_while_its_files_come_is_not_overwritten(
+    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
+) -> None:
+    """Another one's bytes under the same revision, since the plan was made, stay."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    contents = archive.read(file)
+    chosen = imports.plan(other, contents, Rule.REFUSE)
+    put(other, scope, make_adapter("else", seed=9))
+    with pytest.raises(Conflict, match="meanwhile"):
+        imports.apply(other, file, contents, chosen, writer="test")
+    record = other.latest(other.records(V1))[1]
+    assert record is not None
+    assert record.spec.digest != contents.records[V1].spec.digest
 
 
 def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Scope, tmp_path: Path) -> None:

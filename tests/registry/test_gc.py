@@ -236,6 +236,27 @@ def test_old_hints_go(registry: Registry, key: AdapterKey) -> None:
     assert {status, lock} <= set(found(registry))
 
 
+def test_what_its_going_frees_is_told(registry: Registry, scope: Scope, key: AdapterKey) -> None:
+    """The bytes of a file, or of all files below a folder; what a link leads to is not freed with it."""
+    layout = registry.layout
+    incoming, status = layout.incoming(scope), report(registry, AdapterKey(*scope, "v1", "another"))
+    age(status, DAY_S + 1)
+    (incoming / "upload" / "deep").mkdir(parents=True)
+    (incoming / "upload" / "config").write_bytes(bytes(10))
+    (incoming / "upload" / "deep" / "weights").write_bytes(bytes(100))
+    (incoming / "archive").write_bytes(bytes(7))
+    (incoming / "link").symlink_to(layout.root)
+    artifact = layout.artifact(key)
+    registry.close()
+    assert {item.path: item.size_bytes for item in gc.find(registry, scope, frozenset(), 0.0)} == {
+        incoming / "upload": 110,
+        incoming / "archive": 7,
+        incoming / "link": 0,
+        status: status.stat().st_size,
+        artifact: sum(file.stat().st_size for file in artifact.iterdir()),
+    }
+
+
 def test_a_removal_that_fails_is_told(
     registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:

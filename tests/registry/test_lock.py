@@ -6,7 +6,9 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import filelock._api
 import filelock._soft
 import pytest
 from filelock import SoftFileLease
@@ -42,28 +44,33 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 def test_a_dead_holder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contender that asks now and then, and never waits, has it when the lease has run out."""
-    monkeypatch.setattr(lock, "LEASE_S", 0.3)
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
     path = tmp_path / "a.lock"
-    left_by_another_host(path, 0.3)
-    refused, deadline = 0, time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with lease(path, wait_s=0) as had:
-            if had:
-                break
-        refused += 1
-    assert had
-    assert refused > 1
+    left_by_another_host(path)
+
+    def had() -> bool:
+        with lease(path, wait_s=0) as first:
+            return first
+
+    for seconds in (0.0, lock.LEASE_S - 0.1):
+        clock.now += seconds
+        assert not had()
+    clock.now += 0.2
+    assert had()
+    assert not path.exists()
 
 
 def test_a_stuck_lease_costs_a_writer_a_bounded_wait(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a register's writes waits LEASE_WAIT_S at most, and is done without the lease."""
-    source = make_adapter()
+    """Each of a register's two writes waits LEASE_WAIT_S, and is done without the lease."""
+    source, clock = make_adapter(), Clock()
     left_by_another_host(registry.layout.lease(f"{scope.namespace}--{scope.model}"))
-    started = time.monotonic()
+    waiting = SimpleNamespace(perf_counter=clock, sleep=clock.sleep)
+    monkeypatch.setattr(filelock._api, "time", waiting)
     put(registry, scope, source)
-    assert time.monotonic() - started < 2 * store.LEASE_WAIT_S + 2
+    assert clock.now == pytest.approx(2 * store.LEASE_WAIT_S)
     assert served(registry, scope) == {"a1": "v1"}
 
 

@@ -283,9 +283,7 @@ class RegistryMachine(RuleBasedStateMachine):
 def steps(examples: int) -> settings:
     """How many runs, of twenty steps each."""
     everything = list(HealthCheck)
-    return settings(
-        max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=everything
-    )
+    return settings(max_examples=examples, stateful_step_count=20, suppress_health_check=everything)
 
 
 TestRegistry = RegistryMachine.TestCase

@@ -210,6 +210,38 @@ def test_a_truncated_adapter_is_refused(registry: Registry, scope: Scope, make_a
     assert not registry.layout.scope(scope).exists()
 
 
+def test_a_dry_run_of_the_same_bytes_changes_nothing(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """It tells what would be restored; no file comes back, and nothing else is said of the record."""
+    source = make_adapter()
+    record = put(registry, scope, source).record
+    weights = registry.layout.artifact(record.key) / "adapter_model.safetensors"
+    weights.unlink()
+    wanted = Registration("a1", source, source.as_uri(), labels={"team": "sql"})
+    told = registration.register(registry, scope, wanted, Expectation(), writer="test", dry_run=True)
+    assert (told.changed, told.restored, told.record) == (False, True, record)
+    assert not weights.exists()
+    assert registry.latest(registry.records(record.key))[1] == record
+    done = registration.register(registry, scope, wanted, Expectation(), writer="test")
+    assert (done.changed, done.restored, done.record.generation) == (False, True, 2)
+    assert weights.exists()
+
+
+def test_what_was_allowed_once_stays_allowed(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """The same bytes again take over what is allowed anew, and lose nothing where nothing is said of it."""
+    source = make_adapter()
+    wanted = Registration("a1", source, source.as_uri())
+    allowed = []
+    for allow in ((), ("dora",), (), ("pickle",)):
+        expectation = Expectation(allow=frozenset(allow))
+        again = registration.register(registry, scope, wanted, expectation, writer="test")
+        allowed.append((again.record.spec.allowed, again.record.generation))
+    assert allowed == [((), 1), (("dora",), 2), (("dora",), 2), (("pickle",), 3)]
+
+
 def test_a_copy_that_was_lost_is_made_again(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:

@@ -17,7 +17,7 @@ from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.registry.root import Marker
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.registry.view import RegistryView
-from tests.registry.conftest import MakeAdapter
+from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put, served
 from tests.registry.test_races import FORK
@@ -106,6 +106,22 @@ def test_another_registry_is_neither_read_nor_written(
     with pytest.raises(RegistryLost, match="another volume"):
         put(registry, scope, make_adapter(seed=1))
     assert [name for _, name, _ in view.desired.active()] == ["a1"]
+
+
+def test_another_registry_is_noticed_though_its_head_is_the_same(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """A scan that is due asks which registry it is: HEAD alone does not tell it."""
+    put(registry, scope, make_adapter())
+    clock = Clock()
+    view = RegistryView(registry, (scope,), scan_s=60, clock=clock)
+    view.refresh()
+    clock.now += 30
+    assert not view.refresh()
+    change_marker(registry.layout.root, registry_uuid="another")
+    clock.now += 60
+    with pytest.raises(RegistryLost, match="another volume"):
+        view.refresh()
 
 
 def test_an_empty_mount_is_not_written_to(

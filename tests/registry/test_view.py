@@ -477,6 +477,21 @@ def test_a_folder_that_could_not_be_listed_is_tried_again(
     assert view.desired.problems == {}
 
 
+def test_a_folder_that_cannot_be_listed_keeps_its_last_listing(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """For who takes the reasons; who does not is told, and never that the folder is empty."""
+    put(registry, scope, make_adapter())
+    last, folder = registry.scan(scope), registry.layout.revision(scope, "v1")
+    unlisted: dict[Path, VolumeUnavailable] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        fail(patch, "listdir", errno.EIO, times=EVERY_TRY, when=lambda path: Path(path) == folder)
+        assert registry.scan(scope, last, unlisted) is last
+        assert list(unlisted) == [folder]
+        with pytest.raises(VolumeUnavailable, match="cannot list"):
+            registry.scan(scope, last)
+
+
 def test_a_listing_that_lags_behind_head_is_asked_again(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

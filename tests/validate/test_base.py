@@ -46,6 +46,12 @@ def test_embeddings_of_a_qwen2(draft: Draft) -> None:
     assert findings(draft, base) == [("no-such-module", Severity.ERROR)]
 
 
+def test_a_copy_of_the_base_models_embedding(draft: Draft) -> None:
+    """It is told as what it is, and not as a tensor that nobody knows, too."""
+    draft.tensors["base_model.model.lm_head.base_layer.weight"] = np.ones((VOCAB, HIDDEN), np.float32)
+    assert findings(draft, BASE_CONFIG) == [("base-embedding", Severity.WARNING)]
+
+
 def test_fused_projections_of_a_phi3(draft: Draft) -> None:
     """Phi-3 has one matrix for q, k and v and one for gate and up."""
     draft.tensors.clear()

@@ -120,6 +120,37 @@ def test_preallocated_from_the_first_byte(draft: Draft) -> None:
     assert not looks_preallocated(draft.folder)
 
 
+@pytest.mark.parametrize("rows", [slice(0, RANK // 2), slice(RANK // 2, RANK)], ids=["head", "tail"])
+def test_a_hole_in_one_tensor(draft: Draft, rows: slice) -> None:
+    """One lora_A that begins, or ends, in zeros where the others do not has not arrived."""
+    draft.tensors[A][rows] = 0
+    assert looks_preallocated(draft.write())
+
+
+def test_a_hole_beside_tensors_that_end_in_zeros(draft: Draft) -> None:
+    """That all lora_A end in zeros excuses no zeros at the head of one of them."""
+    for name, values in draft.tensors.items():
+        if "lora_A" in name:
+            values[RANK // 2 :] = 0
+    draft.tensors[A][: RANK // 2] = 0
+    assert looks_preallocated(draft.write())
+
+
+def test_a_hole_in_the_only_tensor(draft: Draft) -> None:
+    """Of one lora_A that ends in zeros nothing tells that it is meant so."""
+    draft.tensors = {name: draft.tensors[name] for name in (A, A.replace("lora_A", "lora_B"))}
+    draft.tensors[A][RANK // 2 :] = 0
+    assert looks_preallocated(draft.write())
+
+
+def test_a_file_that_ends_in_another_tensor_than_a_lora_b(draft: Draft) -> None:
+    """The last lora_B may then be zero: whatever comes after it has arrived."""
+    last = next(name for name in reversed(draft.tensors) if "lora_B" in name)
+    draft.tensors[last][:] = 0
+    draft.tensors[A] = draft.tensors.pop(A)
+    assert not looks_preallocated(draft.write())
+
+
 def test_padded_rank_is_not_a_copy_under_way(draft: Draft) -> None:
     """An adapter padded to a larger rank ends every lora_A in zeros: that is how it is meant."""
     for name, values in draft.tensors.items():

@@ -28,7 +28,7 @@ from tests.validate.conftest import (
 GOOD = safetensors_bytes(good_tensors())
 HEADER_END = 8 + struct.unpack("<Q", GOOD[:8])[0]
 KNOWN = Expectation(model_ids=("acme/tiny-llama",), base_config=BASE_CONFIG, max_rank=16)
-fuzz = settings(max_examples=150, deadline=None)
+fuzz = settings(max_examples=150)
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -1,0 +1,202 @@
+"""An archive that was edited and sealed anew: what it says of itself is compared before anything is made."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.model import AdapterKey, FileEntry, JsonObject, Scope
+from lora_fs.sidecar.registry import archive, fsck, restore, survey
+from lora_fs.sidecar.registry.artifacts import digest_of
+from lora_fs.sidecar.registry.codec import seal, unseal
+from lora_fs.sidecar.registry.registration import int_id
+from lora_fs.sidecar.registry.store import Registry
+from tests.cli.conftest import LoraFs, lora_fs, root
+from tests.registry.conftest import MakeAdapter
+from tests.registry.faults import without_links
+from tests.registry.test_export import exported
+from tests.registry.test_operations import put
+
+__all__ = ["lora_fs", "root"]
+
+Members = list[tuple[str, bytes]]
+Change = Callable[[JsonObject], object]
+
+A1, B1 = (AdapterKey("default", "tiny", "v1", name) for name in ("a1", "b1"))
+RECORD = "default/tiny/v1/a1.@00000001.json"
+POINTER = "default/tiny/.active/a1.@00000001.json"
+
+
+@pytest.fixture
+def file(registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path) -> Path:
+    """An export of a1 and b1, which are present and served."""
+    put(registry, scope, make_adapter())
+    put(registry, scope, make_adapter(seed=1), name="b1")
+    return exported(registry, tmp_path / "e.tar")
+
+
+def members(file: Path) -> Members:
+    with tarfile.open(file) as tar:
+        return [(one.name, data.read()) for one in tar if (data := tar.extractfile(one)) is not None]
+
+
+def sealed(file: Path, held: Members) -> Path:
+    """An export of these members, whose last one counts and hashes them."""
+    tally, target = archive.Tally(), file.with_name("edited.tar")
+    with tarfile.open(target, "w") as tar:
+
+        def add(name: str, data: bytes) -> None:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+        for name, data in held:
+            if name != archive.END:
+                add(name, data)
+                tally.add(name, len(data), hashlib.sha256(data).hexdigest())
+        add(archive.END, seal(archive.End(members=tally.members, digest=tally.digest)))
+    return target
+
+
+def edited(file: Path, change: Change, at: str = RECORD, name: str | None = None) -> Path:
+    """The export with one body changed and sealed anew, under another name where one is given."""
+
+    def anew(data: bytes) -> bytes:
+        body = unseal(data)
+        change(body)
+        return seal(body)
+
+    held = [(name or one, anew(data)) if one == at else (one, data) for one, data in members(file)]
+    return sealed(file, held)
+
+
+def says(**fields: object) -> Change:
+    return lambda body: body.update(fields)
+
+
+def specifies(**fields: object) -> Change:
+    return lambda body: body["spec"].update(fields)
+
+
+def twice(body: JsonObject) -> None:
+    """Names one file two times, with a digest and a size of both."""
+    files = [body["spec"]["files"][0], *body["spec"]["files"]]
+    entries = [FileEntry(**one) for one in files]
+    size = sum(one.size_bytes for one in entries)
+    body["spec"].update(files=files, digest=digest_of(entries), size_bytes=size)
+
+
+EDITS: dict[str, tuple[Change, str, str]] = {
+    "another generation than its name": (says(generation=2), RECORD, "generation 2"),
+    "a pointer's, too": (says(generation=2), POINTER, "generation 2"),
+    "a generation that no name has": (says(generation=10**18), RECORD, "a file's name can have"),
+    "the last generation": (says(generation=10**18 - 1), RECORD, "a file's name can have"),
+    "a token that leads elsewhere": (says(token="x/../../../../x"), RECORD, "a file's name can have"),
+    "a pointer's token": (says(token="x/../../../../x"), POINTER, "a file's name can have"),
+    "a token in upper case": (says(token="A" * 32), RECORD, "a file's name can have"),
+    "no token": (says(token=""), RECORD, "a file's name can have"),
+    "no files": (specifies(files=[], digest=digest_of([]), size_bytes=0), RECORD, "spec.files is empty"),
+    "a file twice": (twice, RECORD, "names a file twice"),
+    "another digest": (specifies(digest="sha256:" + "0" * 64), RECORD, "spec.digest is not that"),
+    "another size": (specifies(size_bytes=5), RECORD, "spec.size_bytes is not that"),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_what_does_not_agree_is_refused(file: Path, case: str) -> None:
+    """The member is named, and what is wrong with it; it is not said that the export changed meanwhile."""
+    change, at, why = EDITS[case]
+    with pytest.raises(InputError) as told:
+        archive.read(edited(file, change, at))
+    assert f"{at}: " in str(told.value)
+    assert why in str(told.value)
+
+
+def test_a_name_that_says_another_token_is_refused(file: Path) -> None:
+    """Of an export from a volume without hard links the token stands in the name, too."""
+    token = archive.read(file).records[A1].token
+    good = RECORD.replace(".json", f".{token}.json")
+    assert A1 in archive.read(edited(file, says(), name=good)).records
+    with pytest.raises(InputError, match="holds generation 1, or a token"):
+        archive.read(edited(file, says(), name=RECORD.replace(".json", f".{'0' * 32}.json")))
+
+
+@pytest.mark.parametrize("at", [RECORD, POINTER])
+def test_a_second_generation_is_refused(file: Path, at: str) -> None:
+    """Whichever comes last: a tombstone is not taken back by an older generation behind it."""
+    held = members(file)
+    place = next(number for number, (name, _) in enumerate(held) if name == at)
+    body = unseal(held[place][1])
+    later = seal({**body, "generation": 2})
+    for where in (place, place + 1):
+        both = [*held[:where], (at.replace("@00000001", "@00000002"), later), *held[where:]]
+        with pytest.raises(InputError, match="one generation of each"):
+            archive.read(sealed(file, both))
+
+
+def test_an_adapter_named_like_its_model_is_refused(file: Path) -> None:
+    """Clients may mean the base model by that name. A tombstone of one is in nobody's way."""
+    at = RECORD.replace("a1", "tiny")
+    with pytest.raises(InputError, match=r"tiny\.@00000001\.json: no adapter has the name of its model"):
+        archive.read(edited(file, says(name="tiny"), name=at))
+    gone = archive.read(edited(file, says(name="tiny", state="deleted"), name=at))
+    assert not gone.records[AdapterKey("default", "tiny", "v1", "tiny")].present
+
+
+@pytest.mark.parametrize("case", ["another digest", "no files", "a token that leads elsewhere"])
+def test_nothing_is_made_of_it(file: Path, lora_fs: LoraFs, tmp_path: Path, case: str) -> None:
+    """Neither a restored registry nor a new one is left behind, and the exit code says that it is refused."""
+    change, at, _ = EDITS[case]
+    edited(file, change, at)
+    for more in ([], ["--as-new"]):
+        done = lora_fs(
+            "--root", str(tmp_path / "other"), "import", "archive", str(tmp_path / "edited.tar"), *more
+        )
+        assert done.code == 2, done.err
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("tier", ["cas", "lww"])
+def test_a_shared_id_is_not_restored(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """Who has it by right keeps it, the other is given its own by one more generation; also when the restore
+    was killed before its marker and is repeated."""
+    taken = archive.read(file).records[A1].spec.int_id
+    bad = edited(file, specifies(int_id=taken), RECORD.replace("a1", "b1"))
+    if tier == "lww":
+        without_links(monkeypatch)
+    target = tmp_path / "new"
+    contents = archive.read(bad)
+    restore.restore(target, bad, contents)
+    (target / "lora-fs.json").unlink()
+    assert restore.restore(target, bad, contents) == []
+    again = Registry(target)
+    a1, b1 = (again.latest(again.records(key))[1] for key in (A1, B1))
+    assert a1 is not None
+    assert b1 is not None
+    assert (a1.generation, a1.spec.int_id, b1.generation) == (1, taken, 2)
+    assert b1.spec.int_id == int_id(again.marker.registry_uuid, B1, b1.spec.digest)
+    assert list(fsck.find(again, survey.look(again), older_than_s=0, hash_files=True)) == []
+
+
+def test_an_id_that_lies_there_is_not_taken(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, file: Path
+) -> None:
+    """Over a volume that lost its marker alone, what was registered since the export keeps its id."""
+    since = put(registry, scope, make_adapter(seed=2), name="c1").record
+    bad = edited(file, specifies(int_id=since.spec.int_id))
+    for path in registry.layout.revision(scope, "v1").glob("a1.@*"):
+        path.unlink()
+    registry.layout.marker.unlink()
+    restore.restore(registry.layout.root, bad, archive.read(bad))
+    again = Registry(registry.layout.root)
+    a1 = again.latest(again.records(A1))[1]
+    assert a1 is not None
+    assert (a1.generation, a1.spec.int_id != since.spec.int_id) == (2, True)
