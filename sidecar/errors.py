@@ -19,6 +19,7 @@
         ├── FormatTooNew          the volume was written by a newer lora-fs
         ├── RegistryLost          the marker is gone or another registry is mounted
         └── EngineRejected        the engine answered and refused; carries its reason
+            └── NameTaken         it has something else under that name
 
 CorruptRecord is raised by the codec alone and means "not yet visible": readers keep the
 last good state. NewerRecord is one that is whole and of another apiVersion: nobody writes over
@@ -144,6 +145,14 @@ class EngineRejected(OperatorError):
     def __init__(self, message: str, *, reason: str, status: int | None = None) -> None:
         super().__init__(message)
         self.reason, self.status = reason, status
+
+
+class NameTaken(EngineRejected):
+    """The engine has other bytes under that name: from ``path``, if it says so."""
+
+    def __init__(self, message: str, *, reason: str, status: int | None = None, path: str | None) -> None:
+        super().__init__(message, reason=reason, status=status)
+        self.path = path
 
 
 class CorruptRecord(LoraFsError):

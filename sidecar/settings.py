@@ -24,6 +24,8 @@ def _env(field: str, alias: str) -> AliasChoices:
     return AliasChoices(f"LORA_FS_{field.upper()}", alias)
 
 
+BODY_MAX_BYTES = 64 << 20
+
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -49,6 +51,8 @@ class Settings(BaseSettings):
         audit_file: where admin acts are told besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
             ``user`` does.
+        body_max_bytes: of one request that is read to find its model; in the sidecar those over 1 MiB that
+            wait for the engine's answer may have twice as much together.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
@@ -102,6 +106,7 @@ class Settings(BaseSettings):
     public_namespaces: CommaList = ("*",)
     audit_file: Path | None = None
     user_header: str | None = None
+    body_max_bytes: int = Field(BODY_MAX_BYTES, ge=1)
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
     stage_ahead: Literal["new", "all", "off"] = "new"

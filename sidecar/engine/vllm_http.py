@@ -15,7 +15,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NameTaken
 from lora_fs.sidecar.model import Policy, Record
 
 _NO_RUNTIME_UPDATING = (
@@ -76,7 +76,7 @@ class VllmHttp:
             if there == path:
                 return
             reason = f"it holds other bytes under that name, from {there}"
-            raise EngineRejected(f"cannot load {name}: {reason}", reason=reason, status=status)
+            raise NameTaken(f"cannot load {name}: {reason}", reason=reason, status=status, path=there)
         raise self._refused(f"load {name}", status, text)
 
     async def unload(self, name: str) -> None:
@@ -110,7 +110,7 @@ class VllmHttp:
             reason = str(answer["error"]["message"])[:500]
         except (ValueError, KeyError, TypeError):
             pass  # not vLLM's error shape: its text is the reason
-        if status in (502, 503, 504):
+        if status >= 500:
             return EngineUnavailable(f"engine cannot {what} now ({status}): {reason}")
         return EngineRejected(f"the engine refused to {what}: {reason}", reason=reason, status=status)
 
@@ -121,7 +121,10 @@ def read_activity(metrics: str) -> Activity:
     Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
     """
     lines = [line for line in metrics.splitlines() if line.startswith(_ACTIVITY)]
-    samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
+    try:
+        samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
+    except ValueError:
+        return Activity()  # an engine without metrics that can be read
     if not samples:
         return Activity()
     labels = max(samples, key=lambda sample: sample.value).labels

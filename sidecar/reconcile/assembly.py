@@ -12,14 +12,11 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-import anyio
-import anyio.to_thread
-
 from lora_fs.sidecar.engine.protocol import Engine
-from lora_fs.sidecar.errors import InputError, InvalidAdapter
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.ahead import Ahead
@@ -29,6 +26,7 @@ from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
 from lora_fs.sidecar.reconcile.report import Reporter
 from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.threads import Daemons
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry.adopt import Adopter
 from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
@@ -44,6 +42,7 @@ from lora_fs.sidecar.validate import Expectation
 logger = logging.getLogger(__name__)
 
 HANDOVER_S = 0.0005  # a loop that comes back from the network waits so long for a thread that runs Python
+SLOW_START_S = 5.0  # a start that waits for a folder longer says so
 READERS = 16  # of records, at a start on a network filesystem: each waits for it 1 to 3 ms
 
 
@@ -80,7 +79,7 @@ class Assembly:
             yield
         finally:
             loop.cancel()
-            self.replica.end()
+            self.end()
             self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
@@ -89,27 +88,53 @@ class Assembly:
             self.stager.close()
             sys.setswitchinterval(usual_s)
 
+    def end(self) -> None:
+        """Let what copies in threads end soon; nothing is copied from now on."""
+        self.replica.end()
+        self.stager.end()
+
 
 async def assemble(settings: Settings, expectation: Expectation, engine: Engine) -> Assembly:
-    """Open the registry and put a replica of ``engine`` on it.
+    """Open the registry and put a replica of ``engine`` on it: in a thread, since any folder may hang.
 
     Raises:
         InputError: the settings name no root or model, or a name that is none.
         VolumeUnavailable, FormatTooNew, RegistryLost: the root cannot be opened.
     """
+    waits_for = [f"the registry's folder {settings.root}"]
+    work = partial(_assemble, settings, expectation, engine, waits_for.append)
+    opening = asyncio.ensure_future(Daemons(1, "lora-fs-start").run(work))
+    try:
+        await asyncio.wait({opening}, timeout=min(SLOW_START_S, settings.engine_timeout_s))
+        if not opening.done():
+            told = event("start.waits", folder=waits_for[-1])
+            logger.warning("%s does not answer: the start waits for it", waits_for[-1], extra=told)
+            await asyncio.wait({opening}, timeout=settings.engine_timeout_s - SLOW_START_S)
+        if not opening.done():
+            bound = f"{settings.engine_timeout_s:.0f} s"
+            raise VolumeUnavailable(f"{waits_for[-1]} did not answer in {bound}: nothing can be served")
+        return opening.result()
+    finally:
+        opening.cancel()
+
+
+def _assemble(
+    settings: Settings, expectation: Expectation, engine: Engine, waits_for: Callable[[str], None]
+) -> Assembly:
     root = settings.root
     if root is None or not settings.model:
         raise InputError("say where the registry is and what it serves: LORA_FS_ROOT and LORA_FS_MODEL")
     model = model_slug(settings.model)
     check_segment("replica id", settings.replica_id)
     scopes = tuple(Scope(check_segment("namespace", n), model) for n in settings.serves())
-    makes = not await anyio.to_thread.run_sync(is_registry, root)
-    registry = await anyio.to_thread.run_sync(lambda: Registry(root, create=True))
+    makes = not is_registry(root)
+    registry = Registry(root, create=True)
     if makes:
         logger.info("%s held no registry: made one there", root, extra=event("registry.made", root=str(root)))
-    kind = await anyio.to_thread.run_sync(kind_of, root)
+    kind = kind_of(root)
     timing, readers = timing_for(kind), 1 if kind in LOCAL else READERS
     settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
+    waits_for("a folder of LORA_FS_ALLOWED_SOURCES")
     allowed = Allowed(root, settings.allowed_sources)
     volume = Volume(
         registry.layout,
@@ -152,6 +177,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
         ),
         wait_s=settings.hold_timeout_s,
     )
+    waits_for(f"the stage folder {settings.stage_dir}")
     stage_dir = settings.stage_dir.resolve()
     if stage_dir.is_relative_to(root.resolve()):
         raise InputError(
@@ -166,7 +192,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
         timeout_s=settings.engine_timeout_s,
     )
     owner = f"registry {registry.marker.registry_uuid}, {model} of {', '.join(sorted(settings.serves()))}"
-    await anyio.to_thread.run_sync(stager.prepare, owner)
+    stager.prepare(owner)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
     limits = Limits(
         default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s, settings.weights()

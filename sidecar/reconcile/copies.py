@@ -40,7 +40,11 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class StageFull(VolumeUnavailable):
-    """No room, and nothing that may make some."""
+    """No room, and nothing that may make some. ``lacks``: so many bytes."""
+
+    def __init__(self, message: str, lacks: int = 0) -> None:
+        super().__init__(message)
+        self.lacks = lacks
 
 
 def refused(error: OSError, what: str) -> VolumeUnavailable:
@@ -59,6 +63,7 @@ class Copies:
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._unused_since: dict[str, float] = {}
+        self._released: set[str] = set()  # they need not wait IDLE_S; replaced on the event loop alone
         self._room = threading.Lock()
         self._reserved: dict[str, int] = {}
         self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes
@@ -107,6 +112,7 @@ class Copies:
         target = Path(self.path(record))
         with self._room:
             self._unused_since.pop(target.parent.name, None)
+            self._released.discard(target.parent.name)
         if not target.is_dir():
             return None
         if self._is_whole(target, record):
@@ -153,6 +159,19 @@ class Copies:
             del self._reserved[copying.name]
         return target
 
+    def release(self, in_use: Collection[str], unloaded: Collection[str] = ()) -> int:
+        """Let copies of this process that are out of use make room at once; the bytes that they have.
+
+        Does not block. Call it where what is in use is known: who takes a copy afterwards asks ``kept``, and
+        no copy that was asked for since makes room.
+
+        Args:
+            unloaded: copies that this process has unloaded, whoever made them.
+        """
+        ours = {path.parent.name for path in (*self._verified.copy(), *map(Path, unloaded))}
+        self._released = ours - {Path(path).parent.name for path in in_use}
+        return sum(self._sizes.get(name, (_UNSEEN, 0))[1] for name in self._released)
+
     def sweep(
         self, in_use: Collection[str], registered: Container[str] = (), now: float | None = None
     ) -> None:
@@ -164,6 +183,7 @@ class Copies:
         now = time.monotonic() if now is None else now
         used = {Path(path).parent.name for path in in_use}
         with self._room:
+            self._released.difference_update(used)
             copies = [path for path in self._folder.glob("*/*") if _is_copy(path.parent)]
             self._copies = set(map(str, copies))
             self._measure(again=True)
@@ -185,7 +205,8 @@ class Copies:
                 self._measure()
                 used = self._used_bytes()
             idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
-            for name in idle if make_room else ():
+            released = self._released.copy().difference(idle)
+            for name in (*idle, *released) if make_room else ():
                 if used + record.spec.size_bytes <= self._max_bytes:
                     break
                 self._remove(name)
@@ -193,7 +214,8 @@ class Copies:
             if used + record.spec.size_bytes > self._max_bytes:
                 raise StageFull(
                     f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
-                    f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded"
+                    f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded",
+                    used + record.spec.size_bytes - self._max_bytes,
                 )
             self._reserved[copying] = record.spec.size_bytes
 
@@ -206,7 +228,8 @@ class Copies:
         Args:
             again: ask those that are known whether they have changed: another name of the same bytes.
         """
-        known, self._sizes, self._looked_at = self._sizes, {}, time.monotonic()
+        known, sizes = self._sizes, {}
+        self._looked_at = time.monotonic()
         for name in filter(_COPY.fullmatch, os.listdir(self._folder)):
             with suppress(FileNotFoundError):  # another process removed it
                 size = known.get(name)
@@ -214,12 +237,14 @@ class Copies:
                     changed = os.lstat(self._folder / name).st_mtime_ns
                     if size is None or size[0] != changed:
                         size = changed, _size_bytes(self._folder / name)
-                self._sizes[name] = size
+                sizes[name] = size
+        self._sizes = sizes
 
     def _remove(self, name: str) -> None:
         logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
         shutil.rmtree(self._folder / name, ignore_errors=True)
         self._unused_since.pop(name, None)
+        self._released.discard(name)
         self._sizes.pop(name, None)
         self._copies = {path for path in self._copies if Path(path).parent.name != name}
         self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}

@@ -1,7 +1,8 @@
 """Registrations from elsewhere, which take longer than a caller waits: each goes on, and is told.
 
 One a name and source, whoever asks and however often. A caller waits so long and is then told how far it
-is; who asks again waits on, or gets the outcome. An outcome that nobody fetched is forgotten after KEPT_S.
+is; who asks again waits on, or gets the outcome. An outcome that nobody fetched is forgotten after KEPT_S,
+and where what it tells of was withdrawn or replaced since.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ import asyncio
 import datetime
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
-
-import anyio
-import anyio.to_thread
 
 from lora_fs.sidecar.errors import SourceUnavailable, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import Download, Phase
 from lora_fs.sidecar.reconcile.fetching import CHECKING, Tell
+from lora_fs.sidecar.reconcile.threads import Daemons
 
 AT_ONCE = 4
 MOST_KNOWN = 64
@@ -50,7 +49,7 @@ class Downloads(Generic[Result]):
     wake: Callable[[], None] = lambda: None
     _jobs: dict[tuple[str, ...], _Job[Result]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _threads: anyio.CapacityLimiter | None = None
+    _threads: Daemons = field(default_factory=lambda: Daemons(AT_ONCE, "lora-fs-fetch"))
 
     def under_way(self) -> Mapping[str, Download]:
         """By served name, as far as they are now."""
@@ -65,16 +64,23 @@ class Downloads(Generic[Result]):
         what: tuple[str, ...],
         told: Download,
         call: Callable[[Tell, Callable[[], bool]], Result],
+        stands: Callable[[Result], Awaitable[bool]] | None = None,
     ) -> Result:
         """Do ``call`` in a thread, or wait for the same that is under way.
 
         Args:
             what: the same is the same work.
             call: given how to tell how far it is, and whether it shall end.
+            stands: whether the outcome of one that ended before still holds; if not, it is done again.
+                None: it does.
         Raises:
-            WaitTimeout: it goes on. Busy: it was not begun. What ``call`` raises.
+            WaitTimeout: it goes on. Busy: it was not begun. What ``call`` and ``stands`` raise.
         """
         job = self._jobs.get(what)
+        if job is not None and job.task.done() and not await _holds(job, stands):
+            if self._jobs.get(what) is job:
+                del self._jobs[what]
+            job = self._jobs.get(what)
         if job is None:
             job = self._begin(what, told, call)
         await asyncio.wait({job.task}, timeout=self.wait_s)
@@ -96,7 +102,6 @@ class Downloads(Generic[Result]):
         self._forget()
         if len(self._jobs) >= MOST_KNOWN:
             raise Busy(f"{MOST_KNOWN} downloads are under way here: ask again later")
-        self._threads = self._threads or anyio.CapacityLimiter(AT_ONCE)
         task = asyncio.create_task(self._work(what, call), name=f"fetch {told.name}")
         job = self._jobs[what] = _Job(task, told, time.monotonic())
         task.add_done_callback(lambda _: self._ended(job))
@@ -118,7 +123,7 @@ class Downloads(Generic[Result]):
                 raise SourceUnavailable("this replica ends: ask another one")
             return call(tell, self._stopped.is_set)
 
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        return await self._threads.run(work)
 
     def _ended(self, job: _Job[Result]) -> None:
         job.ended = time.monotonic()
@@ -131,6 +136,13 @@ class Downloads(Generic[Result]):
         old = [what for what, job in self._jobs.items() if job.ended is not None and now - job.ended > KEPT_S]
         for what in old:
             del self._jobs[what]
+
+
+async def _holds(job: _Job[Result], stands: Callable[[Result], Awaitable[bool]] | None) -> bool:
+    """Whether the outcome may be told. Why it failed may."""
+    if stands is None or job.task.cancelled() or job.task.exception() is not None:
+        return True
+    return await stands(job.task.result())
 
 
 def begun(name: str, namespace: str, source: str) -> Download:

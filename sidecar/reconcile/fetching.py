@@ -22,6 +22,7 @@ from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.sources.fetch import bring
 from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.offer import Meter, Offer, Options
+from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate import Expectation
 
 FETCHING, WAITING, CHECKING = "fetching", "another process fetches it", "checking"
@@ -65,6 +66,10 @@ class Fetching:
         """Bounds one fetch, from now on."""
         return Meter(self.most_bytes, self.most_s, lambda at, of: self.tell(FETCHING, at, of), self.stop)
 
+    def timed(self, source: str, meter: Meter) -> Options:
+        """The options, whose connections end when the meter's time is over, or it is stopped."""
+        return replace(self.options, alive=lambda: meter.check_time(redacted(source)))
+
 
 def register(
     registry: Registry,
@@ -86,8 +91,9 @@ def register(
     existing = present_revisions(registry, scope, wanted.name)
     if wanted.must_be_new:
         registration.refuse_served(registry, scope, wanted.name)
-    with opened(source, fetching.options, fetching.plugin) as one:
-        offer, meter = one.look(), fetching.meter()
+    meter = fetching.meter()
+    with opened(source, fetching.timed(source, meter), fetching.plugin) as one:
+        offer = one.look()
 
         def fetch(folder: Path) -> tuple[Path, dict[str, str]]:
             if not existing:  # of a name that is there the bytes may be, too: then nothing grows
@@ -104,22 +110,22 @@ def register(
         ) as got:
             size = offer.size_bytes or 0
             fetching.tell(CHECKING, size, offer.size_bytes)
-            ready = replace(
-                wanted, source=got.folder, uri=offer.uri, pin=offer.pin, takes=got.fresh, hashes=got.hashes
-            )
+            ready = replace(wanted, source=got.folder, uri=offer.uri, pin=offer.recorded)
+            ready = replace(ready, takes=got.fresh, hashes=got.hashes)
             done = registration.register(
                 registry, scope, ready, expectation, writer=writer, progress=progress
             )
             got.record = done.record
-            return done
+            return replace(done, restored=True) if done.record.key == got.mended else done
 
 
 @contextmanager
 def brought(source: str, fetching: Fetching) -> Iterator[tuple[Path, Offer]]:
     """The adapter of a source in a folder of this machine, which is gone afterwards: to look at it."""
+    meter = fetching.meter()
     with (
-        opened(source, fetching.options, fetching.plugin) as one,
+        opened(source, fetching.timed(source, meter), fetching.plugin) as one,
         tempfile.TemporaryDirectory(prefix="lora-fs-") as folder,
     ):
         offer = one.look()
-        yield bring(offer, Path(folder), fetching.meter())[0], offer
+        yield bring(offer, Path(folder), meter)[0], offer

@@ -99,6 +99,36 @@ def decide(
     return Plan(unload, tuple(draining), tuple(one.name for one in load))
 
 
+def give_way(
+    resident: list[Resident], lacks: int, weights: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """Names to unload, so that their copies make room for one that a request waits for.
+
+    Lazy and sticky ones that nobody uses, the least recently used first. An eager one would come back.
+
+    Args:
+        lacks: bytes. Where all that may go have less, nobody goes.
+        weights: as in ``decide``.
+    """
+    idle = sorted(filter(_may_give_way, resident), key=lambda one: -one.idle_s)
+    copies = Counter(one.wanted.spec.digest for one in resident if one.wanted is not None)
+    names, freed = [], 0
+    for one in _Shares(weights or {}, resident).give_way(idle, len(idle)):
+        if freed >= lacks or one.wanted is None:
+            break
+        names.append(one.name)
+        spec = one.wanted.spec
+        copies[spec.digest] -= 1
+        if not copies[spec.digest]:  # the last of the names that share these bytes
+            freed += spec.size_bytes
+    return tuple(names) if freed >= lacks else ()
+
+
+def _may_give_way(entry: Resident) -> bool:
+    wanted = entry.wanted is not None and entry.current
+    return wanted and not entry.in_flight and entry.policy.kind in (PolicyKind.LAZY, PolicyKind.STICKY)
+
+
 def _firm(kept: Iterable[Resident], capacity: int) -> frozenset[str]:
     """Pinned ones that stay: a place is left for others, though requests loaded more that are pinned."""
     pinned = [entry for entry in kept if entry.policy.kind is PolicyKind.PINNED]

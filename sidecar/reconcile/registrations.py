@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.errors import CorruptRecord, InputError, NotFound, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, check_segment
 from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
 from lora_fs.sidecar.reconcile.downloads import Downloads, begun
 from lora_fs.sidecar.reconcile.fetching import Fetching, Tell
@@ -35,6 +36,14 @@ Result = TypeVar("Result")
 
 AT_ONCE = 8
 _FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a load registered, and what the name served before it."""
+
+    registered: registration.Registered
+    before: Pointer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class Registrations:
         self._threads = Threads(AT_ONCE)
         self._mounts, self._fetching = mounts or {}, fetching
         self._uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
-        self.downloads: Downloads[registration.Registered] = Downloads(wait_s)
+        self.downloads: Downloads[_Done] = Downloads(wait_s)
 
     async def register(
         self, request: LoadRequest, writer: str
@@ -91,14 +100,13 @@ class Registrations:
             VolumeUnavailable: not written, or not known to be: a repeat is harmless.
         """
         scope, name = self._scope(request.lora_name)
-        before = self._volume.desired.pointers.get((scope, name))
-
         if is_remote(request.lora_path, self._fetching.plugin):
             done = await self._fetch(request, scope, name, writer)
         else:
 
-            def call() -> registration.Registered:
+            def call() -> _Done:
                 source = self._source(request)
+                before = operations.active(self._registry, scope, name)
                 wanted = Registration(
                     name,
                     source,
@@ -107,48 +115,83 @@ class Registrations:
                     must_be_new=not request.load_inplace,
                     resolved=True,
                 )
-                return registration.register(self._registry, scope, wanted, self._expectation, writer=writer)
+                registered = registration.register(
+                    self._registry, scope, wanted, self._expectation, writer=writer
+                )
+                return _Done(registered, before)
 
             done = await self._run(call, f"register {name}")
 
         def take_back() -> None:
-            self._take_back(done, before, writer)
+            self._take_back(done, writer)
 
-        return done.record, lambda: self._run(take_back, f"take {name} back")
+        return done.registered.record, lambda: self._run(take_back, f"take {name} back")
 
-    def _take_back(self, done: registration.Registered, before: Pointer | None, writer: str) -> None:
-        """Let the name serve what it did before, unless it was promoted meanwhile; withdraw what is new."""
-        scope, name, ours = done.record.key.scope, done.record.name, done.record.revision
+    def _take_back(self, done: _Done, writer: str) -> None:
+        """Let the name serve what it did before, unless it was promoted meanwhile; withdraw what is new.
+
+        Its canary goes on, and what it can be rolled back to is what it was, if they are still registered.
+        """
+        record, before = done.registered.record, done.before
+        scope, name, ours = record.key.scope, record.name, record.revision
         known = operations.present_revisions(self._registry, scope, name)
+        stays = known if not done.registered.changed else known.keys() - {ours}
 
         def change(newest: Pointer | None) -> dict[str, Any] | None:
             if newest is not None and newest.revision != ours:
                 return None
-            back = newest.previous_revision if newest is not None else None
-            return {"revision": back if back in known else None, "previous_revision": None, "canary": None}
+            earlier = self._earlier(scope, name, ours)
+            if earlier is None or earlier.revision not in stays:
+                return {"revision": None, "previous_revision": None, "canary": None}
+            previous, canary = earlier.previous_revision, earlier.canary
+            return {
+                "revision": earlier.revision,
+                "previous_revision": previous if previous in stays else None,
+                "canary": canary.model_dump(mode="json") if canary and canary.revision in stays else None,
+            }
 
         if before is None or before.revision != ours:
             self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
-        if done.changed and ours in known:
+        if done.registered.changed and ours in known:
             operations.unregister(self._registry, scope, name, revision=ours, writer=writer)
 
-    async def _fetch(
-        self, request: LoadRequest, scope: Scope, name: str, writer: str
-    ) -> registration.Registered:
+    def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:
+        """The pointer before the name served ``revision``."""
+        series = self._registry.pointers(scope, name)
+        for generation in self._registry.generations(series):
+            with suppress(CorruptRecord):
+                pointer = self._registry.read(series, generation)
+                if pointer.revision != revision:
+                    return pointer
+        return None
+
+    async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> _Done:
         self._check_remote(request.lora_path)
         wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
 
-        def call(tell: Tell, stop: Callable[[], bool]) -> registration.Registered:
+        def call(tell: Tell, stop: Callable[[], bool]) -> _Done:
             fetching = replace(self._fetching, tell=tell, stop=stop)
-            done = fetch_and_register(
+            before = operations.active(self._registry, scope, name)
+            registered = fetch_and_register(
                 self._registry, scope, wanted, request.lora_path, self._expectation, fetching, writer=writer
             )
             self._volume.look_now()
-            return done
+            return _Done(registered, before)
+
+        def serves(done: _Done) -> bool:
+            record = done.registered.record
+            newest = self._registry.latest(self._registry.records(record.key))[1]
+            if newest is None or not newest.present or newest.spec.digest != record.spec.digest:
+                return False
+            pointer = operations.active(self._registry, scope, name)
+            return pointer is not None and pointer.revision == record.revision
+
+        def stands(done: _Done) -> Awaitable[bool]:
+            return self._run(partial(serves, done), f"look at {name}")
 
         what = (str(scope), name, request.lora_path, str(request.load_inplace))
         told = begun(request.lora_name, scope.namespace, redacted(request.lora_path))
-        return await self.downloads.run(what, told, call)
+        return await self.downloads.run(what, told, call, stands)
 
     async def upload(self, upload: Upload, writer: str) -> registration.Registered:
         """Take an adapter's files as they come, and register them.
@@ -167,22 +210,31 @@ class Registrations:
         uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
         self._fetching.options.check(uri)
 
-    async def unregister(self, served: Served, writer: str) -> None:
-        """Withdraw a name with every revision, or the one revision that ``name@revision`` names."""
-        key = served.record.key
-        revision = key.revision if "@" in served.name else None
+    async def unregister(self, lora_name: str, served: Served | None, writer: str) -> None:
+        """Withdraw a name with every revision, or the one revision that ``name@revision`` names.
+
+        Args:
+            served: None: the name serves nothing, and may have revisions all the same.
+        Raises:
+            NotFound: it has none.
+        """
+        unknown = f"The lora adapter '{lora_name[:200]}' cannot be found."
+        try:
+            at = (served.record.key.scope, served.record.name) if served else self._scope(lora_name)
+            check_segment("name", at[1])
+        except InputError as error:  # no name, or of no namespace that is served
+            raise NotFound(unknown) from error
+        revision = served.record.revision if served is not None and "@" in served.name else None
+        scope, name = at
 
         def call() -> object:
+            if served is None and not operations.present_revisions(self._registry, scope, name):
+                raise NotFound(unknown)
             return operations.unregister(
-                self._registry,
-                key.scope,
-                key.name,
-                revision=revision,
-                all_revisions=revision is None,
-                writer=writer,
+                self._registry, scope, name, revision=revision, all_revisions=revision is None, writer=writer
             )
 
-        await self._run(call, f"unregister {served.name}")
+        await self._run(call, f"unregister {lora_name[:200]}")
 
     def _scope(self, lora_name: str) -> tuple[Scope, str]:
         named, slash, bare = lora_name.partition("/")
@@ -205,7 +257,7 @@ class Registrations:
             if (found := self._allowed.find(path, namespaces=namespaces)) is not None:
                 return found
         raise InputError(
-            f"lora_path {lora_path[:200]!r} is not under an allowed folder: "
+            f"lora_path {redacted(lora_path)[:200]!r} is not under an allowed folder: "
             "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
         )
 

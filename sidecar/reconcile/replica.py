@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -23,14 +22,16 @@ from lora_fs.sidecar.engine.protocol import Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Policy, Record
-from lora_fs.sidecar.reconcile import plan, status
+from lora_fs.sidecar.reconcile import figures, plan, status
 from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn, public_name
 from lora_fs.sidecar.reconcile.conditions import Readiness, Since
 from lora_fs.sidecar.reconcile.events import EventLog, News
+from lora_fs.sidecar.reconcile.foreign import Foreign
 from lora_fs.sidecar.reconcile.measures import Durations
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.residents import Residents
+from lora_fs.sidecar.reconcile.room import Room
 from lora_fs.sidecar.reconcile.staging import Stager
 from lora_fs.sidecar.reconcile.subjects import Subjects
 from lora_fs.sidecar.reconcile.tally import Tally
@@ -84,11 +85,12 @@ class Replica:
         self._catalog = Catalog()
         self._built_from: tuple[int, frozenset[str]] | None = None
         self._engine_view: Loaded | None = None
-        self._engine_cards: tuple[JsonObject, ...] = ()
+        self._foreign = Foreign()
         self.engine_names: frozenset[str] = frozenset()  # its own; may be told before it answers
         self._engine_problem: str | None = "the engine has not answered yet"
         self._ended: str | None = None  # why the loop ended, which is never meant
-        self._max_loras: int | None = None
+        self._max_loras: int | None = None  # of one batch
+        self._slots: int | None = None  # where the engine has no more than these
         self._passes = Durations(clock)
         self._tally = Tally()
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
@@ -98,6 +100,9 @@ class Replica:
             namespaces, self._residents, stager, limits.default_policy, limits.max_loaded
         )
         self._pin_problem: str | None = None
+        read, look, default = self._read_engine, self._resident, limits.default_policy
+        self._room = Room(self._residents, stager, read, look, default, limits.weights)
+        stager.find_room = self._room.find
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
@@ -135,10 +140,14 @@ class Replica:
         return self._tally.of({*trials, *(name.partition("@")[0] for name in self._residents.paths)}, told)
 
     def base_cards(self) -> tuple[JsonObject, ...]:
-        return self._engine_cards
+        return self._foreign.cards
 
     def passes_through(self, name: str) -> bool:
         return name in self.engine_names
+
+    def kept_to(self, name: str) -> str | None:
+        desired = self._volume.desired if self._volume.read_once else None
+        return self._foreign.kept_to(name, desired, self.model, self.namespaces)
 
     def statuses(self) -> Mapping[str, AdapterStatus]:
         return status.statuses(self.catalog(), self._residents, self._clock())
@@ -156,13 +165,7 @@ class Replica:
         return self._since.conditions(name, one)
 
     def residency(self) -> Mapping[str, JsonObject]:
-        found = {}
-        for engine_name, held in self._residents.residency().items():
-            plain = engine_name.partition("@")[0]
-            active = self.catalog().served.get(plain)
-            serves_plain = active is not None and self._residents.name_of(active) == engine_name
-            found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
-        return found
+        return figures.residency(self._residents, self.catalog())
 
     def downloads(self) -> Mapping[str, Download]:
         return self._registrations.downloads.under_way()
@@ -175,7 +178,7 @@ class Replica:
         return self._stager.has(served.record)
 
     def capacity(self) -> int | None:
-        return self._limits.max_loaded or self._max_loras
+        return self._limits.max_loaded or self._slots
 
     def readiness(self) -> Readiness:
         conditions, problem = list(self._volume.conditions()), self._ended or self._engine_problem
@@ -192,18 +195,11 @@ class Replica:
         return {"pass_seconds": self._passes, **self._residents.durations}
 
     def figures(self) -> Mapping[str, float]:
-        found = {name.removesuffix("_total"): float(value) for name, value in self.counters().items()}
-        found |= {f"tier_{tier}": float(count) for tier, count in self.tiers().items()}
-        found["in_flight"] = sum(self._residents.in_flight(name) for name in self._residents.paths)
-        median_s = self._residents.durations["load_seconds"].median_s()
-        if median_s is not None:
-            found["load_s"] = round(median_s, 4)
-        capacity = self.capacity()
-        return found if capacity is None else {**found, "capacity": capacity}
+        known = {"capacity": self.capacity(), "max_loras": self._max_loras}
+        return figures.numbers(self._residents, self._stager, known)
 
     def tiers(self) -> Mapping[str, int]:
-        counted = Counter(str(held["tier"] or "engine") for held in self._residents.residency().values())
-        return {"disk": self._stager.copies, **counted}
+        return figures.tiers(self._residents, self._stager)
 
     # -- what the routes do --------------------------------------------------------------------
 
@@ -213,8 +209,9 @@ class Replica:
         if served is None:
             self.check_read()
             raise NotFound(f"The model `{name[:200]}` does not exist.")
-        async with self._residents.hold(served, timeout_s) as engine_name:
-            yield engine_name
+        with self._room.asked(served.record):
+            async with self._residents.hold(served, timeout_s) as engine_name:
+                yield engine_name
 
     def forget(self, engine_name: str) -> None:
         self._residents.forget(engine_name)
@@ -240,8 +237,7 @@ class Replica:
         served = self.lookup(lora_name)
         if served is None:
             self.check_read()
-            raise NotFound(f"The lora adapter '{lora_name[:200]}' cannot be found.")
-        await self._registrations.unregister(served, writer)
+        await self._registrations.unregister(lora_name, served, writer)
         deadline = self._clock() + self._limits.hold_timeout_s
         while lora_name in self._residents.paths and self.lookup(lora_name) is None:
             if self._clock() > deadline:
@@ -302,12 +298,10 @@ class Replica:
         self._engine_problem = None
         if not self._volume.read_once:
             return
-        desired, catalog, limits = self._volume.desired, self.catalog(), self._limits
-        self._news.written(desired, self._volume.recent)
+        catalog, limits = self.catalog(), self._limits
+        self._news.written(self._volume.desired, self._volume.recent)
         self._pin_problem = self._subjects.pin_problem(catalog, self.capacity())
-        resident = self._subjects.resident(
-            catalog, self.lookup, lambda name: is_withdrawn(desired, self.model, self.namespaces, name)
-        )
+        resident = self._resident()
         self._engine.prefer({entry.name: entry.policy for entry in resident})
         absent = self._subjects.absent(catalog, self.lookup)
         decided = plan.decide(resident, absent, limits.max_loaded, limits.weights)
@@ -319,6 +313,12 @@ class Replica:
             if served is not None:
                 self._residents.load(served)
         self._forget()
+
+    def _resident(self) -> list[plan.Resident]:
+        desired = self._volume.desired
+        return self._subjects.resident(
+            self.catalog(), self.lookup, lambda name: is_withdrawn(desired, self.model, self.namespaces, name)
+        )
 
     def _forget(self) -> None:
         """Keep nothing of what is not served any more, of what changed since the last pass."""
@@ -342,9 +342,8 @@ class Replica:
             activity = await self._engine.activity()
             self._residents.note_activity(activity)
             self._max_loras = activity.max_loras
+            if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
+                self._slots = activity.max_loras
         if loaded != self._engine_view:
-            ours = self._stager.owns
-            foreign = [card for name, card in loaded.cards.items() if not ours(loaded.adapters[name])]
-            self._engine_cards = tuple(dict(card) for card in (*loaded.base_cards, *foreign))
-            self.engine_names = frozenset(str(card["id"]) for card in self._engine_cards)
-            self._engine_view = loaded
+            self._foreign = Foreign.of(loaded, self._stager.owns)
+            self.engine_names, self._engine_view = self._foreign.names, loaded

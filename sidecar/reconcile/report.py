@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from lora_fs.sidecar.errors import CorruptRecord, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import EventList, ReplicaStatus
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.threads import Daemons
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import seal, unseal
@@ -61,7 +61,9 @@ class Reporter:
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
         self._writing, self._withdrawn = threading.Lock(), False
+        self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
         self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
+        self._wrote = False
 
     def report(self, replica: Replica) -> None:
         """Write soon, if anything changed or the heartbeat is due."""
@@ -117,12 +119,13 @@ class Reporter:
                 data, problem = seal(value), None
                 if isinstance(value, ReplicaStatus):
                     problem = self._written_by_another(path)
-                    self._own.append(hashlib.sha256(data).digest())
+                    self._own.append(hashlib.sha256(data).digest())  # also if it may not have been written
                 atomic.replace(path, data)
+                self._wrote = self._wrote or isinstance(value, ReplicaStatus)
                 return problem
 
         try:
-            problem = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+            problem = await self._threads.run(write)
         except LoraFsError as error:
             self._volume.status_problem = str(error)
             return False
@@ -132,7 +135,7 @@ class Reporter:
 
     def _written_by_another(self, path: Path) -> str | None:
         """What is wrong if a living process beside this one writes its status file, too."""
-        data = atomic.read_bytes(path) if self._own else None
+        data = atomic.read_bytes(path) if self._wrote else None  # before, it may be an earlier process's
         if data is None or hashlib.sha256(data).digest() in self._own:
             return None
         with suppress(CorruptRecord):
@@ -159,7 +162,7 @@ class Reporter:
 
         try:
             with anyio.fail_after(WITHDRAW_S):
-                await anyio.to_thread.run_sync(remove, abandon_on_cancel=True)
+                await self._threads.run(remove)
         except TimeoutError:
             logger.warning("the status file is not removed: the volume does not answer", extra=_LEFT)
         except (OSError, LoraFsError) as error:

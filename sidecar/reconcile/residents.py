@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.errors import LoraFsError, TemporaryError, WaitTimeout
+from lora_fs.sidecar.errors import LoraFsError, NameTaken, TemporaryError, WaitTimeout
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Phase, Record
 from lora_fs.sidecar.reconcile import backoff
@@ -236,8 +236,15 @@ class Residents:
         if old is not None:
             await self._unload(name)
             self._tell("Evicted", "another revision takes its place", name)
-        with self._measured("load", served.record):
-            await self._engine.load(name, path, served.record)
+        try:
+            with self._measured("load", served.record):
+                await self._engine.load(name, path, served.record)
+        except NameTaken as error:
+            ours = error.path is not None and self._stager.owns(error.path)
+            if old is not None or name in self.paths or not ours:
+                raise
+            self.paths[name] = str(error.path)  # it goes as any that is replaced
+            return await self._place(served, path)
         self.paths[name], self.records[name] = path, served.record
         return name
 

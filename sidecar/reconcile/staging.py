@@ -8,8 +8,8 @@ stay, is ``copies``.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
-from lora_fs.sidecar.reconcile.copies import Copies, refused
+from lora_fs.sidecar.reconcile.copies import Copies, StageFull, refused
+from lora_fs.sidecar.reconcile.threads import Daemons
 from lora_fs.sidecar.registry import artifacts
 from lora_fs.sidecar.registry.artifacts import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
@@ -28,6 +29,7 @@ class Stager(Copies):
 
     Attributes:
         aside: what a thread does before it copies or verifies, so that it is in nobody's way.
+        find_room: asked for so many bytes for a record's copy; says whether it is worth another try.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class Stager(Copies):
         self._locate = locate
         self._expectation = expectation
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(8, "lora-fs-stage")
-        self._local = ThreadPoolExecutor(4, "lora-fs-staged")  # they read no volume, so that none can hang
+        self._threads = Daemons(8, "lora-fs-stage")
+        self._local = Daemons(4, "lora-fs-staged")  # they read no volume, so that none can hang
+        self._ended = threading.Event()
         self.aside: Callable[[], None] = lambda: None
+        self.find_room: Callable[[Record, int], Awaitable[bool]] = _no_room
 
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
         """Copy, or take the copy that is there, and verify: a thread begins at once. Gives the copy's path.
@@ -54,7 +58,7 @@ class Stager(Copies):
         there needs none of the eight as long as it is whole.
 
         Args:
-            make_room: remove copies that are out of use if the bound asks for it.
+            make_room: remove copies that are out of use if the bound asks for it, and find more room.
 
         Raises:
             InvalidAdapter: the bytes are not the registered ones, or cannot be served.
@@ -64,16 +68,31 @@ class Stager(Copies):
         loop, run = asyncio.get_running_loop(), copy_context().run
         begin = partial(loop.run_in_executor, self._threads, run, self._stage, record, make_room)
         if not self.has(record):
-            return self._in_time(begin(), begin, record)
-        return self._in_time(loop.run_in_executor(self._local, run, self._kept, record), begin, record)
+            return self._in_time(begin(), begin, record, make_room)
+        begun = loop.run_in_executor(self._local, run, self._kept, record)
+        return self._in_time(begun, begin, record, make_room)
+
+    def end(self) -> None:
+        """Copy nothing any more; what is being copied ends at its next block."""
+        self._ended.set()
 
     async def _in_time(
-        self, begun: Awaitable[str | None], begin: Callable[[], Awaitable[str]], record: Record
+        self,
+        begun: Awaitable[str | None],
+        begin: Callable[[], Awaitable[str]],
+        record: Record,
+        make_room: bool,
     ) -> str:
         """Wait for the copy; ``begin`` makes it, if what was begun finds none that is whole."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await begun or await begin()
+                while True:
+                    try:
+                        return await begun or await begin()
+                    except StageFull as error:
+                        if not make_room or not await self.find_room(record, error.lacks):
+                            raise
+                    begun = begin()
         except TimeoutError as error:
             raise VolumeUnavailable(
                 f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
@@ -88,6 +107,7 @@ class Stager(Copies):
         kept = self._kept(record)
         if kept is not None:
             return kept
+        self._go_on()
         source = self._locate(record)
         try:
             with self.room_for(record, make_room=make_room) as copying:
@@ -101,7 +121,9 @@ class Stager(Copies):
         """Read the registered files into a new folder, and see that they are what the record says."""
         names = [entry.path for entry in record.spec.files]
         try:
-            copied = artifacts.copy_files(source, copying, names, sync=False, follow=False, carried=())
+            copied = artifacts.copy_files(
+                source, copying, names, self._go_on, sync=False, follow=False, carried=()
+            )
         except TargetUnavailable as error:
             raise refused(error.error, f"cannot write {error.target}") from error.error
         except VolumeUnavailable as error:
@@ -118,11 +140,19 @@ class Stager(Copies):
         if not report.ok:
             raise InvalidAdapter(str(record.key), report.errors)
 
+    def _go_on(self, _: int = 0) -> None:
+        if self._ended.is_set():
+            raise VolumeUnavailable("this replica ends: ask another one")
+
     def _expected_of(self, record: Record) -> Expectation:
         allowed = {code for code in record.spec.allowed if _is_allowable(code)} - self._expectation.allow
         if not allowed:
             return self._expectation
         return replace(self._expectation, allow=self._expectation.allow | allowed)
+
+
+async def _no_room(record: Record, lacks: int) -> bool:
+    return False
 
 
 def _gone(error: VolumeUnavailable, source: Path) -> str | None:

@@ -1,19 +1,64 @@
 """Threads for calls that may hang, as those on a volume do: a few, however often a caller gives up.
 
 Who gives up is free at once. The thread is not: it counts until its call ends, so that a volume that
-hangs costs this many threads and no more.
+hangs costs this many threads and no more. A process that ends waits for none of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import anyio
-import anyio.to_thread
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+class Daemons(Executor):
+    """At most ``most`` threads, which end when there is no work. A process waits for Python's own pools."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads = 0
+
+    def submit(
+        self, call: Callable[Given, Result], /, *args: Given.args, **options: Given.kwargs
+    ) -> Future[Result]:
+        """Begin ``call`` as soon as a thread is free. Who cancels it before then has it not begun."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._threads < self._most:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._threads += 1
+            self._waiting.append((future, partial(call, *args, **options)))
+        return future
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Wait for ``call``, with the caller's context. Who is cancelled leaves it to itself."""
+        return await asyncio.wrap_future(self.submit(copy_context().run, call))
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                future, call = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, call  # nothing is kept alive while the next is waited for
 
 
 class AllTaken(TimeoutError):
@@ -24,7 +69,7 @@ class Threads:
     """``most`` calls at once, those that nobody waits for any more among them."""
 
     def __init__(self, most: int) -> None:
-        self._places = anyio.CapacityLimiter(most)
+        self._daemons = Daemons(most, "lora-fs-bounded")
 
     async def run(self, call: Callable[[], Result], within_s: float) -> Result:
         """Wait for a thread and for ``call`` in it, ``within_s`` in all.
@@ -32,24 +77,11 @@ class Threads:
         Raises:
             AllTaken: it was not begun. TimeoutError: it goes on. What ``call`` raises.
         """
-        begun, place = False, object()
+        begun = self._daemons.submit(copy_context().run, call)
         try:
             with anyio.fail_after(within_s):
-                await self._places.acquire_on_behalf_of(place)
-                begun = True
-                # A task of its own: it waits for the thread however long its caller does, but not at the end
-                # of the process.
-                own = anyio.CapacityLimiter(1)
-                in_thread = anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=own)
-                thread = asyncio.create_task(in_thread)
-                thread.add_done_callback(lambda ended: self._ended(ended, place))
-                return await asyncio.shield(thread)
+                return await asyncio.wrap_future(begun)
         except TimeoutError as error:
-            if begun:
-                raise
-            raise AllTaken(f"no thread was free in {within_s:.0f} s") from error
-
-    def _ended(self, thread: asyncio.Task[Result], place: object) -> None:
-        self._places.release_on_behalf_of(place)
-        if not thread.cancelled():
-            thread.exception()  # seen, where nobody waits for it any more
+            if begun.cancelled():
+                raise AllTaken(f"no thread was free in {within_s:.0f} s") from error
+            raise

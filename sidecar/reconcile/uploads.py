@@ -7,17 +7,19 @@ or broken off is removed at once; what a killed replica leaves is gc's.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import anyio
-import anyio.to_thread
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Finding, Scope
+from lora_fs.sidecar.reconcile.threads import Daemons
 from lora_fs.sidecar.registry import artifacts, atomic, registration
 from lora_fs.sidecar.registry.operations import present_revisions
 from lora_fs.sidecar.registry.registration import Registered, Registration
@@ -26,9 +28,8 @@ from lora_fs.sidecar.sources import tarball
 from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.validate import Expectation
 
-Result = TypeVar("Result")
-
 WRITE_BYTES = 4 << 20
+DISCARD_S = 2.0  # who is refused waits so long for what was sent to be gone
 URI = "upload:"
 
 
@@ -56,7 +57,7 @@ class Uploads:
     expectation: Expectation
     most_bytes: int
     most_s: float
-    _threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
+    _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
 
     async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Callable[[], Registered]:
         """Write all of it onto the volume; returns what registers it, blocking, and then removes it.
@@ -68,58 +69,59 @@ class Uploads:
         key = AdapterKey(*scope, upload.revision or "v1", name)
         self._check_size(upload.size_bytes or 0)
         folder = artifacts.temporary_in(self.registry.layout.incoming(scope))
+        arriving = _Arriving(folder)
         kept = False
         try:
             with anyio.fail_after(self.most_s):
-                await self._in_thread(partial(self._begin, key, folder, upload.size_bytes or 0))
-                await self._write(folder, upload.files)
+                await self._threads.run(partial(self._begin, key, arriving, upload.size_bytes or 0))
+                await self._write(arriving, upload.files)
             kept = True
         except TimeoutError as error:
             raise SourceUnavailable(f"the upload of {name} took more than {self.most_s:.0f} s") from error
         finally:
             if not kept:
-                with anyio.CancelScope(shield=True):
-                    await self._in_thread(partial(artifacts.discard, folder))
+                with anyio.move_on_after(DISCARD_S, shield=True):
+                    await self._threads.run(arriving.discard)
         wanted = Registration(
             name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
         )
         return partial(self._register, scope, wanted, folder, writer)
 
-    def _begin(self, key: AdapterKey, folder: Path, size_bytes: int) -> None:
+    def _begin(self, key: AdapterKey, arriving: _Arriving, size_bytes: int) -> None:
         self.registry.check_writable()
         if not present_revisions(self.registry, key.scope, key.name):  # else these bytes may be there
             self.registry.accounts.check(key, size_bytes)
-        atomic.make_folder(folder)
+        arriving.begin()
 
-    async def _write(self, folder: Path, files: AsyncIterator[tuple[str, bytes]]) -> None:
-        seen: dict[str, BinaryIO] = {}
+    async def _write(self, arriving: _Arriving, files: AsyncIterator[tuple[str, bytes]]) -> None:
+        seen: set[str] = set()
         waiting, size = bytearray(), 0
         current: str | None = None
-        try:
-            async for name, chunk in files:
-                size += len(chunk)
-                self._check_size(size)
-                if name != current:
-                    if current is not None:
-                        await self._in_thread(partial(_append, seen[current], bytes(waiting)))
-                        waiting.clear()
-                    if name in seen or name not in (*tarball.TAKEN, ARCHIVE):
-                        raise InputError(
-                            f"{name[:80]!a} is sent twice, or is no file that is served: send "
-                            f"{', '.join(tarball.TAKEN[:2])}, or one tar"
-                        )
-                    seen[name] = await self._in_thread(partial(_create, folder / name))
-                    current = name
-                waiting += chunk
-                if len(waiting) >= WRITE_BYTES:
-                    await self._in_thread(partial(_append, seen[name], bytes(waiting)))
+        async for name, chunk in files:
+            size += len(chunk)
+            self._check_size(size)
+            if name != current:
+                if current is not None:
+                    await self._threads.run(partial(arriving.append, current, bytes(waiting)))
                     waiting.clear()
-            if current is None:
-                raise InputError("nothing was sent: send a tar, or the adapter's files")
-            await self._in_thread(partial(_append, seen[current], bytes(waiting)))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._in_thread(partial(_close, list(seen.values())))
+                if name in seen or name not in (*tarball.TAKEN, ARCHIVE):
+                    raise InputError(
+                        f"{name[:80]!a} is sent twice, or is no file that is served: send "
+                        f"{', '.join(tarball.TAKEN[:2])}, or one tar"
+                    )
+                if seen and ARCHIVE in (name, *seen):
+                    raise InputError("a tar is sent with another file: send one tar, or the files alone")
+                seen.add(name)
+                await self._threads.run(partial(arriving.create, name))
+                current = name
+            waiting += chunk
+            if len(waiting) >= WRITE_BYTES:
+                await self._threads.run(partial(arriving.append, name, bytes(waiting)))
+                waiting.clear()
+        if current is None:
+            raise InputError("nothing was sent: send a tar, or the adapter's files")
+        await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+        await self._threads.run(arriving.close)
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.most_bytes:
@@ -143,36 +145,63 @@ class Uploads:
         finally:
             artifacts.discard(folder)
 
-    async def _in_thread(self, call: Callable[[], Result]) -> Result:
-        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+
+class _Arriving:
+    """The files of one upload on the volume. Blocking; one call at a time, also where nobody waits for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {}
+        self._lock, self._discarded = threading.Lock(), False
+
+    def begin(self) -> None:
+        """Make their folder."""
+        with self._lock:
+            if not self._discarded:
+                atomic.make_folder(self._folder)
+
+    def create(self, name: str) -> None:
+        """Begin one of them."""
+        path = self._folder / name
+        with self._lock:
+            try:
+                self._files[name] = path.open("xb", buffering=0)
+            except OSError as error:
+                raise atomic.unavailable(error, f"cannot write {path}") from error
+
+    def append(self, name: str, data: bytes) -> None:
+        """Write on."""
+        with self._lock:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[self._files[name].write(view) :]
+            except OSError as error:
+                raise atomic.unavailable(error, f"cannot write {self._folder / name}") from error
+
+    def close(self) -> None:
+        """See that all of them are on the volume."""
+        with self._lock:
+            try:
+                for file in self._files.values():
+                    os.fsync(file.fileno())
+                    file.close()
+            except OSError as error:
+                raise VolumeUnavailable(
+                    f"cannot write the upload: {os.strerror(error.errno or 0)}"
+                ) from error
+
+    def discard(self) -> None:
+        """Remove them; what stays behind is gc's business."""
+        with self._lock:
+            self._discarded = True
+            for file in self._files.values():
+                with suppress(OSError):
+                    file.close()
+            artifacts.discard(self._folder)
 
 
 def _as_sent(finding: Finding, folder: Path) -> Finding:
     said = {"message": finding.message, "hint": finding.hint}
     told = {field: text.replace(str(folder), "what was sent") for field, text in said.items()}
     return finding.model_copy(update=told)
-
-
-def _create(path: Path) -> BinaryIO:
-    try:
-        return path.open("xb", buffering=0)
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot write {path}") from error
-
-
-def _append(file: BinaryIO, data: bytes) -> None:
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot write {file.name}") from error
-
-
-def _close(files: list[BinaryIO]) -> None:
-    try:
-        for file in files:
-            os.fsync(file.fileno())
-            file.close()
-    except OSError as error:
-        raise VolumeUnavailable(f"cannot write the upload: {os.strerror(error.errno or 0)}") from error

@@ -20,10 +20,10 @@ from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.errors_http import error_response, on_error, refuse
-from lora_fs.sidecar.server.model_field import MAX_BODY_BYTES
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy import METHODS, PATHS, Proxy
 from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
 
 def create_app(
@@ -33,7 +33,7 @@ def create_app(
     admin: Admin,
     trail: Trail | None = None,
     hold_timeout_s: float = 120.0,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,

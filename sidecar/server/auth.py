@@ -3,12 +3,15 @@
 Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
 in others it takes a token. A token adds to what is public and takes nothing away. The file is read
 at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart. One that
-cannot be used lets nobody in, and is a condition from the start.
+cannot be used lets nobody in, and is a condition from the start. What stands in Authorization goes on to
+the engine unless it is a token of the file, or was one; until the file was read once, any may be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +30,9 @@ from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, V
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
 FRESH_S: Final = 1.0
 READ_WAIT_S: Final = 5.0
+GLANCE_S: Final = 0.25  # at most, before a request goes on to the engine
+FORMER: Final = 1_000  # tokens that were taken out of the file, and are known as such
+WORDS: Final = 16  # of an Authorization that goes on; each is compared with every token
 AT_ONCE: Final = 4
 LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
 EVERY: Final = "*"
@@ -79,7 +85,10 @@ class Admin:
         self._token_file, self._clock = token_file, clock
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
+        self._failed_at: float | None = None
         self._tokens: tuple[Token, ...] = ()
+        self._former: tuple[Token, ...] = ()
+        self._looking: asyncio.Task[None] | None = None
         self._problem: str | None = None
         self._threads = Threads(AT_ONCE)
 
@@ -156,28 +165,48 @@ class Admin:
         return ALL if token.namespaces is None else Sight(self._public | token.namespaces)
 
     async def is_ours(self, authorization: str) -> bool:
-        """Whether an Authorization header carries a token of the file, which is not for the engine."""
-        given = _bearer(authorization)
-        if self._token_file is None or given is None:
+        """Whether an Authorization header is to be kept from the engine, as it carries a token.
+
+        One of the file, or one that was in it, whatever the scheme; anything until the file was read once,
+        and what has too many words to look for it. It goes by what is known, and waits for the file for
+        ``GLANCE_S`` at most.
+        """
+        if self._token_file is None:
             return False
-        try:
-            tokens = await self._read(FRESH_S)
-        except HTTPException:
-            tokens = self._tokens  # those last known: rather kept from the engine than given to it
-        return find(tokens, given) is not None
+        await self._glance()
+        words, known = authorization.split(), (*self._tokens, *self._former)
+        return self._read_at is None or len(words) > WORDS or any(find(known, word) for word in words)
+
+    async def _glance(self) -> None:
+        """Look at the file if it was not for ``FRESH_S``; where it cannot be used nothing is waited for."""
+        if self._is_recent(self._read_at, FRESH_S) or self._is_recent(self._failed_at, FRESH_S):
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.look(), name="a glance at the token file")
+        if self._problem is None:
+            await asyncio.wait([self._looking], timeout=GLANCE_S)
+
+    def _is_recent(self, at: float | None, within_s: float) -> bool:
+        return at is not None and self._clock() - at < within_s
 
     async def _read(self, fresh_s: float = 0.0) -> tuple[Token, ...]:
-        if self._read_at is not None and self._clock() - self._read_at < fresh_s:
+        """The tokens, at most ``fresh_s`` old; and so is a failure."""
+        if self._is_recent(self._read_at, fresh_s):
             return self._tokens
+        if self._problem is not None and self._is_recent(self._failed_at, fresh_s):
+            raise HTTPException(503, self._problem)
         assert self._token_file is not None
         now = self._clock()
         try:
-            self._tokens = await self._parsed(self._token_file)
+            tokens = await self._parsed(self._token_file)
         except HTTPException as error:
-            self._problem = error.detail
+            self._failed_at, self._problem = self._clock(), error.detail
             raise
-        self._read_at, self._problem = now, None
-        return self._tokens
+        if tokens != self._tokens:
+            gone = {*self._tokens}.difference(tokens)
+            self._tokens, self._former = tokens, (*self._former, *gone)[-FORMER:]
+        self._read_at, self._failed_at, self._problem = now, None, None
+        return tokens
 
     async def _parsed(self, path: Path) -> tuple[Token, ...]:
         try:
@@ -200,8 +229,15 @@ def address_of(scope: Scope) -> str:
 
 
 def _contents(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
+    """Opened without waiting, so that a FIFO in its place costs no thread. A Secret's file is a link."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(handle)
     if len(data) > MAX_FILE_BYTES:
         raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
     return data

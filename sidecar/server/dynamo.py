@@ -27,6 +27,7 @@ from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
 from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.offer import is_of
 from lora_fs.sidecar.sources.uri import parse, redacted, scheme_of
 
 SEEN_S = 5.0  # for what another replica registered to be seen here
@@ -90,7 +91,7 @@ def router(
         served = replica.lookup(name)
         if served is None:
             return None
-        if _place(served.record.spec.source.uri) != _place(uri):
+        if not _is_from(served.record, uri):
             raise Conflict(
                 f"{name} is registered from another source: unload it first, or register what lies there as "
                 "its next revision, with load_inplace in POST /v1/load_lora_adapter"
@@ -160,6 +161,17 @@ def router(
         return Response(await anyio.to_thread.run_sync(render), media_type="application/json")
 
     return routes
+
+
+def _is_from(record: Record, source: str) -> bool:
+    """Whether a record came from a source, also of URLs that differ in what is not shown."""
+    kept = record.spec.source
+    if _place(kept.uri) != _place(source):
+        return False
+    try:
+        return scheme_of(source) in ("", "file") or is_of(kept.pin, parse(source))
+    except InputError:
+        return True
 
 
 def _place(source: str) -> str:

@@ -85,12 +85,14 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         nonlocal rendered_from
         sight = await admin.sight(request.headers)
         bases, catalog = replica.base_cards(), replica.catalog()
-        key = (catalog.version, _lasting(bases))
+        kept_to = [replica.kept_to(str(base["id"])) for base in bases]
+        key = (catalog.version, _lasting(bases), kept_to)
         if rendered_from != key or len(rendered) > MAX_SIGHTS:
             rendered.clear()
             rendered_from = key
         if sight not in rendered:
-            rendered[sight] = render(bases, catalog, sight)
+            shown = [base for base, to in zip(bases, kept_to, strict=True) if to is None or to in sight]
+            rendered[sight] = render(shown, catalog, sight)
         return Response(rendered[sight], media_type="application/json")
 
     @routes.get(
@@ -100,10 +102,13 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         response_class=JSONResponse,
     )
     async def get_model(model: str, request: Request) -> Response:
-        for base in replica.base_cards():
-            if base.get("id") == model:
-                return JSONResponse(base)
+        base = next((one for one in replica.base_cards() if one.get("id") == model), None)
+        kept_to = replica.kept_to(model)
+        if base is not None and kept_to is None:
+            return JSONResponse(base)
         sight = await admin.sight(request.headers)  # whatever the name: no answer tells of one that is hidden
+        if base is not None and kept_to in sight:
+            return JSONResponse(base)
         served = replica.lookup(model)
         if served is None or served.record.namespace not in sight:
             replica.check_read()

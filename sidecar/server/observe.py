@@ -169,7 +169,9 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         }
         free = None if capacity is None else max(0, capacity - len(residency))
         count = sum(name in catalog for name in residency)
-        slots = LoraCapacity(max_loras=capacity, loaded_count=count, available_slots=free)
+        of_a_batch = replica.figures().get("max_loras")
+        max_loras = None if of_a_batch is None else int(of_a_batch)
+        slots = LoraCapacity(max_loras=max_loras, loaded_count=count, available_slots=free)
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,

@@ -61,6 +61,12 @@ class ReplicaPort(Protocol):
     def passes_through(self, name: str) -> bool:
         """Whether the engine itself lists ``name`` (its base model, a static adapter)."""
 
+    def kept_to(self, name: str) -> str | None:
+        """The namespace whose readers alone may see a name of the engine's own; None: everybody may.
+
+        Adapters that another process loaded may be a tenant's; the base model is everybody's.
+        """
+
     def hold(self, name: str, timeout_s: float) -> AbstractAsyncContextManager[str]:
         """Load ``name`` if it is not, and keep it loaded while the context is open.
 

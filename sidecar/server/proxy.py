@@ -7,39 +7,46 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
-from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound, TooLarge
-from lora_fs.sidecar.server.auth import ALL, HEADER, Admin, Sight
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server import hops
+from lora_fs.sidecar.server.auth import ALL, Admin, Sight
 from lora_fs.sidecar.server.canary import REVISION, Renamed, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.model_field import find_model, hides_its_model
+from lora_fs.sidecar.server.intake import SMALL_BYTES, Held, Intake
+from lora_fs.sidecar.server.model_field import Body, find_model, hides_its_model
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
-    b"transfer-encoding upgrade".split()
-)
 _LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", HEADER.encode()}
+# What aiohttp would add where there is none.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_ERROR_BYTES = 65_536
+PIECE_BYTES = 1 << 18
 
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
     'part whose first line is Content-Disposition: form-data; name="model"'
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +63,10 @@ class _Through:
 
 
 class Proxy:
-    """Forwards one request. ``session`` is opened by the app's lifespan.
+    """Forwards requests. ``session`` is opened by the app's lifespan.
 
     Args:
+        max_body_bytes: of one request; those under way may have twice as much.
         user_header: the request's header that says who asks, for canaries.
     """
 
@@ -74,7 +82,7 @@ class Proxy:
     ) -> None:
         self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._user_header = user_header
-        self._hold_timeout_s, self._max_body_bytes = hold_timeout_s, max_body_bytes
+        self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
         self.session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,63 +92,50 @@ class Proxy:
             await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
             return
         try:
-            body = await self._body(scope, receive)
+            async with self._intake.read(Headers(scope=scope), receive) as held:
+                about = {"http__request__method": scope["method"], "url__path": path[:200]}
+                with tracing.span("proxy", carrier=Headers(scope=scope), **about):
+                    await _while_it_waits(self._answer(scope, held, receive, send), receive)
         except ClientDisconnect:
             return
-        except TooLarge as error:
-            await error_response(str(error), 413, "InvalidUserInput")(scope, receive, send)
-            return
-        about = {"http__request__method": scope["method"], "url__path": path[:200]}
-        with tracing.span("proxy", carrier=Headers(scope=scope), **about):
-            work = asyncio.create_task(self._answer(scope, body, receive, send))
-            gone = asyncio.create_task(_disconnected(receive))
-            try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    work.result()
-            finally:
-                for task in (work, gone):
-                    task.cancel()
-                await asyncio.gather(work, gone, return_exceptions=True)
+        except LoraFsError as error:
+            await respond(error)(scope, receive, send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        chunks, size = [], 0
-        async for chunk in Request(scope, receive).stream():
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                raise TooLarge(f"the body is over {self._max_body_bytes} bytes")
-            chunks.append(chunk)
-        return b"".join(chunks)
-
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, held: Held, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         content_type = headers.get("content-type", "")
-        field = find_model(content_type, body)
         try:
+            field = find_model(content_type, held.body)
             sight = await self._admin.sight(headers)
-            if sight != ALL and hides_its_model(content_type, body):
+            if sight != ALL and hides_its_model(content_type, held.body):
                 raise InputError(_HIDDEN)
             if field is None or not field.name:  # to vLLM an empty name is its base model's
-                await self._forward(scope, body, send, None)
+                await self._forward(scope, held, send)
                 return
             model = field.name
             served = self._visible(model, sight)
             if served is None:
-                if not self._replica.passes_through(model):
+                if not self._passes_through(model, sight):
                     if not self._replica.base_cards():
                         raise EngineUnavailable("the engine has not answered yet: its models are unknown")
                     self._replica.check_read()
                     raise NotFound(f"The model `{model[:200]}` does not exist.")
-                await self._forward(scope, body, send, None)
+                field = None
+                await self._forward(scope, held, send)
                 return
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
             tracing.note(lora_fs__adapter=str(chosen.record.key))
             for again in (True, False):
                 async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
-                    sent = body if engine_name == model else field.renamed(engine_name)
                     through = _Through(chosen, model, engine_name)
-                    if await self._forward(scope, sent, send, through, unless_unknown=again):
-                        return
+                    body = held.body if engine_name == model else field.renamed(engine_name)
+                    async with self._asked(scope, body, through) as answer:
+                        said = await _said(answer) if again and answer.status == 404 else b""
+                        if b"`%b` does not exist" % engine_name.encode() not in said:
+                            del body, field
+                            held.release()
+                            await self._pass_on(answer, send, through, said)
+                            return
                 # An engine that restarted since the last look does not know the adapter.
                 self._replica.forget(engine_name)
         except LoraFsError as error:
@@ -158,65 +153,105 @@ class Proxy:
         served = self._replica.lookup(model)
         return served if served is not None and served.record.namespace in sight else None
 
-    async def _forward(
-        self,
-        scope: Scope,
-        body: bytes,
-        send: Send,
-        through: _Through | None,
-        *,
-        unless_unknown: bool = False,
-    ) -> bool:
-        """Pass the engine's answer on; False, and nothing sent, if it was a 404 not wanted."""
+    def _passes_through(self, model: str, sight: Sight) -> bool:
+        kept_to = self._replica.kept_to(model)
+        return self._replica.passes_through(model) and (kept_to is None or kept_to in sight)
+
+    async def _forward(self, scope: Scope, held: Held, send: Send) -> None:
+        """What names no adapter, as it is."""
+        async with self._asked(scope, held.body, None) as answer:
+            held.release()
+            await self._pass_on(answer, send, None)
+
+    @asynccontextmanager
+    async def _asked(
+        self, scope: Scope, body: Body, through: _Through | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The engine's answer, of which its head has come. It lets go of ``body``.
+
+        Raises:
+            EngineUnavailable: there was none.
+        """
         assert self.session is not None, "the app's lifespan opens it"
         path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
-        renamed = through is not None and through.engine_name != through.asked
-        dropped = _NOT_FORWARDED | {b"accept-encoding"} if renamed else _NOT_FORWARDED
-        plain = [("accept-encoding", "identity")] if renamed else []  # what is coded cannot be read here
-        headers = plain + [
+        headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in scope["headers"]
-            if name not in dropped
-            and not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
+            for name, value in hops.onward(scope["headers"], coded=through is None)
+            if not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
         ]
+        if len(body) > SMALL_BYTES:
+            headers.append(("content-length", str(len(body))))
         try:
             answer = await self.session.request(
                 scope["method"],
                 url,
-                data=body or None,
+                data=_pieces(body) if len(body) > SMALL_BYTES else body or None,
                 headers=tracing.outgoing(headers),
+                skip_auto_headers=_NOT_ADDED,
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
             raise not_there(self._engine_url, error) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
+        del body
         try:
             tracing.note(http__response__status_code=answer.status)
-            if unless_unknown and answer.status == 404:
-                return False
-            raw = [
-                (n, self._here(v) if n.lower() == b"location" else v)
-                for n, v in answer.raw_headers
-                if n.lower() not in _HOP_BY_HOP | _OURS
-            ]
-            names: Renamed | None = None
-            if through is not None:
-                raw += through.headers()
-                if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
-                    names = Renamed(through.engine_name, through.asked)
-                    raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
-            await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-            async for chunk in answer.content.iter_any():
+            yield answer
+        finally:
+            answer.close() if not answer.content.at_eof() else answer.release()
+
+    async def _pass_on(
+        self, answer: aiohttp.ClientResponse, send: Send, through: _Through | None, said: bytes = b""
+    ) -> None:
+        """Send the answer's head, what was read of it, and the rest as it comes."""
+        raw = [
+            (n, self._here(v) if n.lower() == b"location" else v)
+            for n, v in answer.raw_headers
+            if n.lower() not in hops.BY_HOP | _OURS
+        ]
+        names: Renamed | None = None
+        if through is not None:
+            raw += through.headers()
+            renamed = through.engine_name != through.asked
+            if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
+                names = Renamed(through.engine_name, through.asked)
+                raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
+        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        try:
+            async for chunk in _chunks(said, answer):
                 data = chunk if names is None else names.feed(chunk)
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            rest = b"" if names is None else names.end()
-            await send({"type": "http.response.body", "body": rest, "more_body": False})
-            return True
-        finally:
-            answer.close() if not answer.content.at_eof() else answer.release()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            told = event("engine.broke_off", error=type(error).__name__)
+            logger.warning("the engine broke off its answer: %s", error, extra=told)
+            return  # without an end, so that the client's connection is closed, too
+        rest = b"" if names is None else names.end()
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _pieces(body: Body) -> AsyncIterator[memoryview]:
+    """As the engine takes it: sent whole it would be copied twice."""
+    view = memoryview(body)
+    for at in range(0, len(body), PIECE_BYTES):
+        yield view[at : at + PIECE_BYTES]
+
+
+async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    yield said
+    async for chunk in answer.content.iter_any():
+        yield chunk
+
+
+async def _said(answer: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an error's body, which is all of it, if it is vLLM's."""
+    said = b""
+    with suppress(aiohttp.ClientError, TimeoutError):  # told when it is passed on
+        while len(said) < _ERROR_BYTES and (more := await answer.content.readany()):
+            said += more
+    return said
 
 
 def _leaves_its_route(path: str) -> bool:
@@ -227,6 +262,19 @@ def _leaves_its_route(path: str) -> bool:
     plain = unquote(unquote(path)).replace("\\", "/")
     segments = plain.rstrip("/").split("/")[1:]
     return not {".", "..", ""}.isdisjoint(segments) or segments[-1] in _LORA_ROUTES
+
+
+async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
+    """Do ``work`` for as long as the client is there."""
+    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

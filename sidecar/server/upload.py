@@ -59,7 +59,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         name = full_name(name, replica.namespaces)
         async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
             length = request.headers.get("content-length", "")
-            size = int(length) if length.isdigit() else None
+            size = int(length) if length.isdecimal() else None
             sent = Upload(name, _files(request), revision, activate, size)
             done = await replica.upload(sent, writer=caller.writer)
             what |= {"source": "upload", "revision": done.record.revision, "digest": done.record.spec.digest}
@@ -73,11 +73,11 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
 async def _files(request: Request) -> AsyncIterator[tuple[str, bytes]]:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     try:
-        if kind.decode() in TARS:
+        if kind.decode("latin-1") in TARS:
             async for chunk in request.stream():
                 if chunk:
                     yield ARCHIVE, chunk
-        elif kind.decode() == FORM and options.get(b"boundary"):
+        elif kind.decode("latin-1") == FORM and options.get(b"boundary"):
             form = _Form(options[b"boundary"])
             async for chunk in request.stream():
                 for one in form.take(chunk):
@@ -98,6 +98,7 @@ class _Form:
         self._header, self._value, self._name = bytearray(), bytearray(), ""
         self._ready: list[tuple[str, bytes]] = []
         self._ended = False
+        self._seen: set[str] = set()
         self._parser = MultipartParser(
             boundary,
             {
@@ -105,6 +106,7 @@ class _Form:
                 "on_header_field": lambda data, start, end: self._add(self._header, data[start:end]),
                 "on_header_value": lambda data, start, end: self._add(self._value, data[start:end]),
                 "on_header_end": self._head,
+                "on_headers_finished": self._named,
                 "on_part_data": lambda data, start, end: self._data(data[start:end]),
                 "on_end": self._end,
             },
@@ -141,6 +143,13 @@ class _Form:
             self._name = sent if sent in TAKEN or not _is_tar(sent) else ARCHIVE
         self._header.clear()
         self._value.clear()
+
+    def _named(self) -> None:
+        """Each file is one part: two of a name would be joined."""
+        if self._name and self._name in self._seen:
+            what = "a tar" if self._name == ARCHIVE else f"{self._name[:80]!a}"
+            raise InputError(f"{what} is sent twice: send each file once, or one tar")
+        self._seen.add(self._name)
 
     def _data(self, data: bytes) -> None:
         if not self._name:

@@ -12,8 +12,9 @@ from typing import cast
 import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
 from lora_fs.sidecar.reconcile.staging import Stager
@@ -72,6 +73,15 @@ class FakeEngine:
     def _check_up(self) -> None:
         if not self.up:
             raise EngineUnavailable("connection refused")
+
+
+class FakeRegistrations:
+    """Nothing was ever registered, and nothing comes."""
+
+    downloads = SimpleNamespace(under_way=dict)
+
+    async def unregister(self, lora_name: str, served: Served | None, writer: str) -> None:
+        raise NotFound(lora_name)
 
 
 @dataclass
@@ -196,7 +206,7 @@ class Rig:
             "tiny",
             ("default",),
             cast("Volume", self.volume),
-            cast("Registrations", SimpleNamespace(downloads=SimpleNamespace(under_way=dict))),
+            cast("Registrations", FakeRegistrations()),
             self.engine,
             cast("Stager", self.stager),
             self.limits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, PolicyKind, Record, Scope, State
@@ -133,7 +133,6 @@ def defined(
     return sorted(served.items()), unasked, conflicts, trials, digests
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([ONE, SEVERAL]), st.sampled_from(PolicyKind))
 def test_made_from_the_last_is_made_from_nothing(
     seed: int, namespaces: tuple[str, ...], kind: PolicyKind

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.reconcile.downloads import Downloads, begun
 from lora_fs.sidecar.reconcile.fetching import CHECKING, Tell
 
@@ -54,3 +55,30 @@ async def test_an_outcome_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert downloads.under_way().keys() == {"a"}
     go[1].set()
     assert await second == "outcome 1"
+
+
+@pytest.mark.parametrize("stands", [True, False])
+async def test_an_outcome_that_nobody_fetched(stands: bool) -> None:
+    """It is told if it still holds; else the work is done again, once for all who ask."""
+    downloads: Downloads[str] = Downloads(wait_s=BOUND_S)
+    what, told, go, calls = ("scope", "a"), begun("a", "default", "hf://a"), threading.Event(), []
+
+    def call(*_: object) -> str:
+        go.wait(BOUND_S)
+        calls.append("called")
+        return f"outcome {len(calls)}"
+
+    async def look(_: str) -> bool:
+        await asyncio.sleep(0)
+        return stands
+
+    downloads.wait_s = 0.0
+    with pytest.raises(WaitTimeout):
+        await downloads.run(what, told, call, look)
+    ended = asyncio.Event()
+    downloads.wake = ended.set
+    go.set()
+    await ended.wait()
+    downloads.wait_s = BOUND_S
+    found = await asyncio.gather(*(downloads.run(what, told, call, look) for _ in range(2)))
+    assert found == ["outcome 1" if stands else "outcome 2"] * 2

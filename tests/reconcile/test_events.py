@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.errors import EngineRejected
+from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Canary, Event, EventList, Policy, PolicyKind, ReplicaStatus
 from lora_fs.sidecar.reconcile import report
 from lora_fs.sidecar.reconcile.conditions import Since
@@ -292,6 +292,28 @@ async def test_two_replicas_of_one_id_are_told(
     assert left.exists(), "it is the other's now"
     await other.reporter.withdraw("r0")
     assert not left.exists()
+
+
+@anyio
+async def test_an_earlier_process_is_no_other(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is there still, since the volume took no writes when it ended, nor when this one began."""
+    site = Site(make_rig(), tmp_path / "root", monkeypatch)
+    left = site.registry.layout.replica("r0")
+    left.write_bytes(seal(ReplicaStatus(replica="r0", model="tiny", namespaces=("default",))))
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise VolumeUnavailable(f"{path}: read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "replace", refuse)
+        for _ in range(2):
+            await site.report()
+            assert "read-only" in str(site.rig.volume.status_problem)
+            site.clock.now += report.HEARTBEAT_S
+    await site.report()
+    assert site.rig.volume.status_problem is None
 
 
 @anyio

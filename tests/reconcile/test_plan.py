@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import (
@@ -14,7 +15,7 @@ from lora_fs.sidecar.model import (
     Source,
     State,
 )
-from lora_fs.sidecar.reconcile.plan import ALWAYS, Absent, Resident, decide
+from lora_fs.sidecar.reconcile.plan import ALWAYS, Absent, Resident, decide, give_way
 
 RECORD = Record(
     namespace="default",
@@ -59,11 +60,18 @@ absents = st.lists(
 )
 
 
+def wanting(resident: list[Resident], absent: list[Absent]) -> dict[str, PolicyKind]:
+    """What is to be loaded if there is room: what is absent, and what is loaded always and superseded."""
+    stale = [e for e in resident if e.wanted is not None and not e.current and not e.in_flight]
+    found = {e.name: e.policy.kind for e in stale if e.policy.kind in ALWAYS}
+    return found | {one.name: one.policy.kind for one in absent if one.may_try}
+
+
 @given(residents, absents, st.none() | st.integers(1, 6))
 def test_the_plan_keeps_its_promises(
     resident: list[Resident], absent: list[Absent], capacity: int | None
 ) -> None:
-    """Nothing in use is unloaded; a pinned one stays while it is wanted; capacity holds."""
+    """Nothing in use is unloaded; a pinned one stays while it is wanted; capacity holds and is used."""
     decided = decide(resident, absent, capacity)
     by_name = {entry.name: entry for entry in resident}
     for name in decided.unload:
@@ -83,13 +91,28 @@ def test_the_plan_keeps_its_promises(
             assert missing.name not in decided.load
     if capacity is not None and decided.load:
         assert len(resident) - len(decided.unload) + len(decided.load) <= capacity
+    may_load = wanting(resident, absent)
+    assert may_load.keys() >= {*decided.load}
+    left = {kind for name, kind in may_load.items() if name not in decided.load}
+    if capacity is None:
+        assert not left
+    elif left - {PolicyKind.PINNED}:
+        assert len(resident) - len(decided.unload) + len(decided.load) >= capacity, "a place is free"
+
+
+PINNED = Policy(kind=PolicyKind.PINNED)
 
 
 @given(residents, absents, st.integers(1, 6))
+@example(
+    resident=[Resident("kept", RECORD, True, 0, 1.0, PINNED)],
+    absent=[Absent(name, PINNED, True) for name in "abc"],
+    capacity=3,
+)
 def test_pinned_adapters_leave_one_place(
     resident: list[Resident], absent: list[Absent], capacity: int
 ) -> None:
-    """However many are pinned, the plan never loads so many that a lazy one has no place."""
+    """However many are pinned, a lazy one has a place; all others are theirs, but those in use."""
     decided = decide(resident, absent, capacity)
     policies = {entry.name: entry.policy.kind for entry in resident}
     policies |= {entry.name: entry.policy.kind for entry in absent}
@@ -97,6 +120,29 @@ def test_pinned_adapters_leave_one_place(
     pinned_before = sum(policies[name] is PolicyKind.PINNED for name in stay)
     pinned_loaded = sum(policies[name] is PolicyKind.PINNED for name in decided.load)
     assert pinned_loaded == 0 or pinned_before + pinned_loaded <= capacity - 1
+    left = wanting(resident, absent).items() - {(name, policies[name]) for name in decided.load}
+    if PolicyKind.PINNED in dict(left).values() and pinned_before + pinned_loaded < capacity - 1:
+        others = [e for e in resident if e.name in stay and e.policy.kind is not PolicyKind.PINNED]
+        assert all(entry.in_flight for entry in others)
+        assert len(stay) + len(decided.load) >= capacity
+
+
+def test_the_pinned_that_stay_are_those_of_the_highest_priority() -> None:
+    """Requests loaded more pinned ones than may stay: beyond the places they have, use decides as for all."""
+    idle_by_priority = {3: 9.0, 2: 5.0, 1: 1.0}
+    resident = [
+        Resident(f"p{priority}", RECORD, True, 0, idle, Policy(kind=PolicyKind.PINNED, priority=priority))
+        for priority, idle in idle_by_priority.items()
+    ]
+    assert decide(resident, [], 2).unload.keys() == {"p2"}
+
+
+@pytest.mark.parametrize("kind", sorted(ALWAYS))
+def test_a_superseded_one_is_loaded_anew(kind: PolicyKind) -> None:
+    """Unasked, in the pass that unloads its old bytes; one that is current is left alone."""
+    stale, current = (Resident("sql", RECORD, now, 0, 1.0, Policy(kind=kind)) for now in (False, True))
+    assert decide([stale], [], None).load == ("sql",)
+    assert decide([current], [], None).load == ()
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=6, unique=True))
@@ -149,6 +195,68 @@ def test_nobody_gives_way_below_its_share(
             ]
             assert not older
     assert len(unload) == min(max(0, len(resident) - capacity), sum(not e.in_flight for e in resident))
+
+
+def sized(digest: int) -> Record:
+    """One of a few copies, each of its own size."""
+    spec = RECORD.spec.model_copy(update={"digest": f"sha256:{digest:064x}", "size_bytes": 10 * digest})
+    return RECORD.model_copy(update={"spec": spec})
+
+
+copies = st.lists(
+    st.builds(
+        Resident,
+        name=st.uuids().map(str),
+        wanted=st.none() | st.integers(1, 5).map(sized),
+        current=st.booleans(),
+        in_flight=st.integers(0, 1),
+        idle_s=st.floats(0, 20),
+        policy=policies,
+        tenant=tenants,
+    ),
+    max_size=10,
+)
+
+
+def freed(resident: list[Resident], gone: tuple[str, ...]) -> int:
+    """Bytes of the copies that no name needs any more."""
+    left = {e.wanted.spec.digest for e in resident if e.wanted is not None and e.name not in gone}
+    specs = [e.wanted.spec for e in resident if e.wanted is not None]
+    return sum({spec.digest: spec.size_bytes for spec in specs if spec.digest not in left}.values())
+
+
+@given(copies, st.integers(0, 120), st.just({}) | weights)
+def test_room_in_the_stage_is_made_by_idle_ones(
+    resident: list[Resident], lacks: int, weights: dict[str, int]
+) -> None:
+    """Enough of them go, and none where all would not be enough; nobody else ever does."""
+    gone = give_way(resident, lacks, weights)
+    may_go = {
+        e.name: e.idle_s
+        for e in resident
+        if e.wanted is not None
+        and e.current
+        and not e.in_flight
+        and e.policy.kind in (PolicyKind.LAZY, PolicyKind.STICKY)
+    }
+    assert may_go.keys() >= {*gone}
+    if gone:
+        assert freed(resident, gone) >= lacks
+        assert freed(resident, gone[:-1]) < lacks, "one more than it takes"
+    else:
+        assert lacks <= 0 or freed(resident, tuple(may_go)) < lacks
+    if gone and not weights:
+        stay = [idle_s for name, idle_s in may_go.items() if name not in gone]
+        assert max(stay, default=0) <= may_go[gone[-1]]
+
+
+def test_exactly_enough_room_is_enough() -> None:
+    """One copy has as many bytes as are lacking: its adapter goes, and nobody else."""
+    lazy = Policy(ttl_s=10)
+    resident = [Resident(str(size), sized(size), True, 0, float(size), lazy) for size in (1, 2)]
+    assert give_way(resident, 20) == ("2",)
+    assert give_way(resident, 30) == ("2", "1")
+    assert give_way(resident, 31) == ()
 
 
 def test_eager_adapters_are_loaded_by_shares() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile import registrations
 from lora_fs.sidecar.reconcile.fetching import Fetching
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
@@ -139,6 +140,49 @@ async def test_taking_back_what_was_registered_before(site: Site, active: bool, 
     assert site.serves() == "v1"
     await undo()
     assert (site.serves(), site.revisions()) == (serves, {"v1"})
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_taking_back_leaves_what_is_tried_and_the_way_back(
+    site: Site, web: WebServer, remote: bool
+) -> None:
+    """The canary goes on, and the rollback leads where it did; what was withdrawn meanwhile is left out."""
+    for seed in (1, 2):
+        site.put(seed)
+    site.put(3, activate=False)
+    operations.set_canary(site.registry, SCOPE, "a", "v3", 20, writer="ci")
+    url = web.put("/a.tar", tar_of(site.source(4)))
+    for withdrawn, leaves in (
+        (None, ("v2", "v1", "v3")),
+        ("v3", ("v2", "v1", None)),
+        ("v1", ("v2", None, None)),
+    ):
+        request = LoadRequest("a", url, True) if remote else site.request(4)
+        _, undo = await site.http.register(request, "test")
+        if withdrawn is not None:
+            operations.unregister(site.registry, SCOPE, "a", revision=withdrawn, writer="ci")
+        await undo()
+        pointer = operations.active(site.registry, SCOPE, "a")
+        assert pointer is not None
+        canary = pointer.canary.revision if pointer.canary is not None else None
+        assert (pointer.revision, pointer.previous_revision, canary) == leaves
+    assert "v4" not in site.revisions()
+
+
+async def test_what_was_registered_while_nobody_waited_is_taken_back(site: Site, web: WebServer) -> None:
+    """The name serves again what it did before the download began."""
+    site.put(1)
+    site.http.downloads.wait_s = 0.0
+    request = LoadRequest("a", web.put("/a.tar", tar_of(site.source(2))), True)
+    with pytest.raises(WaitTimeout):
+        await site.http.register(request, "test")
+    ended = asyncio.Event()
+    site.http.downloads.wake = ended.set
+    await asyncio.wait_for(ended.wait(), BOUND_S)
+    assert site.serves() == "v2"
+    _, undo = await site.http.register(request, "test")
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v1", {"v1"})
 
 
 async def test_a_volume_that_hangs_takes_so_many_threads(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
+from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import (
     EngineRejected,
     EngineUnavailable,
@@ -20,7 +24,9 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.desired import ByScope, Desired, no_pointers, no_records
-from tests.reconcile.conftest import Rig
+from lora_fs.sidecar.server import observe
+from lora_fs.sidecar.server.auth import Admin
+from tests.reconcile.conftest import FakeEngine, Rig
 
 pytestmark = pytest.mark.anyio
 
@@ -336,6 +342,51 @@ async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> Non
         await use(rig, name)
         await rig.settle()
         assert set(rig.engine.adapters) == {"pinned", name}
+
+
+@dataclass
+class BatchOfTwo(FakeEngine):
+    """It says what its --max-loras is, and in which ``tier`` its adapters are if it knows."""
+
+    tier: str | None = None
+
+    async def loaded(self) -> Loaded:
+        loaded = await super().loaded()
+        return replace(loaded, tiers=dict.fromkeys(loaded.adapters, self.tier) if self.tier else {})
+
+    async def activity(self) -> Activity:
+        return Activity(max_loras=2)
+
+
+async def metadata_of(rig: Rig) -> dict[str, object]:
+    """What ``/metadata`` tells of how many there may be."""
+    app = FastAPI()
+    app.include_router(observe.discovery(rig.replica, Admin(None)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as client:
+        told: dict[str, object] = (await client.get("/metadata")).json()["lora"]["lora_capacity"]
+        return told
+
+
+@pytest.mark.parametrize(
+    ("max_loaded", "tier", "capacity", "free"),
+    [(None, None, None, None), (None, "gpu", 2, 0), (5, None, 5, 2), (5, "gpu", 5, 2)],
+    ids=["stock", "plugin", "stock, bounded", "plugin, bounded"],
+)
+async def test_what_bounds_how_many_are_loaded(
+    make_rig: MakeRig, max_loaded: int | None, tier: str | None, capacity: int | None, free: int | None
+) -> None:
+    """A stock engine swaps: its --max-loras is told, and neither a capacity nor a trouble is made of it."""
+    rig = make_rig(max_loaded)
+    rig.engine = BatchOfTwo(tier=tier)
+    rig.replica = rig.start()
+    for name in "abc":
+        rig.volume.put(name, policy=PINNED)
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"a", "b", "c"}
+    assert await metadata_of(rig) == {"max_loras": 2, "loaded_count": 3, "available_slots": free}
+    assert rig.replica.capacity() == rig.replica.figures().get("capacity") == capacity
+    troubles = [one.partition(":")[0] for one in rig.replica.readiness().conditions]
+    assert troubles == (["PinnedBeyondSlots"] if capacity == 2 else [])
 
 
 async def test_names_the_engine_itself_serves(make_rig: MakeRig) -> None:

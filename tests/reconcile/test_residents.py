@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 
 from lora_fs.sidecar import errors
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile import backoff
 from tests.reconcile.conftest import Rig
@@ -88,6 +88,99 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
         assert name in rig.engine.adapters
 
 
+async def test_the_request_that_ends_first_leaves_the_other_its_adapter(make_rig: MakeRig) -> None:
+    """Two requests use one adapter: while one still runs, it is in flight and is not unloaded."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    await rig.settle()
+    residents = rig.replica._residents
+    async with rig.replica.hold("sql", 5) as name:
+        async with rig.replica.hold("sql", 5):
+            assert residents.in_flight(name) == 2
+        assert residents.in_flight(name) == 1
+        await residents.unload(name, "idle")
+        assert name in rig.engine.adapters
+    assert residents.in_flight(name) == 0
+    await residents.unload(name, "idle")
+    assert name not in rig.engine.adapters
+
+
+async def test_idleness_counts_from_the_load(make_rig: MakeRig) -> None:
+    """What was loaded unasked, and never asked for since, was last used when it was loaded."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    await rig.settle()
+    served = rig.replica.lookup("sql")
+    assert served is not None
+    name = await rig.replica._residents.load(served)
+    rig.clock.now += 30
+    assert rig.replica._residents.idle_s(name) == 30
+
+
+async def test_failures_of_what_is_withdrawn_are_forgotten(make_rig: MakeRig) -> None:
+    """Nobody will ask for it, and nothing of it is kept; the failure of another stays."""
+    rig = make_rig()
+    for name in ("bad", "worse"):
+        rig.volume.put(name)
+        rig.engine.refuses[name] = EngineRejected("rank 64", reason="rank 64")
+        with pytest.raises(EngineRejected):
+            async with rig.replica.hold(name, 5):
+                pass
+    rig.volume.remove("bad")
+    await rig.settle()
+    assert rig.replica._residents.failures.keys() == {"worse"}
+
+
+async def test_the_last_request_of_a_draining_one_wakes_the_replica(make_rig: MakeRig) -> None:
+    """What waits for its requests alone goes when they have ended; where nothing waits, nobody is woken."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    async with rig.replica.hold("sql", 5):
+        await rig.settle()
+        rig.replica._wake.clear()
+    assert not rig.replica._wake.is_set()
+    async with rig.replica.hold("sql", 5):
+        async with rig.replica.hold("sql", 5):
+            rig.volume.remove("sql")
+            await rig.settle()
+            rig.replica._wake.clear()
+        assert not rig.replica._wake.is_set()
+    assert rig.replica._wake.is_set()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_what_was_forgotten_and_is_there_makes_room(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """The engine says that it has another copy of ours under the name: it is replaced as any is."""
+    rig = make_rig()
+    rig.volume.put("sql", "v1")
+    await rig.settle()
+    load = rig.engine.load
+
+    async def load_once(name: str, path: str, record: Record) -> None:
+        there = rig.engine.adapters.get(name)
+        if there not in (None, path):
+            raise NameTaken(f"{name} is taken", reason="taken", status=400, path=there)
+        await load(name, path, record)
+
+    monkeypatch.setattr(rig.engine, "load", load_once)
+    async with AsyncExitStack() as stack:
+        if streams:
+            old = await stack.enter_async_context(rig.replica.hold("sql", 5))
+            assert old == "sql"
+        else:
+            async with rig.replica.hold("sql", 5):
+                pass
+        rig.replica.forget("sql")
+        rig.volume.put("sql", "v2")
+        await rig.settle()
+        async with rig.replica.hold("sql", 5) as name:
+            assert name == ("sql@v2" if streams else "sql")
+            assert rig.engine.adapters[name].endswith("v2")
+        assert rig.replica._residents.failures == {}
+
+
 class Request:
     """Something large that a request brings."""
 
@@ -136,6 +229,7 @@ def _causes() -> list[LoraFsError]:
         errors.UnknownOutcome: (("it may have landed", "r1"), {}),
         errors.TooManyRegistrations: (("later",), {"retry_after_s": 7.0}),
         errors.EngineRejected: (("no",), {"reason": "rank", "status": 400}),
+        errors.NameTaken: (("no",), {"reason": "taken", "status": 400, "path": "/stage/x/sql"}),
     }
     every = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, LoraFsError)]
     told = ((kind, *given.get(kind, (("a sentence",), {}))) for kind in every)

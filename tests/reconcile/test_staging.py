@@ -10,17 +10,18 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.copies import GRACE_S, IDLE_S, Signature
+from lora_fs.sidecar.reconcile.copies import GRACE_S, IDLE_S, Signature, StageFull
 from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.registry import registration
+from lora_fs.sidecar.registry import artifacts, registration
 from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.validate import Expectation
@@ -237,9 +238,31 @@ async def test_a_volume_that_hangs(registry: Registry, register: Register, tmp_p
     with pytest.raises(VolumeUnavailable, match="stuck"):
         await stager.stage(stuck)
     folder = artifact(registry, good)
+    stager._timeout_s = 20  # how soon a good one is copied is not the promise
     assert Path(await stager.stage(good)).is_dir()
     hang.set()
     assert await asyncio.to_thread(ended.wait, 20)
+
+
+async def test_a_copy_ends_at_its_next_block(
+    stager: Stager, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the replica ends; nothing of it is left, and no other begins."""
+    record, read, written = register("one", 1), artifacts._hashed, 0
+
+    def hashed(*args: Any) -> Iterator[memoryview]:
+        nonlocal written
+        for part in read(*args):
+            written += 1
+            stager.end()
+            yield part
+
+    monkeypatch.setattr(artifacts, "_hashed", hashed)
+    for _ in range(2):
+        with pytest.raises(VolumeUnavailable, match="this replica ends"):
+            await stager.stage(record)
+    assert written == 1
+    assert not list(Path(stager._folder).glob(".copying-*"))
 
 
 async def test_copies_are_removed_when_nobody_needs_them(stager: Stager, register: Register) -> None:
@@ -284,6 +307,22 @@ async def test_an_idle_copy_makes_room(registry: Registry, tmp_path: Path, regis
     stager._unused_since = dict.fromkeys(stager._unused_since, time.monotonic() - IDLE_S)
     await stager.stage(new)
     assert (stager.has(old), stager.has(used), stager.has(new)) == (False, True, True)
+
+
+async def test_copies_under_way_keep_the_bound_together(
+    registry: Registry, register: Register, tmp_path: Path
+) -> None:
+    """There is room for one: while it is being copied a second finds none, and does when it is over."""
+    first, second = register("a", 1), register("b", 2)
+    stager = make_stager(registry, tmp_path / "stage", max_bytes=first.spec.size_bytes * 3 // 2)
+    with (
+        stager.room_for(first, make_room=True),
+        pytest.raises(StageFull),
+        stager.room_for(second, make_room=True),
+    ):
+        pass
+    with stager.room_for(second, make_room=True):
+        pass
 
 
 async def test_two_processes_share_a_stage(registry: Registry, register: Register, tmp_path: Path) -> None:

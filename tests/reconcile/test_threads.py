@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -11,12 +13,28 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from lora_fs.sidecar.reconcile.threads import AllTaken, Threads
+from lora_fs.sidecar.reconcile.threads import AllTaken, Daemons, Threads
 
 pytestmark = pytest.mark.anyio
 
 SOON_S = 0.05
 BOUND_S = 20
+ENDS = """
+import asyncio, atexit, sys, threading
+from lora_fs.sidecar.reconcile.threads import Daemons, Threads
+
+async def give_up():
+    pool, hang = Daemons(1, "pool"), threading.Event()
+    for hanging in (Threads(1).run(hang.wait, 0.05), asyncio.wait_for(pool.run(hang.wait), 0.05)):
+        try:
+            await hanging
+        except TimeoutError:
+            print("gave up")
+
+atexit.register(print, "at exit")
+asyncio.run(give_up())
+sys.exit(3)
+"""
 
 
 @pytest.fixture
@@ -76,17 +94,23 @@ async def test_what_the_call_raises() -> None:
             await threads.run(lambda error=error: call(error), BOUND_S)  # type: ignore[misc]
 
 
-def test_a_process_that_ends_waits_for_none(hang: threading.Event) -> None:
-    """Of a volume that hangs the thread goes on, and the event loop ends."""
-    ended = threading.Event()
+def test_a_process_that_ends_waits_for_none() -> None:
+    """Of calls that hang: it ends at once, as any other does, with its own status."""
+    command = [sys.executable, "-c", ENDS]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (ended.stdout.split("\n"), ended.stderr) == (["gave up", "gave up", "at exit", ""], "")
+    assert ended.returncode == 3
 
-    def call() -> None:
-        hang.wait(BOUND_S)
-        ended.set()
 
-    async def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            await Threads(1).run(call, SOON_S)
-
-    asyncio.run(give_up())
-    assert not ended.is_set()
+async def test_who_gives_up_before_it_begins(hang: threading.Event) -> None:
+    """Has it not begun; the next is, and a failure is its caller's."""
+    pool, begun = Daemons(1, "pool"), threading.Semaphore(0)
+    first = asyncio.create_task(pool.run(lambda: hang.wait(BOUND_S)))
+    second = asyncio.create_task(pool.run(begun.release))
+    await asyncio.sleep(SOON_S)
+    second.cancel()
+    hang.set()
+    assert await first
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 // 0)
+    assert not begun.acquire(blocking=False)

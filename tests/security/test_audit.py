@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.trail import ACTS
@@ -64,6 +66,34 @@ def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest
     assert [
         json.loads(record.getMessage()) for record in caplog.records if record.name == "lora_fs.audit"
     ] == told
+
+
+def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Path) -> None:
+    """The address in an audit line is the connection's, also one from loopback that a header says otherwise
+    of."""
+    process = start_sidecar(
+        "sidecar",
+        "http://127.0.0.1:9",
+        log=tmp_path / "sidecar.log",
+        env={
+            "LORA_FS_ROOT": str(root),
+            "LORA_FS_MODEL": "tiny",
+            "LORA_FS_STAGE_DIR": str(tmp_path / "stage"),
+            "LORA_FS_AUDIT_FILE": str(tmp_path / "audit"),
+        },
+    )
+    try:
+        process.wait_ready("/health")
+        httpx.post(
+            f"{process.url}/v1/unload_lora_adapter",
+            json={"lora_name": "none"},
+            headers={"X-Forwarded-For": "6.6.6.6"},
+            trust_env=False,
+        )
+        (told,) = lines(tmp_path / "audit")
+    finally:
+        process.stop()
+    assert told["from"] == "127.0.0.1"
 
 
 READS = set("list show status top events wait validate doctor export sidecar install-plugin demo".split())

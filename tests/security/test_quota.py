@@ -168,6 +168,22 @@ def test_dropped(
     assert site.refusal().startswith("OverQuota: default/tiny/v1/dropped would need")
 
 
+def test_dropped_under_a_quota_that_is_not_known(registry: Registry, scope: Scope) -> None:
+    """Where a namespace's quota is damaged its drops are refused for that, and looked at again in 30 s."""
+    allow(registry, adapters=1)
+    path = registry.layout.quota("default")
+    whole = path.read_bytes()
+    path.write_text("garbage")
+    site = Site(registry, scope)
+    write_adapter(site.folder, 1)
+    assert site.settle() == {}
+    assert site.refusal().startswith(f"OperatorError: {path}: ")
+    path.write_bytes(whole)
+    assert site.step(adopt.QUOTA_RETRY_S - 1) == {}
+    assert site.step(1) == {"dropped": "v1"}
+    assert site.refusal() == ""
+
+
 @pytest.mark.parametrize("damage", ["{", "", '{"sum": "0"}', "other", "folder"])
 def test_damaged(registry: Registry, scope: Scope, make_adapter: MakeAdapter, damage: str) -> None:
     """A quota that cannot be read lets nobody register, and takes nothing away from what is registered."""

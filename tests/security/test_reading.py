@@ -16,8 +16,10 @@ from lora_fs.sidecar.server.auth import Admin
 from lora_fs.worker_patch.api.asked import asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine
+from tests.reconcile.conftest import FakeEngine as InMemory
+from tests.registry.conftest import write_adapter
 from tests.security.conftest import CI_A, OPERATORS, TOKENS, Sidecar, Tenants, bearer
-from tests.server.conftest import FakeEngine
+from tests.server.conftest import FakeEngine, tenants
 
 
 def names(http: httpx.Client, headers: dict[str, str] | None = None) -> set[str]:
@@ -117,6 +119,44 @@ def in_detail(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.R
     return http.get(f"/v1/dashboard/adapters/{name}", headers=headers)
 
 
+def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url: str) -> None:
+    """An adapter that is in the engine and that this sidecar did not load, as after a restart with another
+    stage folder, is seen and used by those alone who may read its namespace."""
+    held, admin, admitted = (
+        InMemory({"static": "/models/static"}),
+        Admin(token_file, ("-",)),
+        bearer(OPERATORS),
+    )
+    source = str(write_adapter(tmp_path / "sources" / "a"))
+    with tenants(tmp_path, admin, held) as http:
+        body = {"lora_name": "team-b/law", "lora_path": source}
+        assert http.post("/v1/load_lora_adapter", json=body, headers=admitted).status_code == 200
+    elsewhere = held.adapters["team-b/law"]
+    held.adapters |= {"team-b/law@v1": elsewhere, "team-b/unknown": "/elsewhere", "law": elsewhere}
+    hidden = held.adapters.keys() - {"static"}
+
+    def listed(headers: dict[str, str]) -> set[str]:
+        return {card["id"] for card in http.get("/v1/models", headers=headers).json()["data"]} - {"tiny"}
+
+    with tenants(tmp_path, Admin(token_file, ("-",)), held, "another-stage", engine_url) as http:
+        assert any(http.get("/readyz").status_code == 200 for _ in range(2_000))
+        for withdrawn in (False, True):
+            if withdrawn:
+                body = {"lora_name": "team-b/law"}
+                http.post("/v1/unload_lora_adapter", json=body, headers=admitted).raise_for_status()
+            for headers in ({}, bearer("the-engines-key"), bearer(CI_A)):
+                assert listed(headers) == {"static"}
+                for ask in (used, shown):
+                    answers = [(name, ask(http, name, headers)) for name in (*hidden, "team-b/nothing")]
+                    alike = {(one.status_code, one.text.replace(name, "NAME")) for name, one in answers}
+                    assert [status for status, _ in alike] == [404], (alike, headers)
+            assert listed(admitted) == {"static", *hidden}
+            for ask in (used, shown):
+                assert {ask(http, name, admitted).status_code for name in hidden} == {200}
+                assert ask(http, "static", {}).status_code == 200
+    assert held.adapters["team-b/law"] == elsewhere
+
+
 BODY = json.dumps({"model": "team-b/law"})
 FORM = "multipart/form-data; boundary=x"
 
@@ -142,6 +182,17 @@ def part(*header: str, value: str = "team-b/law") -> bytes:
         (FORM, part("Content-Disposition: form-data; name*=utf-8''m%6fdel")),
         (FORM, part("Content-Disposition: form-data;", ' name="model"')),
         (FORM, part('Content-Disposition: form-data; name="file"; filename="a"; name="model"')),
+        (f"{FORM}; charset=utf-7", part('Content-Disposition: form-data; name="+AG0-odel"')),
+        (
+            f"{FORM}; charset=utf-7",
+            part('Content-Disposition: form-data; name="model"', value="+AHQ-eam-b/law"),
+        ),
+        (f"{FORM}; Charset*=utf-7", part('Content-Disposition: form-data; name="file"')),
+        (
+            "multipart/form-data; charset=cp037; boundary=x",
+            part('Content-Disposition: form-data; name="file"'),
+        ),
+        (f"{FORM}; boundary=y", part('Content-Disposition: form-data; name="file"')),
         (
             FORM,
             part('Content-Disposition: form-data; name="model"', value="tiny")[:-6]

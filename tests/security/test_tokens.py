@@ -6,6 +6,9 @@ import ast
 import hmac
 import json
 import logging
+import os
+import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -158,6 +161,7 @@ def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("# nobody\n\n", 401),
         (None, 503),
         ("one two\n", 503),
+        ("one rights=all\n", 503),
         ("one namespaces=a/b\n", 503),
         ("one namespaces=\n", 503),
         ("one verbs=write\n", 503),
@@ -224,18 +228,97 @@ def test_tokens_are_not_told(
     assert not {"secret", "token", "value"} & set(Token.__dataclass_fields__)
 
 
-def test_the_engine_gets_no_token(sidecar: Sidecar, token_file: Path, engine: FakeEngine) -> None:
-    """The sidecar passes no token on to the engine; what else stands in `Authorization` goes as it came."""
-    http, seen = sidecar(token_file), []
+@pytest.fixture
+def passed_on(engine: FakeEngine) -> list[tuple[str | None, str | None]]:
+    """What the engine gets of the two headers, request by request to ``/v1/seen``."""
+    seen = []
 
     async def anything(request: Request) -> JSONResponse:
         seen.append((request.headers.get("authorization"), request.headers.get("x-lora-fs-token")))
         return JSONResponse({})
 
     engine.app.router.routes.insert(0, Route("/v1/seen", anything))
-    http.get("/v1/seen", headers=bearer(OPERATORS))
-    http.get("/v1/seen", headers={**bearer("the-engines-key"), "X-Lora-Fs-Token": CI_A})
-    assert seen == [(None, None), ("Bearer the-engines-key", None)]
+    return seen
+
+
+def test_the_engine_gets_no_token(
+    sidecar: Sidecar, token_file: Path, passed_on: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sidecar passes no token on to the engine, by whatever scheme it was sent, nor one that was taken
+    out of the file; what else stands in `Authorization`, in up to 16 words, goes as it came."""
+    monkeypatch.setattr(auth, "FRESH_S", 0)
+    http = sidecar(token_file)
+    schemes = ("Bearer %s", "bearer  %s", "Bearer\t%s", "Token %s", "%s", "Basic x %s", "x " * 16 + "%s")
+    for _ in range(2):
+        for scheme in schemes:
+            http.get("/v1/seen", headers={"Authorization": scheme % OPERATORS})
+        http.get("/v1/seen", headers={**bearer("the-engines-key"), "X-Lora-Fs-Token": CI_A})
+        others = "Basic eDp5", "Digest" + " x=y," * 15
+        for other in others:
+            http.get("/v1/seen", headers={"Authorization": other})
+        kept = [(None, None)] * len(schemes)
+        assert passed_on == [*kept, *((one, None) for one in ("Bearer the-engines-key", *others))]
+        passed_on.clear()
+        token_file.write_text(CI_A)  # the other one is none any more
+    token_file.unlink()
+    for one in (OPERATORS, CI_A, "the-engines-key"):
+        http.get("/v1/seen", headers=bearer(one))
+    assert passed_on == [(None, None), (None, None), ("Bearer the-engines-key", None)]
+
+
+def test_before_the_file_was_read(sidecar: Sidecar, tmp_path: Path, passed_on: list[object]) -> None:
+    """As long as the sidecar has not read the token file once, it passes no `Authorization` on to the
+    engine."""
+    file = tmp_path / "tokens"
+    for content in (None, b"\xff", OPERATORS.encode() + b" verbs=all\n"):
+        if content is not None:
+            file.write_bytes(content)
+        http = sidecar(file)
+        for sent in (f"Bearer {OPERATORS}", "Bearer the-engines-key", "Basic eDp5"):
+            assert http.get("/v1/seen", headers={"Authorization": sent}).status_code == 200
+        assert passed_on == [(None, None)] * 3
+        passed_on.clear()
+
+
+def test_what_is_no_file(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_on: list[object]
+) -> None:
+    """A FIFO in the token file's place, or a file that hangs, holds up no request that needs no token for a
+    second; a good file counts at the next call, once the reads that hang have ended."""
+    file, more, real = tmp_path / "tokens", auth.AT_ONCE + 2, auth._contents
+    file.write_text(OPERATORS)
+    over, began = threading.Event(), time.monotonic
+
+    def hangs(path: Path) -> bytes:
+        over.wait(60)
+        return real(path)
+
+    def needs_none(http: httpx.Client) -> None:
+        for _ in range(more):
+            at = began()
+            http.get("/v1/seen", headers=bearer("the-engines-key"))
+            assert began() - at < 1
+
+    http = sidecar(file)
+    needs_none(http)
+    file.unlink()
+    os.mkfifo(file)
+    monkeypatch.setattr(auth, "FRESH_S", 0)
+    needs_none(http)
+    assert [status(http, "load", "x", OPERATORS) for _ in range(more)] == [503] * more
+    needs_none(unread := sidecar(file))
+    file.unlink()
+    file.write_text(OPERATORS)
+    assert [status(one, "load", "x", OPERATORS) for one in (http, unread)] == [200, 200]
+    monkeypatch.setattr(auth, "_contents", hangs)
+    try:
+        needs_none(http)
+        needs_none(unread := sidecar(file))
+    finally:
+        over.set()
+    assert [status(one, "load", "x", OPERATORS) for one in (http, unread)] == [200, 200]
+    known, nothing = [("Bearer the-engines-key", None)] * more, [(None, None)] * more
+    assert passed_on == [*known, *known, *nothing, *known, *nothing]
 
 
 @pytest.mark.parametrize(

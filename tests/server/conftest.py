@@ -32,6 +32,7 @@ from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.registry.registration import Registered
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.heads import BoundedHeads
 from lora_fs.sidecar.server.ports import LoadRequest, Readiness
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation, Report
@@ -100,6 +101,9 @@ class FakeReplica:
 
     def passes_through(self, name: str) -> bool:
         return name == "tiny"
+
+    def kept_to(self, name: str) -> str | None:
+        return None
 
     @asynccontextmanager
     async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
@@ -206,7 +210,10 @@ class FakeEngine:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         if body.get("model") in self.missing:
-            return JSONResponse({"error": {"message": "no", "code": 404}}, 404)
+            message = f"The model `{body['model']}` does not exist."
+            return JSONResponse({"error": {"message": message, "param": "model", "code": 404}}, 404)
+        if "previous_response_id" in body:
+            return JSONResponse({"error": {"message": "Response with id 'x' not found.", "code": 404}}, 404)
         if not body.get("stream"):
             return JSONResponse({"model": body.get("model"), "choices": []})
         return StreamingResponse(self.chunks(), media_type="text/event-stream")
@@ -224,7 +231,7 @@ class FakeEngine:
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
     """Run an ASGI app on a free port of loopback; yields its URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    config = uvicorn.Config(app, http=BoundedHeads, host="127.0.0.1", port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -240,21 +247,30 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def tenants(tmp_path: Path, admin: Admin) -> Iterator[httpx.Client]:
-    """A client of a sidecar of ``team-a`` and ``team-b``, whose volume is ``tmp_path/volume``."""
+def tenants(
+    tmp_path: Path,
+    admin: Admin,
+    engine: InMemory | None = None,
+    stage: str = "stage",
+    engine_url: str = "http://127.0.0.1:9",
+) -> Iterator[httpx.Client]:
+    """A client of a sidecar of ``team-a`` and ``team-b``, whose volume is ``tmp_path/volume``.
+
+    Args:
+        engine: what it reads and loads into. engine_url: where it sends requests on to.
+        stage: its stage folder, in ``tmp_path``.
+    """
     settings = Settings(
         root=tmp_path / "volume",
         model="tiny",
         namespaces=("team-a", "team-b"),
-        stage_dir=tmp_path / "stage",
+        stage_dir=tmp_path / stage,
         replica_id="pod",
         allowed_sources=(str(tmp_path / "sources"),),
         resync_s=0.2,
     )
-    assembly = asyncio.run(assemble(settings, Expectation(), InMemory()))
-    app = create_app(
-        assembly.replica, engine_url="http://127.0.0.1:9", admin=admin, background=assembly.running
-    )
+    assembly = asyncio.run(assemble(settings, Expectation(), engine or InMemory()))
+    app = create_app(assembly.replica, engine_url=engine_url, admin=admin, background=assembly.running)
     with serving(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

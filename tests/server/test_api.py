@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +13,18 @@ import aiohttp
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from yarl import URL
 
-from lora_fs.sidecar.engine.vllm_http import VllmHttp
+from lora_fs.sidecar.engine.protocol import Activity
+from lora_fs.sidecar.engine.vllm_http import VllmHttp, read_activity
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
+from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 
@@ -140,6 +147,75 @@ def test_an_engine_that_forgot_is_told_again(
     assert len(engine.bodies) == 2
 
 
+def test_another_404_of_the_engine_is_the_clients(
+    http: httpx.Client, engine: FakeEngine, replica: FakeReplica
+) -> None:
+    """Of a response that is not there, or a task that the model does not have: the adapter stays loaded."""
+    answer = http.post("/v1/completions", json={"model": "a1", "previous_response_id": "x"})
+    assert (answer.status_code, answer.headers["x-lora-fs-adapter"]) == (404, "default/tiny/v1/a1")
+    assert answer.json()["error"]["message"] == "Response with id 'x' not found."
+    assert (replica.forgotten, len(engine.bodies)) == ([], 1)
+
+
+def test_headers_go_on_as_they_came(engine_url: str, replica: FakeReplica, engine: FakeEngine) -> None:
+    """None is added but that an answer is not to be coded, and what Connection names stays here."""
+    body = b'{"model": "a1"}'
+    head = (
+        "POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", "X-Mine: 1",
+        "Connection: close, X-Hop", "X-Hop: 1",
+    )  # fmt: skip
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None))
+    with serving(app) as url, socket.create_connection(("127.0.0.1", URL(url).port)) as client:
+        client.sendall("\r\n".join((*head, "", "")).encode() + body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    (headers,) = engine.headers
+    assert headers["accept-encoding"] == "identity"
+    assert headers["x-mine"] == "1"
+    assert headers.keys().isdisjoint({"x-hop", "user-agent", "accept", "content-type"})
+
+
+def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engine: FakeEngine) -> None:
+    """In pieces, with its length; as it came and with another revision's name."""
+    replica.testers = ("ann",)
+    body = {"model": "a1", "prompt": "x" * 3_000_000, "last": 1}
+    with serving(create_app(replica, engine_url=engine_url, admin=Admin(None))) as url:
+        for user in ({}, {"user": "ann"}):
+            assert httpx.post(f"{url}/v1/completions", json={**body, **user}).status_code == 200
+    assert engine.bodies == [body, {**body, "model": "a1@v2", "user": "ann"}]
+    assert [int(headers["content-length"]) > 3_000_000 for headers in engine.headers] == [True, True]
+
+
+def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.LogCaptureFixture) -> None:
+    """The client is not told that it was whole; the log has one line of it and no traceback."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nthe beginning")
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> bytes:
+        server = await asyncio.start_server(cut, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        app = create_app(replica, engine_url=f"http://127.0.0.1:{port}", admin=Admin(None))
+        with serving(app) as url:
+            async with (
+                server,
+                httpx.AsyncClient(base_url=url) as http,
+                http.stream("POST", "/v1/completions", json={"model": "a1"}) as answer,
+            ):
+                chunks = answer.aiter_raw()
+                got = await anext(chunks)
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await anext(chunks)
+                return got
+
+    with caplog.at_level("WARNING"):
+        assert asyncio.run(ask()) == b"the beginning"
+    assert [one.message.partition(":")[0] for one in caplog.records] == ["the engine broke off its answer"]
+    assert not [one for one in caplog.records if one.exc_info]
+
+
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [(EngineUnavailable("slow"), 503), (EngineRejected("no", reason="rank"), 400)],
@@ -193,6 +269,23 @@ def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
 
     with pytest.raises(EngineUnavailable, match=r"(?i)\bssl"):
         asyncio.run(ask())
+
+
+def test_a_failure_of_the_engines_own_is_no_refusal(tmp_path: Path) -> None:
+    """Another time the same load may do; what it cannot serve it answers with 400."""
+    fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse({}, 500), methods=["POST"])
+
+    async def load(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            await VllmHttp(session, url, timeout_s=5).load("a1", str(tmp_path), RECORD)
+
+    with serving(Starlette(routes=[fails])) as url, pytest.raises(EngineUnavailable, match="500"):
+        asyncio.run(load(url))
+
+
+def test_metrics_that_cannot_be_read() -> None:
+    """They tell of nothing in use, as no metrics do."""
+    assert read_activity('vllm:lora_requests_info{max_lora="2"} zz\n') == Activity()
 
 
 def test_admin_calls_need_the_token(replica: FakeReplica, engine_url: str, tmp_path: Path) -> None:

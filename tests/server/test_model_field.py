@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.server.model_field import MAX_UNUSUAL_BYTES, find_model
 
 JSON = "application/json"
 
@@ -39,6 +40,58 @@ def test_json_that_names_none(body: bytes) -> None:
     assert find_model(JSON, body) is None
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["model", "user", "background", "prompt"]),
+            st.none() | st.booleans() | st.text() | st.floats() | st.lists(st.text(), max_size=2),
+        )
+    ),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32-be"]),
+    st.booleans(),
+)
+def test_json_is_read_as_the_engine_reads_it(
+    fields: list[tuple[str, object]], encoding: str, plain: bool
+) -> None:
+    """Fields given twice, NaN, escaped or in another encoding: what Python's parser says stands there."""
+    items = (f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=plain)}" for name, value in fields)
+    body = ("{" + ", ".join(items) + "}").encode(encoding, "surrogatepass")
+    meant = json.loads(body)
+    field = find_model(JSON, body)
+    if not isinstance(meant.get("model"), str):
+        assert field is None
+        return
+    assert field is not None
+    assert field.name == meant["model"]
+    assert field.user == (meant.get("user") if isinstance(meant.get("user"), str) else None)
+    assert (field.background is True) == (meant.get("background") is True)
+    assert (field.background is None) == (meant.get("background") is None)
+    renamed = json.loads(field.renamed("other"))
+    assert json.dumps(renamed) == json.dumps({**meant, "model": "other"})
+
+
+def test_nothing_but_the_name_is_changed() -> None:
+    """Numbers keep their digits, and what nests its own names."""
+    body = b'{"a":1.50,"tools":[{"model":"b"}],"model" : "a1" ,"z":{"model":"c"}}'
+    field = find_model(JSON, body)
+    assert field is not None
+    assert field.renamed("a1@v2") == body.replace(b'"a1"', b'"a1@v2"')
+
+
+def test_long_json_that_is_not_plain() -> None:
+    """Whether it names a model cannot be told without a tree of it: it is refused, not passed on."""
+    long = "x" * MAX_UNUSUAL_BYTES
+    assert find_model(JSON, json.dumps({"model": "a1", "x": long}).encode()) is not None
+    assert find_model(JSON, json.dumps([long, float("nan")]).encode()) is None
+    for body in (
+        json.dumps({"model": "a1", "x": [long, float("nan")]}).encode(),
+        json.dumps({"model": "a1", "x": long}).encode("utf-16"),
+        json.dumps({"model": "a1", "x": long}).encode()[:-1],
+    ):
+        with pytest.raises(InputError, match="RFC 8259"):
+            find_model(JSON, body)
+
+
 @given(st.binary(), st.sampled_from(["a0", "tenant/a0", "a0@v2"]))
 def test_form(audio: bytes, model: str) -> None:
     """A form's model is found beside a file of any bytes, and renamed alone."""
@@ -63,3 +116,34 @@ def test_form_without_a_model() -> None:
 def test_form_without_a_boundary() -> None:
     """It cannot be taken apart, and is the engine's to refuse."""
     assert find_model("multipart/form-data", b"--x\r\n") is None
+
+
+def test_form_with_a_preamble() -> None:
+    """What stands before the first boundary belongs to no field."""
+    kind, body = form({"model": "a1"}, b"")
+    field = find_model(kind, b"for readers of old\r\n" + body)
+    assert field is not None
+    assert field.name == "a1"
+
+
+def test_form_whose_model_is_no_text() -> None:
+    """It is a name that nobody has, and no error; the bytes around it stay as they are."""
+    kind, body = form({"model": "a1"}, b"audio")
+    field = find_model(kind, body.replace(b"a1", b"a\xff"))
+    assert field is not None
+    assert field.name == "a\N{REPLACEMENT CHARACTER}"
+    assert field.renamed("a1") == body
+
+
+@pytest.mark.parametrize(("user", "seen"), [("ann", "ann"), (7, None), (None, None)])
+def test_unusual_json_names_its_user(user: object, seen: str | None) -> None:
+    """In UTF-16, too, the field says whose request it is, where that is a name."""
+    field = find_model(JSON, json.dumps({"model": "a1", "user": user}).encode("utf-16"))
+    assert field is not None
+    assert (field.name, field.user) == ("a1", seen)
+
+
+def test_json_that_nests_too_deeply() -> None:
+    """No parser goes so deep: it names no model, and the engine says what is wrong with it."""
+    deep = b"[" * 99_999 + b"]" * 99_999
+    assert find_model(JSON, b'{"x": ' + deep + b', "model": "a1"}') is None

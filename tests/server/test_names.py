@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.server.auth import Admin
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import tenants
@@ -57,3 +59,25 @@ def test_an_upload(http: httpx.Client, source: Path) -> None:
     kind = {"content-type": "application/x-tar"}
     answer = http.post("/v1/lora_adapters?name=sql", content=tar_of(source), headers=kind)
     assert (answer.status_code, answer.json()["name"]) == (201, "team-a/sql")
+
+
+@pytest.mark.parametrize("route", ["vllm", "dynamo"])
+def test_a_name_that_serves_nothing_is_withdrawn(http: httpx.Client, source: Path, route: str) -> None:
+    """It has a revision, by which it can be asked for: to say that it is not registered would not be true."""
+    kind = {"content-type": "application/x-tar"}
+
+    def withdraw(name: str) -> httpx.Response:
+        if route == "dynamo":
+            return http.delete(f"/v1/loras/{quote(name, safe='')}")
+        return http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+    sent = http.post("/v1/lora_adapters?name=sql&activate=false", content=tar_of(source), headers=kind)
+    assert sent.status_code == 201, sent.text
+    served = "/v1/models/team-a/sql@v1"
+    wait_until("the revision is seen", lambda: http.get(served).status_code == 200, timeout_s=20)
+    answer = withdraw("sql")
+    assert (answer.status_code, "not registered" in answer.text) == (200, False), answer.text
+    assert http.get(served).status_code == 404
+    for name in ("sql", "no such", "team-c/sql", "tiny", "../../v1/sql", "team-a/../v1/sql", "sql@v1"):
+        answer = withdraw(name)
+        assert (answer.status_code == 404) or "not registered" in answer.text, answer.text

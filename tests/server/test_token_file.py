@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from starlette.datastructures import Headers
 
 from lora_fs.sidecar.server import auth
 from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -33,17 +35,20 @@ async def until(admin: Admin, told: bool) -> None:
     ("content", "why"),
     [
         (None, "the token file cannot be read: No such file or directory"),
+        (None, "the token file cannot be read: it is not a regular file"),
         (f"{SECRET} verbs=all\n".encode(), "the token file is not valid: line 1: verbs= takes"),
         (f"{SECRET}\xe9\n".encode("latin-1"), "the token file is not text"),
         (f"{SECRET}\n".encode(), None),
     ],
-    ids=["missing", "malformed", "no text", "good"],
+    ids=["missing", "a FIFO", "malformed", "no text", "good"],
 )
 async def test_what_is_wrong_is_a_condition(tmp_path: Path, content: bytes | None, why: str | None) -> None:
     """Before the first call, by the line and never by what is in it; calls are still refused."""
     file = tmp_path / "tokens"
     if content is not None:
         file.write_bytes(content)
+    if why is not None and "regular" in why:
+        os.mkfifo(file)
     admin = Admin(file, ("-",))
     await admin.look()
     told = admin.conditions()
@@ -70,6 +75,37 @@ async def test_it_is_told_as_it_comes_and_goes(tmp_path: Path, monkeypatch: pyte
         await until(admin, False)
 
 
+async def test_a_secret(tmp_path: Path) -> None:
+    """Kubernetes mounts it as links, which it turns to another folder when the Secret changes."""
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "tokens").write_text(version)
+    data, file = tmp_path / "..data", tmp_path / "tokens"
+    data.symlink_to("one")
+    file.symlink_to("..data/tokens")
+    admin = Admin(file, ("-",))
+    for version in ("one", "two"):
+        data.unlink()
+        data.symlink_to(version)
+        await admin.look()
+        assert admin.conditions() == ()
+        assert await admin.sight(Headers({auth.HEADER: version})) == auth.ALL
+
+
+async def test_what_was_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of them are kept from the engine, the latest; and all that are tokens now."""
+    monkeypatch.setattr(auth, "FORMER", 2)
+    monkeypatch.setattr(auth, "FRESH_S", 0)
+    file = tmp_path / "tokens"
+    admin = Admin(file)
+    for number in range(6):
+        file.write_text(f"t{number} name=a\nstays\nstays-too\n")
+        await admin.look()
+    tokens = ("t0", "t2", "t3", "t4", "t5", "stays", "stays-too", "t9")
+    kept = [await admin.is_ours(f"Bearer {token}") for token in tokens]
+    assert kept == [False, False, True, True, True, True, True, False]
+
+
 async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is looked at."""
     monkeypatch.setattr(auth, "LOOK_S", 0.0)
@@ -78,3 +114,27 @@ async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
     async with admin.watching():
         await asyncio.sleep(0.01)
     assert admin.conditions() == ()
+
+
+async def test_what_is_public_without_a_token_file() -> None:
+    """A key of the engine's own is no token, as there are none: what is public is seen, and no more."""
+    engines_own = Headers({"authorization": "Bearer sk-engine"})
+    assert await Admin(None, ("a",)).sight(engines_own) == auth.Sight(frozenset({"a"}))
+    assert await Admin(None).sight(engines_own) == auth.ALL
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_token_file_is_bounded(tmp_path: Path, more: int) -> None:
+    """To the byte: one that is longer is not read in part, since a token might be cut in two."""
+    file = tmp_path / "tokens"
+    file.write_text(f"{SECRET}\n#".ljust(MAX_FILE_BYTES + more, "#"))
+    admin = Admin(file, ("-",))
+    await admin.look()
+    if more:
+        assert f"it has more than {MAX_FILE_BYTES} bytes" in admin.conditions()[0]
+        with pytest.raises(HTTPException) as refused:
+            await admin.sight(Headers({auth.HEADER: SECRET}))
+        assert refused.value.status_code == 503
+    else:
+        assert admin.conditions() == ()
+        assert await admin.sight(Headers({auth.HEADER: SECRET})) == auth.ALL

@@ -1,0 +1,39 @@
+"""What a replica tells of its adapters: what is in the engine, where, and the numbers for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.reconcile.catalog import Catalog
+from lora_fs.sidecar.reconcile.residents import Residents
+from lora_fs.sidecar.reconcile.staging import Stager
+
+
+def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
+    """What the engine holds, by the name that clients send, or else by the engine's."""
+    found = {}
+    for engine_name, held in residents.residency().items():
+        plain = engine_name.partition("@")[0]
+        active = catalog.served.get(plain)
+        serves_plain = active is not None and residents.name_of(active) == engine_name
+        found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
+    return found
+
+
+def tiers(residents: Residents, stager: Stager) -> dict[str, int]:
+    """Adapters by where they are: as ``server.ports.ReplicaPort`` says."""
+    counted = Counter(str(held["tier"] or "engine") for held in residents.residency().values())
+    return {"disk": stager.copies, **counted}
+
+
+def numbers(residents: Residents, stager: Stager, known: Mapping[str, int | None]) -> dict[str, float]:
+    """Counters and gauges in one; of ``known`` what is not None."""
+    found = {name.removesuffix("_total"): float(value) for name, value in residents.counters.items()}
+    found |= {f"tier_{tier}": float(count) for tier, count in tiers(residents, stager).items()}
+    found["in_flight"] = sum(residents.in_flight(name) for name in residents.paths)
+    median_s = residents.durations["load_seconds"].median_s()
+    if median_s is not None:
+        found["load_s"] = round(median_s, 4)
+    return found | {name: float(value) for name, value in known.items() if value is not None}

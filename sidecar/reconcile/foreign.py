@@ -1,0 +1,65 @@
+"""What the engine lists and this replica did not load: its base models, and adapters from elsewhere.
+
+An adapter from elsewhere may be a tenant's all the same: an engine outlives a sidecar, whose next one may
+have another stage folder, and two sidecars may share an engine. Who may read its namespace may see it, as if
+it were served. It is not unloaded: it may be the other sidecar's. Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from lora_fs.sidecar.engine.protocol import Loaded
+from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope
+from lora_fs.sidecar.registry.desired import Desired
+
+UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it
+_DIGEST = re.compile(r"[0-9a-f]{64}")  # what a stage folder calls a copy
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """As last read. ``cards``: the base models' first. ``roots``: of the adapters, by the engine's name."""
+
+    cards: tuple[JsonObject, ...] = ()
+    roots: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, loaded: Loaded, ours: Callable[[str], bool]) -> Foreign:
+        """``ours``: whether a path is one of this replica's copies."""
+        roots = {name: loaded.adapters[name] for name in loaded.cards if not ours(loaded.adapters[name])}
+        cards = (*loaded.base_cards, *map(loaded.cards.__getitem__, roots))
+        return cls(tuple(map(dict, cards)), roots)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all of them."""
+        return frozenset(str(card["id"]) for card in self.cards)
+
+    def kept_to(
+        self, name: str, desired: Desired | None, model: str, namespaces: tuple[str, ...]
+    ) -> str | None:
+        """The namespace whose readers alone may see a name; None: everybody may.
+
+        Args:
+            desired: None as long as the volume was not read: a name may then be anybody's.
+        """
+        root = self.roots.get(name)
+        if root is None:
+            return None
+        plain, at, revision = name.rpartition("@")
+        plain = plain if at else name
+        namespace, slash, _ = plain.partition("/")
+        if slash and namespace in namespaces:
+            return namespace
+        if len(namespaces) == 1 and not slash:
+            scope = Scope(namespaces[0], model)
+            if desired is None or (scope, plain) in desired.pointers:
+                return scope.namespace
+            if at and AdapterKey(*scope, revision, plain) in desired.records:
+                return scope.namespace
+        *_, folder, last = ("", *root.split("/"))
+        return UNKNOWN if last == plain.rpartition("/")[2] and _DIGEST.fullmatch(folder) else None

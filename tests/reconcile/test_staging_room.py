@@ -1,0 +1,355 @@
+"""A load that finds the stage folder full: who gives way, and who never does. The copies are real files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile.copies import StageFull
+from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.registry import registration
+from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.validate import Expectation
+from tests.reconcile.conftest import FakeEngine, FakeStager, Rig
+from tests.registry.conftest import write_adapter
+
+pytestmark = pytest.mark.anyio
+
+KEPT = (PolicyKind.EAGER, PolicyKind.PINNED)
+
+
+@dataclass
+class ReadingEngine(FakeEngine):
+    """It reads what it is given, and what it has: none of it may be gone."""
+
+    gone: list[str] = field(default_factory=list)
+
+    async def load(self, name: str, path: str, record: Record) -> None:
+        await asyncio.sleep(0)
+        await super().load(name, path, record)
+        self.gone += [one for one in self.adapters.values() if not Path(one, "adapter_config.json").is_file()]
+
+
+class Pod:
+    """A replica whose stage folder has room for ``room`` adapters."""
+
+    def __init__(self, rig: Rig, folder: Path, room: int) -> None:
+        self.rig, self._folder, self._room = rig, folder, room
+        self.registry = Registry(folder / "volume", create=True)
+        self.rig.engine = self.engine = ReadingEngine()
+        self.size = self.put("probe").spec.size_bytes
+        self.rig.volume.remove("probe")
+        self.restart()
+
+    def restart(self) -> None:
+        """The sidecar, not the engine."""
+        self.stager = Stager(
+            self._folder / "stage",
+            lambda record: self.registry.layout.resolve(record.spec.path),
+            Expectation(),
+            max_bytes=self._room * self.size + self.size // 2,
+            timeout_s=20,
+        )
+        self.stager.prepare()
+        self.rig.stager = cast("FakeStager", self.stager)
+        self.rig.replica = self.rig.start()
+
+    def put(self, name: str, policy: Policy | None = None) -> Record:
+        """Register an adapter of its own bytes, and let the replica know of it."""
+        source = write_adapter(self._folder / f"source-{name}", sum(name.encode()))
+        wanted = Registration(name, source, source.as_uri(), policy=policy)
+        scope = Scope("default", "tiny")
+        record = registration.register(self.registry, scope, wanted, Expectation(), writer="test").record
+        self.rig.volume.write({record.key: record}, name, record.revision)
+        return record
+
+    async def use(self, *names: str) -> None:
+        """One request for each, one after another."""
+        for name in names:
+            self.rig.clock.now += 1
+            async with self.rig.replica.hold(name, 5):
+                pass
+
+    @property
+    def loaded(self) -> set[str]:
+        return set(self.engine.adapters)
+
+    @property
+    def staged(self) -> set[str]:
+        return {path.name for path in (self._folder / "stage").glob("*/*")}
+
+
+MakePod = Callable[..., Pod]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def make_pod(make_rig: Callable[..., Rig], tmp_path: Path) -> MakePod:
+    """``make_pod(room=2, names="ab")``."""
+
+    def make(room: int, names: str = "", max_loaded: int | None = None) -> Pod:
+        pod = Pod(make_rig(max_loaded), tmp_path, room)
+        for name in names:
+            pod.put(name)
+        return pod
+
+    return make
+
+
+async def test_the_least_recently_used_gives_way(make_pod: MakePod) -> None:
+    """Its copy goes with it, at once, and as many go as it takes: no request waits for a TTL."""
+    pod = make_pod(2, "abcd")
+    await pod.rig.settle()
+    await pod.use("a", "b", "a", "c")
+    assert pod.loaded == pod.staged == {"a", "c"}
+    await pod.use("d", "b")
+    assert pod.loaded == pod.staged == {"d", "b"}
+    assert pod.engine.gone == []
+    told = [one.message for one in pod.rig.replica.events.events()]
+    assert "Evicted: its staged copy makes room for d" in told
+
+
+async def test_who_is_in_use_stays(make_pod: MakePod) -> None:
+    """The request is told to come again, and the other ones go on; when one has ended, it is served."""
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    async with pod.rig.replica.hold("a", 5):
+        async with pod.rig.replica.hold("b", 5):
+            with pytest.raises(VolumeUnavailable, match="no room to stage"):
+                await pod.use("c")
+            assert pod.loaded == {"a", "b"}
+        await pod.use("c")
+        assert pod.loaded == pod.staged == {"a", "c"}
+
+
+async def test_who_is_busy_in_the_engine_stays(make_pod: MakePod) -> None:
+    """A request that did not come by the proxy is seen before anybody is chosen."""
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.engine.busy = {"a"}
+    await pod.use("c")
+    assert pod.loaded == {"a", "c"}
+
+
+async def test_who_is_asked_for_stays(make_pod: MakePod) -> None:
+    """It was loaded, and the request that waited for it has not come to its turn yet."""
+    pod = make_pod(1, "ab")
+    await pod.rig.settle()
+    await pod.use("a")
+    record = next(one for one in pod.rig.volume.desired.records.values() if one.name == "a")
+    with pod.rig.replica._room.asked(record), pytest.raises(VolumeUnavailable, match="no room to stage"):
+        await pod.use("b")
+    await pod.use("b")
+    assert pod.loaded == {"b"}
+
+
+async def test_who_is_asked_for_twice_stays_for_the_second(make_pod: MakePod) -> None:
+    """One of two requests for it has ended: nobody takes it from the other."""
+    pod = make_pod(1, "ab")
+    await pod.rig.settle()
+    await pod.use("a")
+    record = next(one for one in pod.rig.volume.desired.records.values() if one.name == "a")
+    room = pod.rig.replica._room
+    with room.asked(record):
+        with room.asked(record):
+            pass
+        with pytest.raises(VolumeUnavailable, match="no room to stage"):
+            await pod.use("b")
+    await pod.use("b")
+    assert pod.loaded == {"b"}
+
+
+async def test_who_is_withdrawn_and_in_use_is_passed_over(make_pod: MakePod) -> None:
+    """It serves no record any more, and another one gives way."""
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    async with pod.rig.replica.hold("a", 5):
+        await pod.use("b")
+        pod.rig.volume.remove("a")
+        await pod.use("c")
+        assert pod.loaded == {"a", "c"}
+
+
+async def test_what_is_free_already_is_not_asked_for_again(make_pod: MakePod) -> None:
+    """A copy that nobody uses gives half of the room, so one adapter is unloaded for the rest, not two."""
+    pod = make_pod(3, "abc", max_loaded=2)
+    await pod.use("a", "b", "c")
+    await pod.rig.settle()
+    assert (pod.loaded, pod.staged) == ({"b", "c"}, {"a", "b", "c"})
+    record = pod.put("large")
+    spec = record.spec.model_copy(update={"size_bytes": 2 * pod.size})
+    pod.rig.volume.write({record.key: record.model_copy(update={"spec": spec})}, "large", record.revision)
+    await pod.use("large")
+    assert pod.loaded == pod.staged == {"c", "large"}
+
+
+async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod) -> None:
+    """While it is asked to unload, it may still read what it has, and it may refuse."""
+    pod = make_pod(1, "ab")
+    await pod.rig.settle()
+    await pod.use("a")
+    pod.engine.gate.clear()
+    pod.engine.asked.clear()
+    unloading = asyncio.create_task(pod.rig.replica._residents.unload("a", "idle"))
+    await pod.engine.asked.wait()
+    with pytest.raises(VolumeUnavailable, match="no room to stage"):
+        await pod.use("b")
+    assert pod.staged == {"a"}
+    pod.engine.gate.set()
+    await unloading
+    await pod.use("b")
+    assert pod.loaded == pod.staged == {"b"}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+async def test_eager_and_pinned_ones_stay(make_pod: MakePod, kind: PolicyKind) -> None:
+    """Whatever else was used before."""
+    pod = make_pod(2, "cd")
+    pod.put("a", Policy(kind=kind))
+    await pod.rig.settle()
+    await pod.use("a", "c", "d")
+    assert pod.loaded == {"a", "d"}
+    pod.put("e", Policy(kind=kind))
+    await pod.use("e")
+    assert pod.loaded == {"a", "e"}
+    with pytest.raises(VolumeUnavailable, match="no room to stage"):
+        await pod.use("c")
+    assert pod.loaded == {"a", "e"}
+
+
+async def test_sticky_ones_give_way(make_pod: MakePod) -> None:
+    """As lazy ones, to a request; there is no time after which they would."""
+    pod = make_pod(2)
+    for name in "abc":
+        pod.put(name, Policy(kind=PolicyKind.STICKY))
+    await pod.rig.settle()
+    await pod.use("a", "b", "c")
+    assert pod.loaded == {"b", "c"}
+
+
+@pytest.mark.parametrize(("kind", "loaded"), [(PolicyKind.EAGER, "ab"), (PolicyKind.PINNED, "be")])
+async def test_who_is_loaded_unasked(make_pod: MakePod, kind: PolicyKind, loaded: str) -> None:
+    """An eager one takes what is free, a pinned one makes itself room: as where places are short."""
+    pod = make_pod(2, "ab")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.put("e", Policy(kind=kind))
+    async with asyncio.timeout(5):
+        while pod.rig.replica.statuses()["e"].phase not in ("Ready", "Failed"):
+            await pod.rig.settle()
+            await asyncio.sleep(0.01)
+    assert pod.loaded == set(loaded)
+    await pod.use("e")
+    assert pod.loaded == {"b", "e"}
+
+
+async def test_nobody_goes_in_vain(make_pod: MakePod) -> None:
+    """Where all that may go are too few, all stay."""
+    pod = make_pod(3, "ab")
+    for name in "cd":
+        pod.put(name, Policy(kind=PolicyKind.PINNED))
+    await pod.rig.settle()
+    await pod.use("c", "d", "a")
+    record = pod.put("large")
+    spec = record.spec.model_copy(update={"size_bytes": 2 * pod.size})
+    pod.rig.volume.write({record.key: record.model_copy(update={"spec": spec})}, "large", record.revision)
+    with pytest.raises(VolumeUnavailable, match="no room to stage"):
+        await pod.use("large")
+    assert pod.loaded == {"a", "c", "d"}
+
+
+async def test_what_was_unloaded_a_moment_ago_goes_first(make_pod: MakePod) -> None:
+    """Its copy makes room at once; nobody is unloaded for it."""
+    pod = make_pod(3, "abcd", max_loaded=2)
+    await pod.use("a", "b", "c")
+    await pod.rig.settle()
+    assert pod.loaded == {"b", "c"}
+    assert pod.staged == {"a", "b", "c"}
+    async with pod.rig.replica.hold("d", 5):
+        assert pod.loaded == {"b", "c", "d"}
+        assert pod.staged == {"b", "c", "d"}
+
+
+async def test_what_an_earlier_sidecar_loaded_gives_way(make_pod: MakePod) -> None:
+    """It made the copies, and this one has never seen them."""
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.restart()
+    await pod.rig.settle()
+    await pod.use("c")
+    assert len(pod.loaded) == 2
+    assert "c" in pod.loaded
+    assert pod.loaded == pod.staged
+
+
+async def test_a_copy_that_is_asked_for_again_makes_no_room(make_pod: MakePod) -> None:
+    """It was given up, and a load took it before the next one looked for room."""
+    pod = make_pod(1, "ab")
+    records = {record.name: record for record in pod.rig.volume.desired.records.values()}
+    path = await pod.stager.stage(records["a"])
+    assert pod.stager.release({path}) == 0
+    assert pod.stager.release(()) == pod.size
+    assert pod.stager.kept(records["a"]) == Path(path)
+    with pytest.raises(StageFull):
+        await pod.stager.stage(records["b"])
+    pod.stager.release(())
+    pod.stager.sweep({path})  # a pass says so, too
+    with pytest.raises(StageFull):
+        await pod.stager.stage(records["b"])
+    pod.stager.release(())
+    await pod.stager.stage(records["b"])
+    assert pod.staged == {"b"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
+    """Each is served, or told to come again while all others are in use; no copy goes that the engine has."""
+    pod, dice = make_pod(3, "abcdefgh"), random.Random(seed)
+    await pod.rig.settle()
+    served = refused = 0
+
+    async def ask() -> None:
+        nonlocal served, refused
+        for _ in range(8):
+            name = dice.choice("abcdefgh")
+            pod.rig.clock.now += 1
+            try:
+                async with AsyncExitStack() as held, asyncio.timeout(10):
+                    await held.enter_async_context(pod.rig.replica.hold(name, 5))
+                    assert Path(pod.engine.adapters[name], "adapter_config.json").is_file()
+                    await asyncio.sleep(dice.random() / 200)
+                served += 1
+            except VolumeUnavailable:
+                refused += 1
+
+    async def passes() -> None:
+        while True:
+            await pod.rig.replica.reconcile()
+            in_use, known = pod.rig.replica._residents.copies_in_use(), pod.rig.replica.catalog().digests
+            await asyncio.to_thread(pod.stager.sweep, in_use, known)
+
+    running = asyncio.create_task(passes())
+    await asyncio.gather(*(ask() for _ in range(5)))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert pod.engine.gone == []
+    assert served > refused
+    for name in "abcdefgh":
+        await pod.use(name)
+    assert pod.rig.replica._room._asked == {}
