@@ -1,10 +1,15 @@
-"""Which tests share a process where several run side by side (`make test`)."""
+"""Which tests share a process where several run side by side (`make test`), and hypothesis's own bounds."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes is the machine's to say, and no promise of ours: pytest's timeout is the bound.
+settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ours")
 
 # What boots engines or mounts filesystems for all the tests of its folder; engines one folder at a time.
 TOGETHER = {"tests/e2e": "engines", "tests/engine": "engines", "tests/filesystems": "filesystems"}

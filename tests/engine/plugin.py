@@ -75,7 +75,7 @@ class Plugin:
     @contextmanager
     def unharmed(self) -> Iterator[Stream]:
         """Stream from the bystander; nothing may happen to it or to the engine in this block."""
-        with Stream(self.client.url, BYSTANDER) as stream:
+        with Stream(self.client.url, BYSTANDER, engine=self.client.engine) as stream:
             yield stream
         stream.check_unharmed()
         assert self.client.healthy()

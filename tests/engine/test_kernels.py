@@ -19,7 +19,7 @@ from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.waiting import wait_until
 from tests.engine.bad_adapters import CONFIG, WEIGHTS
-from tests.engine.client import LIMIT_S, LONG_PROMPT, Client, owned
+from tests.engine.client import LONG_PROMPT, Client, owned
 from tests.engine.plugin import FOLLOWED_S, Plugin, plugin_engine
 
 Adapters = Callable[[int], Path]
@@ -27,7 +27,6 @@ Replace = Callable[[Path, int], Path]
 
 # fp32 sums in another order, over the tiny model's layers.
 MOST_APART = 2e-3
-INTERPRETED_LIMIT_S = 120.0  # four requests at once in Triton's interpreter took over 30 s on a slow machine
 VOCABULARY_LAYERS = "vocabulary"  # an adapter of the embedding and of the head, beside the rest
 HALVES = "halves"  # a5, whose weights were rounded to bfloat16
 
@@ -123,11 +122,9 @@ def test_all_in_one_batch(
     names = [*wanted] * 2
     if "off" in request.node.name:
         names = [name for name in names if name != MODEL_NAME]
-    limit_s = LIMIT_S
     if "triton" in request.node.name:
         names = ["a0", VOCABULARY_LAYERS, MODEL_NAME, "a1"]
-        limit_s = INTERPRETED_LIMIT_S
-    found = client.logprobs_of_all(names, echo=False, limit_s=limit_s)
+    found = client.logprobs_of_all(names, echo=False)
     for name, probabilities in zip(names, found, strict=True):
         generated = wanted[name][-len(probabilities) :]
         np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)

@@ -3,7 +3,9 @@
 A script, started in place of ``examples/local/zygote.py`` and spoken to alike. An engine whose
 arguments name ``--api-server-count`` runs what ``vllm serve`` runs for it. One thing is changed:
 vLLM spawns those API servers, which imports everything again; here they are forked. An engine with
-``OTHER_VERSION`` in its environment says that it is of that version.
+``OTHER_VERSION`` in its environment says that it is of that version. One with ``FAULTS``, a folder,
+loads no adapter while a file there has its data-parallel rank for a name; what it says is the reason.
+One with ``JOINS_THREADS`` waits at its end for its threads, as a Python that was not forked does.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from lora_fs.demo import zygote
+from lora_fs.worker_patch.worker import hooks
 
 SERVE = "vllm.entrypoints.cli.serve"
 
@@ -49,6 +54,31 @@ def run_several() -> None:
         raise
 
 
+def fail_as_told(faults: Path) -> None:
+    """Have the engines of this server fail in the thread that reads an adapter."""
+    install = hooks.install
+
+    def install_faults() -> None:
+        install()
+        from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+
+        begin, prepare = TieredWorkerManager.__init__, TieredWorkerManager._prepare
+
+        def begin_with_rank(self: Any, vllm_config: Any, *args: Any, **more: Any) -> None:
+            self.fault = faults / str(vllm_config.parallel_config.data_parallel_index)
+            begin(self, vllm_config, *args, **more)
+
+        def prepare_or_fail(self: Any, request: Any) -> Any:
+            if self.fault.exists():
+                raise OSError(self.fault.read_text())
+            return prepare(self, request)
+
+        manager: Any = TieredWorkerManager
+        manager.__init__, manager._prepare = begin_with_rank, prepare_or_fail
+
+    hooks.install = install_faults
+
+
 def main() -> None:
     """Import, then fork a server for every line."""
     import vllm
@@ -62,10 +92,20 @@ def main() -> None:
 
     def run() -> None:
         vllm.__version__ = os.environ.get("OTHER_VERSION", vllm.__version__)
-        if "--api-server-count" in sys.argv:
-            run_several()
-        else:
-            run_one()
+        if "FAULTS" in os.environ:
+            fail_as_told(Path(os.environ["FAULTS"]))
+        try:
+            if "--api-server-count" in sys.argv:
+                run_several()
+            else:
+                run_one()
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            if "JOINS_THREADS" in os.environ:
+                threading._shutdown()  # type: ignore[attr-defined]
+                print("THREADS JOINED", flush=True)
 
     entry.main = run
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -69,7 +69,7 @@ def new_arena(size_bytes: int = 16 << 10) -> Arena:
     return Arena(SHAPES, SLOTS, size_bytes, MAX_RANK, torch.float32)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(adapter=adapters(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_a_slab_holds_what_was_packed(adapter: dict[str, Weights], dtype: torch.dtype) -> None:
     """Every matrix is there, laid out as `pack` would, aligned, and none overlaps another."""
@@ -181,10 +181,10 @@ class Loading(RuleBasedStateMachine):
 
 
 TestLoading = Loading.TestCase
-TestLoading.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLoading.settings = settings(max_examples=40, stateful_step_count=25)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(st.integers(0, 7), st.tuples(st.integers(0, 7), st.integers(0, 60)))))
 def test_extents_never_overlap(steps: list[int | tuple[int, int]]) -> None:
     """Takes and releases in any order; what does not fit anywhere fits after compaction."""

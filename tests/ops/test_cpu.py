@@ -66,7 +66,7 @@ def dtype_of(layer: Layer) -> torch.dtype:
 
 
 @BOTH
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(layer=layers(), slots=batches, add=st.booleans())
 def test_linear_is_the_references(ops: Backend, layer: Layer, slots: np.ndarray, add: bool) -> None:
     """Within the tolerance; rows without an adapter, or whose adapter leaves the layer alone, to the bit."""
@@ -86,7 +86,7 @@ def test_linear_is_the_references(ops: Backend, layer: Layer, slots: np.ndarray,
     assert_close(clean_found, clean_wanted, layer, plan, z)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layers(), batches)
 def test_shrink_then_expand_is_linear(layer: Layer, slots: np.ndarray) -> None:
     """Through rank space in fp32, padded to the widest adapter."""
@@ -150,7 +150,7 @@ def test_large_ranks(ops: Backend, dtype: torch.dtype, rank: int) -> None:
 
 
 @BOTH
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layer=layers(), slots=batches, slot=st.integers(0, 3))
 def test_neighbours_do_not_matter(ops: Backend, layer: Layer, slots: np.ndarray, slot: int) -> None:
     """An adapter's rows become the same bits alone and in a batch, and in two runs.
@@ -191,7 +191,7 @@ def test_a_slot_filled_anew(ops: Backend) -> None:
     assert_close(y, wanted, other, plan, reference.shrink(x, other, plan))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layer=layers(), slots=batches, seed=st.integers(0, 99))
 def test_rows_do_not_matter(layer: Layer, slots: np.ndarray, seed: int) -> None:
     """By numba, a row's own numbers are the only ones it depends on: a NaN in another stays there."""
@@ -271,7 +271,7 @@ def test_rows_that_are_not_the_plans() -> None:
 
 
 @BOTH
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(layer=layers(), other=layers(), slots=batches, many=st.booleans())
 def test_half_precision_weights_of_an_fp32_engine(
     ops: Backend, layer: Layer, other: Layer, slots: np.ndarray, many: bool

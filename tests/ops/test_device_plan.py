@@ -29,7 +29,7 @@ def read_block(block: np.ndarray) -> dict[int, int]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(runs=runs, of_rows=st.sampled_from([16, 64, 128]))
 def test_the_block_says_what_the_plan_says(runs: list[tuple[int, int]], of_rows: int) -> None:
     """Every row with an adapter is in one tile of its slot, tiles are no larger than they may be."""
@@ -41,7 +41,7 @@ def test_the_block_says_what_the_plan_says(runs: list[tuple[int, int]], of_rows:
     assert block[0] <= most_tiles(len(slots), 6, of_rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(runs, min_size=2, max_size=4))
 def test_uploads_follow_each_other_at_one_address(batches: list[list[tuple[int, int]]]) -> None:
     """The buffer stays where it is; every upload replaces the last, longer or shorter."""
@@ -88,7 +88,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
             uploaded.upload(plan_rows(slots), rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     rows=st.sampled_from([16, 64, 128]),
     rank=st.integers(1, 2048),

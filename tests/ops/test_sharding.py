@@ -101,7 +101,7 @@ def run(name: str, layer: Layer, x: torch.Tensor, slots: np.ndarray) -> torch.Te
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("count", COUNTS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     kind=st.sampled_from(COLUMN),
     slots=batches,
@@ -144,7 +144,7 @@ def test_column_parallel_is_the_concatenation(
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("count", COUNTS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     shape=st.sampled_from(ROW),
     slots=batches,
@@ -171,7 +171,7 @@ def test_row_parallel_is_the_sum(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(kind=st.sampled_from(COLUMN), of_slices=ranks)
 def test_packed_and_files_are_cut_alike(
     count: int, kind: tuple[Shape, Heads | None], of_slices: list[int]

@@ -116,7 +116,7 @@ def assert_same(one: Resident, other: Resident) -> None:
             assert b is b_found is None or torch.equal(b, b_found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     layers=st.lists(st.sampled_from(sorted(WIDTHS)), min_size=1, unique=True),
     rank=st.integers(1, 9),

@@ -90,6 +90,16 @@ def test_an_adapter_that_only_the_mapping_names(manager: TieredWorkerManager) ->
     assert manager.counters["blank_runs"] == 1
 
 
+def test_a_step_begins_where_its_adapters_are_others(manager: TieredWorkerManager) -> None:
+    """Also where all of them are in slots already; one like the step before begins nothing."""
+    other = LoRARequest("other", 9, "/there")
+    for requests, begun in (({FINE, other}, {8, 9}), ({FINE}, {8}), ({FINE}, set())):
+        manager._adapter_manager.ran.clear()
+        manager.set_active_adapters(requests, None)
+        assert set(manager._adapter_manager.ran) == begun
+        assert manager.tiers.step == {request.lora_int_id for request in requests}
+
+
 @pytest.mark.parametrize("call", ["hold", "load"])
 def test_what_ran_blank_is_not_the_adapter(
     manager: TieredWorkerManager, call: str, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import ParallelConfig
 from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
@@ -120,8 +121,15 @@ class Site:
         self.asked = asyncio.Event()  # a second load was asked for
         self.api = [self.server(f"api-{n}") for n in range(2)]
 
-    def server(self, user: str, *, servers: int = 2) -> InProcess:
-        config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=servers))
+    def server(self, user: str, *, servers: int = 2, others: str = "") -> InProcess:
+        """``others``: how vLLM is told that other front ends have engines of their own."""
+        parallel = (
+            ParallelConfig(data_parallel_size=2, data_parallel_size_local=1) if others else ParallelConfig()
+        )
+        parallel._api_process_count = servers
+        if others:
+            setattr(parallel, f"data_parallel_{others}_lb", True)
+        config = SimpleNamespace(parallel_config=parallel)
         client: Any = SimpleNamespace(collective_rpc=self.rpc, vllm_config=config)
         bases = [SimpleNamespace(model_dump=lambda: {"id": "tiny", "parent": None})]
 
@@ -194,9 +202,14 @@ async def test_a_load_that_another_one_drives_out_is_begun_anew(
     assert site.worker.loads == [7, 7]
 
 
-@pytest.mark.parametrize("busy", ["with a request", "with another load", "with another API server"])
+BUSY = ("with a request", "with another load", "with another API server", "by external", "by hybrid")
+
+
+@pytest.mark.parametrize("busy", BUSY)
 async def test_an_engine_that_may_serve_somebody_does_not(site: Site, busy: str) -> None:
-    api = site.server("one", servers=2 if busy == "with another API server" else 1)
+    """Nor one that steps together with engines of which this front end knows nothing."""
+    elsewhere = busy.partition("by ")[2]
+    api = site.server("one", servers=2 if busy == "with another API server" else 1, others=elsewhere)
     with api.serving() if busy == "with a request" else ExitStack():
         others = [record(8)] if busy == "with another load" else []
         await asyncio.gather(*(api.load(f"a{one.spec.int_id}", "/p", one) for one in (record(7), *others)))
@@ -357,27 +370,113 @@ async def test_a_load_that_was_given_up(site: Site, monkeypatch: pytest.MonkeyPa
     assert site.worker.loads == [7]
 
 
-async def test_every_engine_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With data parallelism vLLM's own call gives one engine's answers: what another lacks is not there."""
-    second, api = FakeManager(), site.api[0]
+@pytest.fixture
+def second(site: Site, monkeypatch: pytest.MonkeyPatch) -> FakeManager:
+    """Another engine behind the first API server; vLLM's own call gives one's answers."""
+    second = FakeManager()
 
     async def of_all(name: str, method: str, timeout: None, args: Any, kwargs: None) -> list[Any]:
         assert name == "collective_rpc"
         return [await site.rpc(method, args), [rpc.CALLS[args[0]](second, args[1])]]  # type: ignore[arg-type]
 
-    core = SimpleNamespace(core_engines=[b"0", b"1"], call_utility_all_async=of_all)
-    monkeypatch.setattr(api._client, "engine_core", core, raising=False)
+    engines = [rank.to_bytes(2, "little") for rank in (2, 3)]
+    core = SimpleNamespace(core_engines=engines, call_utility_all_async=of_all)
+    monkeypatch.setattr(site.api[0]._client, "engine_core", core, raising=False)
+    return second
+
+
+async def test_every_engine_is_asked(site: Site, second: FakeManager) -> None:
+    """What another lacks is not there."""
+    api = site.api[0]
     await api.load("sql", "/p", record(7))
     assert second.loads == [7]
-    second.broken[8] = "no memory"
-    with pytest.raises(EngineRejected, match="no memory"):
-        await api.load("broken", "/p", record(8))
-    site.worker.wait(8, 20)
     second.tiers.remove(7)
     request = api.requests["sql"]
     assert (await api.loaded()).adapters == {}
     with api.using(request):
         assert not await api.hold(request)
+
+
+async def test_every_engine_is_heard(site: Site, second: FakeManager) -> None:
+    """By vLLM's number of it; an adapter is in a slot where it is in any engine's."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    second.counters["blank_runs"] = 1
+    second.tiers.place(7)
+    assert (await api.loaded()).tiers == {"sql": "gpu"}
+    heard = [(worker["engine"], worker["counters"].get("blank_runs", 0)) for worker in api.seen]
+    assert heard == [("2", 0), ("3", 1)]
+
+
+@pytest.mark.parametrize("meanwhile", ["has it", "is loading it"])
+async def test_a_load_that_fails_in_one_engine_leaves_nothing_in_the_others(
+    site: Site, second: FakeManager, meanwhile: str
+) -> None:
+    """No bytes and no pin, which nobody could ever take back; and it can be had once the cause is gone."""
+    api, first, pinned = site.api[0], site.worker, Policy(kind=PolicyKind.PINNED)
+    second.broken[7] = "no memory"
+    if meanwhile == "has it":
+        await site.api[1].load("sql", "/p", record(7, pinned))
+    else:
+        first.go.clear()
+    with pytest.raises(EngineRejected, match="no memory"):
+        await api.load("sql", "/p", record(7, pinned))
+    first.go.set()
+    first.wait(7, 20)
+    await site.api[1].unload("sql")
+    assert first.tiers.entries == {}
+    assert first.tiers.free_bytes == 20
+    del second.broken[7]
+    await api.load("sql", "/p", record(7, pinned))
+    assert (await api.loaded()).adapters == {"sql": "/p"}
+    assert [manager.tiers.entries[7].pinned for manager in (first, second)] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["sql", "a name that has it"])
+async def test_what_one_engine_lost_stays_in_no_other(site: Site, second: FakeManager, name: str) -> None:
+    """From the next look on; but not while a request may be running from it."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7, Policy(kind=PolicyKind.PINNED)))
+    if name != "sql":
+        await api.load(name, "/p", record(7))
+    second.tiers.remove(7)
+    with api.using(api.requests["sql"]):
+        await api.loaded()
+        assert 7 in site.worker.tiers.entries
+    await api.loaded()
+    assert site.worker.tiers.entries == {}
+
+
+async def test_what_a_call_that_was_lost_brought_is_given_up(site: Site) -> None:
+    """The engine did not answer in time, and has it all the same: until the next look."""
+    api = site.api[0]
+    site.worker.go.clear()
+    loads = asyncio.create_task(api.load("sql", "/p", record(7)))
+    await site.asked.wait()
+    site.down = True
+    with pytest.raises(EngineUnavailable):
+        await loads
+    site.down = False
+    site.worker.go.set()
+    site.worker.wait(7, 20)
+    assert 7 in site.worker.tiers.entries
+    await site.api[1].load("other", "/p", record(8))
+    await api.loaded()
+    assert site.worker.tiers.entries.keys() == {8}  # another server's is not this one's business
+
+
+async def test_a_load_under_way_is_no_stray(site: Site, second: FakeManager) -> None:
+    """It has ended in one engine, and not yet in the other, while a pass looks."""
+    api = site.api[0]
+    second.go.clear()
+    load = asyncio.create_task(api.load("sql", "/p", record(7)))
+    await site.asked.wait()
+    site.worker.wait(7, 20)
+    assert (await api.loaded()).adapters == {}
+    second.go.set()
+    await load
+    assert (site.worker.loads, second.loads) == ([7], [7])
+    assert "drop" not in site.calls
 
 
 async def test_pinned_while_it_is_loaded(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -17,7 +18,17 @@ def resident(name: str, level: str = "cpu", rank: int = 8) -> dict[str, Any]:
 
 def samples(residents: dict[str, dict[str, Any]], **counters: float) -> list[Sample]:
     """What Prometheus reads."""
-    seen = {"resident": residents, "slots": 2, "budget_bytes": 9, "used_bytes": 5, "counters": counters}
+    return scraped([worker("0", residents, **counters)])
+
+
+def worker(engine: str, residents: dict[str, dict[str, Any]], **counters: float) -> dict[str, Any]:
+    """What one worker says."""
+    sizes = {"slots": 2, "budget_bytes": 9, "used_bytes": 5}
+    return {"engine": engine, "resident": residents, "counters": counters, **sizes}
+
+
+def scraped(seen: list[dict[str, Any]]) -> list[Sample]:
+    """What Prometheus reads of several."""
     registry = CollectorRegistry()
     registry.register(Tiers(lambda: seen))
     families = text_string_to_metric_families(generate_latest(registry).decode())
@@ -72,3 +83,30 @@ def test_an_adapter_registered_anew_is_told_once() -> None:
     """While its old bytes leave, two ids have one name: twice the same series would end the scrape."""
     assert len(scrape({"1": resident("a"), "2": resident("a")})) == 1
     assert len(scrape({"1": resident("a"), "2": resident("a", rank=16)})) == 2
+
+
+def told_of(seen: list[dict[str, Any]]) -> dict[str, float]:
+    """The values of the series without labels."""
+    return {sample.name: sample.value for sample in scraped(seen) if not sample.labels}
+
+
+def test_every_data_parallel_engine_is_told() -> None:
+    """Each has its own slots, memory and loads; an adapter is told of each, by vLLM's number of it."""
+    seen = [worker("0", {"1": resident("a", "gpu")}), worker("3", {"1": resident("a"), "2": resident("b")})]
+    loaded = [one.labels for one in scraped(seen) if one.name == "vllm:lora_adapter_loaded"]
+    found = [(labels["engine"], labels["adapter_name"], labels["level"]) for labels in loaded]
+    assert found == [("0", "a", "gpu"), ("3", "a", "cpu"), ("3", "b", "cpu")]
+    told = told_of(seen)
+    assert (told["lora_fs_host_bytes"], told["lora_fs_host_budget_bytes"]) == (10, 18)
+    assert told["vllm:num_gpu_loaded_lora_adapters"] == 1
+    assert told["vllm:num_cpu_loaded_lora_adapters"] == 3
+    assert told["vllm:max_gpu_lora_adapters"] == 4
+
+
+@pytest.mark.parametrize("engines", ["00", "01"])
+@pytest.mark.parametrize("counter", sorted(COUNTERS))
+def test_the_counters_of_all_workers(counter: str, engines: str) -> None:
+    """What the workers of one engine do together counts once; bytes, and blank runs, count each."""
+    seen = [worker(engine, {}, **{counter: number}) for engine, number in zip(engines, (4, 3), strict=True)]
+    together = engines == "00" and counter not in {"blank_runs", "gpu_load_bytes", "host_load_bytes"}
+    assert told_of(seen)[f"lora_fs_{counter}_total"] == (4 if together else 7)

@@ -137,3 +137,12 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     assert entry.users == {"vllm", "api"}
     assert manager.tiers.slots.count(ID) == 1
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_how_a_load_is_to_be_kept(make: Make, files: Files, pinned: bool) -> None:
+    """Its priority, and whether it is pinned, are those it was asked for with."""
+    manager = worker(make, 2 * files.size_bytes)
+    assert load(manager, files, priority=3, pinned=pinned)["state"] == "ready"
+    entry = manager.tiers.entries[ID]
+    assert (entry.priority, entry.pinned) == (3, pinned)

@@ -75,7 +75,7 @@ def of_slot(manager: Any, slot: int) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     made=st.lists(adapters, min_size=1, max_size=5),
     of_rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),

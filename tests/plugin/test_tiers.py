@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.pinned) <= max(0, len(self.tiers.slots) - 1)
 
 
-Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestTiers = Machine.TestCase
 
 
@@ -276,3 +276,18 @@ def test_an_adapter_goes_when_its_last_user_drops_it(tiers: Tiers) -> None:
     tiers.entries[1].users.add("other")
     assert not tiers.drop(1, "api")
     assert tiers.drop(1, "other")
+
+
+def test_what_is_not_there_needs_no_drop(tiers: Tiers) -> None:
+    """A user may give up what was evicted meanwhile, or never came: there is nothing to remove."""
+    assert not tiers.drop(99, "api")
+
+
+def test_what_is_free_counts_loads_under_way(tiers: Tiers) -> None:
+    """As if each that was begun had ended with all that it reserved."""
+    tiers.remove(3)
+    assert tiers.free_bytes == 10
+    tiers.reserve(4, 4)
+    assert tiers.free_bytes == 6
+    tiers.cancel(4)
+    assert tiers.free_bytes == 10

@@ -10,6 +10,7 @@ import logging
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -18,6 +19,7 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import State
 from starlette.responses import Response
+from starlette.routing import Route
 
 from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
@@ -34,6 +36,7 @@ from lora_fs.sidecar.server.errors_http import on_error
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
+from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.compat import NAME
 
 if TYPE_CHECKING:
@@ -74,6 +77,8 @@ class Endpoint:
         self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
+        self._ending = Ending()
+        self._engine_client: EngineClient | None = None
         self._end_tracing: Callable[[], None] = lambda: None
 
     def attach_router(self, app: FastAPI) -> None:
@@ -85,6 +90,10 @@ class Endpoint:
         settings = self._settings = load_settings()
         if "log_format" in settings.model_fields_set:  # vLLM prints warnings of ours alone, as text
             logs.configure(settings.log_level, settings.log_format, ids=tracing.ids, logger="lora_fs")
+        elif (
+            logging.getLogger("lora_fs").level == logging.NOTSET
+        ):  # what vLLM imports sets the root's to ERROR
+            logging.getLogger("lora_fs").setLevel(logging.WARNING)
         self._end_tracing = tracing.start(settings.traces, settings.replica_id)
         replica = cast(Replica, self._late)
         admin = self._admin = Admin(self._settings.token_file, self._settings.public_namespaces)
@@ -102,9 +111,12 @@ class Endpoint:
         )
         for router in (*routers, self._metrics()):
             # As plain routes: vLLM replaces its own by these, and does not look into a router.
-            app.router.routes.extend(router.routes)
+            for route in router.routes:
+                cast(Route, route).app = self._ending.bounds(cast(Route, route).app)
+                app.router.routes.append(route)
         app.add_exception_handler(LoraFsError, on_error)
-        app.add_middleware(Gate, behind=lambda: self._behind)
+        most = settings.body_max_bytes
+        app.add_middleware(Gate, behind=lambda: self._behind, max_body_bytes=most, ending=self._ending)
         inner = app.router.lifespan_context
 
         @asynccontextmanager
@@ -114,12 +126,30 @@ class Endpoint:
                     if self._assembly is None:
                         yield state
                         return
-                    async with self._assembly.running(), board.running(), admin.watching():
+                    ends = partial(self._ends, app.state)
+                    async with (
+                        self._assembly.running(),
+                        board.running(),
+                        admin.watching(),
+                        self._ending.watched(ends, self._end),
+                    ):
                         yield state
             finally:
                 await anyio.to_thread.run_sync(self._end_tracing, limiter=anyio.CapacityLimiter(1))
 
         app.router.lifespan_context = lifespan
+
+    def _ends(self, state: State) -> bool:
+        """Whether vLLM ends this server, or will, since its engine is dead."""
+        server, client = getattr(state, "server", None), self._engine_client
+        return bool(getattr(server, "should_exit", False) or (client is not None and client.errored))
+
+    def _end(self) -> None:
+        assert self._assembly is not None
+        logger.info("lora-fs ends: what waits for an adapter is told so", extra=event("plugin.ends"))
+        self._ending.begin()
+        self._assembly.end()
+        self._assembly.replica.wake()  # it finds that the engine does not answer, and /readyz says so
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Raises InputError, VolumeUnavailable and their kin: the server does not start without."""
@@ -134,6 +164,7 @@ class Endpoint:
         _answer_from_the_registry(serving)
         engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
         await self._admin.look()
+        self._engine_client = engine_client
         self._assembly = await assemble(settings, expect(settings), engine)
         self._assembly.volume.tell_also(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside

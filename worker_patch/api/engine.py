@@ -4,6 +4,8 @@ What this server loaded is known by the engine's name; integer ids are the recor
 API servers of one engine name the same adapter alike. An adapter with requests in flight is *held*
 in the worker, for ``LINGER_S`` longer than the last of them, so that a busy adapter costs no calls.
 An engine that serves nobody waits for a load, so that nothing takes the interpreter from it.
+
+An adapter is loaded when every worker of every engine has it; what came of it in some alone is given up.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class InProcess:
     """Implements ``engine.protocol.Engine``.
 
     Attributes:
-        requests: the engine's name → what vLLM is given for it; ``seen``: the worker's last ``sync``.
+        requests: the engine's name → what vLLM is given for it.
+        seen: what each worker said at the last ``sync``, and of which ``engine`` it is, as vLLM numbers them.
     """
 
     def __init__(
@@ -56,22 +59,24 @@ class InProcess:
         self._timeout_s, self._clock = timeout_s, clock
         self._sequence = self._serving = 0
         self._loading: Counter[int] = Counter()
-        # Of what other API servers of this engine serve nothing is known.
-        self._only = getattr(client.vllm_config.parallel_config, "_api_process_count", 1) == 1
+        # Of what other API servers of this engine serve nothing is known; nor of the engines that this one
+        # steps together with, where each has a front end of its own.
+        parallel = client.vllm_config.parallel_config
+        self._only = parallel._api_process_count == 1 and not parallel.local_engines_only
         self._in_flight: Counter[int] = Counter()
         self._held: dict[int, float] = {}  # id → when its last request ended
         self._policies: Mapping[str, Policy] = {}
         self.requests: dict[str, LoRARequest] = {}
-        self.seen: Answer = {}
+        self.seen: list[Answer] = []
         self._steps_on: set[int] = set()
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
     async def loaded(self) -> Loaded:
         everywhere = await self._sync(LINGER_S)
-        resident = self.seen["resident"]
         self.requests = {n: r for n, r in self.requests.items() if r.lora_int_id in everywhere}
         self._held = {adapter: at for adapter, at in self._held.items() if adapter in everywhere}
+        await self._give_up_strays()
         listed = await self._models.registry.show_available_models()
         bases = [card.model_dump() for card in listed.data]
         static = self._models.lora_requests.static
@@ -80,12 +85,17 @@ class InProcess:
             for name, request in static.items()
         }
         paths = {name: request.lora_path for name, request in {**static, **self.requests}.items()}
-        levels = {n: resident[str(r.lora_int_id)]["level"] for n, r in self.requests.items()}
-        tiers = {name: "gpu" if level == "gpu" else "host" for name, level in levels.items()}
+        in_slots = {
+            int(adapter)
+            for worker in self.seen
+            for adapter, one in worker["resident"].items()
+            if one["level"] == "gpu"
+        }
+        tiers = {n: "gpu" if r.lora_int_id in in_slots else "host" for n, r in self.requests.items()}
         return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers)
 
     async def activity(self) -> Activity:
-        return Activity(max_loras=self.seen.get("slots"))
+        return Activity(max_loras=min((worker["slots"] for worker in self.seen), default=None))
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         self._policies = policies  # the next sync tells them
@@ -120,6 +130,8 @@ class InProcess:
             waited_s = self._clock() - started
             if "failed" in states:
                 reason = states["failed"]
+                if len(states) > 1:  # another worker has it, or will
+                    await self._give_up(ask["id"])
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
             if states.keys() == {"ready"}:
                 return
@@ -139,6 +151,22 @@ class InProcess:
         if self._loading[adapter] == 1 and not self._wanted(adapter):
             with suppress(EngineUnavailable):
                 await self._call("drop", id=adapter)
+
+    async def _give_up_strays(self) -> None:
+        """Want no more what a worker keeps for this server, and nobody here knows of.
+
+        Another worker lost it, or the call that gave it up did not come through.
+        """
+        kept = {
+            int(adapter)
+            for worker in self.seen
+            for adapter, one in worker["resident"].items()
+            if self._user in one["users"]
+        }
+        for adapter in kept:
+            if adapter not in self._loading.keys() | self._in_flight.keys() and not self._wanted(adapter):
+                with suppress(EngineUnavailable):
+                    await self._call("drop", id=adapter)
 
     async def unload(self, name: str) -> None:
         request = self.requests.pop(name, None)
@@ -203,7 +231,7 @@ class InProcess:
         # A load that has ended in the worker is held there before its answer is here.
         holds = [*self._held.keys() | self._in_flight.keys() | self._loading.keys()]
         answers = await self._call("sync", holds=holds, policies=policies)
-        self.seen = answers[0]
+        self.seen = answers
         self._steps_on = {processor for answer in answers for processor in answer["processors"]}
         return set.intersection(*({int(adapter) for adapter in answer["resident"]} for answer in answers))
 
@@ -232,8 +260,14 @@ class InProcess:
     async def _ask_all(self, call: str, body: Mapping[str, Any]) -> list[Answer]:
         """Every worker's answer; with data parallelism of all engines, where vLLM's own call gives one's."""
         core: Any = getattr(self._client, "engine_core", None)
-        if len(getattr(core, "core_engines", ())) < 2:
-            answers: list[Answer] = await self._client.collective_rpc(RPC, args=(call, body))
-            return answers
-        of_engines = await core.call_utility_all_async("collective_rpc", RPC, None, (call, body), None)
-        return [answer for answers in of_engines for answer in answers]
+        # vLLM's name of an engine is its rank in two bytes; they are asked, and answer, in this order.
+        ranks = [int.from_bytes(engine, "little") for engine in getattr(core, "core_engines", ())] or [0]
+        if len(ranks) == 1:
+            of_engines = [await self._client.collective_rpc(RPC, args=(call, body))]
+        else:
+            of_engines = await core.call_utility_all_async("collective_rpc", RPC, None, (call, body), None)
+        return [
+            {**answer, "engine": str(rank)}
+            for rank, answers in zip(ranks, of_engines, strict=True)
+            for answer in answers
+        ]

@@ -3,7 +3,7 @@
 An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
 sender may not read, passes as it is: to vLLM that name is unknown. What a sender may read is asked before
 the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
-engine goes on with everybody else's, for as long as its client waits.
+engine goes on with everybody else's, for as long as its client waits and the server does not end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-import msgspec
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -26,8 +25,10 @@ from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.canary import REVISION, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.model_field import MAX_BODY_BYTES, find_model
+from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked
+from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.api.engine import InProcess
 from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 
@@ -47,13 +48,14 @@ class Behind(NamedTuple):
     user_header: str | None = None
 
 
-class _Body(msgspec.Struct):
-    model: str | None = None
-    user: object = None
+class Asks(NamedTuple):
+    """What a request's body and headers say."""
+
+    model: str | None
+    user: str | None = None
     background: object = None
 
 
-_body = msgspec.json.Decoder(_Body)
 _flag = TypeAdapter[bool | None](bool | None)
 
 
@@ -61,9 +63,14 @@ class Gate:
     """``behind`` gives None as long as the server is starting."""
 
     def __init__(
-        self, app: ASGIApp, behind: Callable[[], Behind | None], max_body_bytes: int = MAX_BODY_BYTES
+        self,
+        app: ASGIApp,
+        behind: Callable[[], Behind | None],
+        max_body_bytes: int = BODY_MAX_BYTES,
+        ending: Ending | None = None,
     ) -> None:
         self._app, self._behind, self._max_body_bytes = app, behind, max_body_bytes
+        self._ending = ending or Ending()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         behind = self._behind()
@@ -91,7 +98,7 @@ class Gate:
         replica, engine = behind.replica, behind.engine
         for _ in range(2):  # an adapter may have been evicted since it was last seen
             async with AsyncExitStack() as held:
-                async with incoming.while_it_waits():
+                async with incoming.while_it_waits(), self._ending.waiting():
                     hold = replica.hold(chosen.name, behind.hold_timeout_s)
                     engine_name = await held.enter_async_context(hold)
                 request = engine.requests.get(engine_name)
@@ -110,26 +117,17 @@ class Gate:
         raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
 
 
-def _asked(scope: Scope, body: bytes) -> _Body:
+def _asked(scope: Scope, body: bytes) -> Asks:
     """The model and the user that a body names, and whether its answer is to be fetched later."""
     headers = Headers(scope=scope)
-    asks = _named(headers.get("content-type", ""), body)
+    field = find_model(headers.get("content-type", ""), body)
+    asks = Asks(field.name, field.user, field.background) if field is not None else Asks(None)
     if route_of(scope) == _SAGEMAKERS:  # there vLLM puts the header in the model's place, or nothing
-        asks.model = headers.get(_ADAPTER)
+        return asks._replace(model=headers.get(_ADAPTER))
     return asks
 
 
-def _named(content_type: str, body: bytes) -> _Body:
-    if not content_type.startswith("multipart/"):
-        try:
-            return _body.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # vLLM takes UTF-16, a byte order mark and NaN, too, or says what is wrong
-    field = find_model(content_type, body)
-    return _Body(field.name, field.user, field.background) if field is not None else _Body()
-
-
-async def _chosen(behind: Behind, asks: _Body, headers: Headers) -> Served | None:
+async def _chosen(behind: Behind, asks: Asks, headers: Headers) -> Served | None:
     """The adapter that is to answer; None: vLLM says what it makes of the name.
 
     Raises:

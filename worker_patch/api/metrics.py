@@ -2,11 +2,15 @@
 
 ``vllm:lora_adapter_loaded`` and its kin say what is resident, which ``vllm:lora_requests_info`` does
 not. Read at each scrape from the last ``sync``: a series goes when its adapter goes.
+
+Of data-parallel engines each has its tiers and does its loads: they are summed. The workers of one
+engine do everything together, each with its share: the first one's numbers are the engine's, save
+for bytes, and for blank runs, of which none may be hidden behind another worker's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -28,45 +32,58 @@ COUNTERS = {
     "blank_runs": "Steps that ran an adapter without its weights, since it could not be had",
 }
 
-
-ENGINE = "0"  # the worker that was asked is the first engine's
+OF_ALL_WORKERS = frozenset(("blank_runs", "gpu_load_bytes", "host_load_bytes"))
 
 
 class Tiers(Collector):
-    """``seen`` gives the worker's last answer, empty before the first."""
+    """``seen`` gives each worker's last answer, with its ``engine``; none before the first."""
 
-    def __init__(self, seen: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, seen: Callable[[], list[dict[str, Any]]]) -> None:
         self._seen = seen
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        seen = self._seen()
-        if not seen:
+        workers = self._seen()
+        if not workers:
             return
-        resident = [one for one in seen["resident"].values() if one["name"]]
+        engines = [*{worker["engine"]: worker for worker in reversed(workers)}.values()]
+        resident = [(of["engine"], one) for of in engines for one in of["resident"].values() if one["name"]]
         loaded = GaugeMetricFamily(
             "vllm:lora_adapter_loaded",
             "Resident adapters",
             labels=["engine", "adapter_name", "level", "pinned", "rank"],
         )
         # One name may be there twice, while the old bytes of it leave: a series can be told once.
-        for labels in sorted({_labels(one) for one in resident}):
-            loaded.add_metric([ENGINE, *labels], 1)
+        for labels in sorted({(engine, *_labels(one)) for engine, one in resident}):
+            loaded.add_metric(labels, 1)
         yield loaded
-        in_slots = sum(one["level"] == "gpu" for one in resident)
+        in_slots = sum(one["level"] == "gpu" for _, one in resident)
         yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "Adapters in slots", value=in_slots)
         yield GaugeMetricFamily("vllm:num_cpu_loaded_lora_adapters", "In host memory", value=len(resident))
-        yield GaugeMetricFamily("vllm:max_gpu_lora_adapters", "Slots", value=seen["slots"])
-        loads, took_s = (seen["counters"].get(name, 0) for name in ("host_loads", "host_load_seconds"))
+        yield GaugeMetricFamily("vllm:max_gpu_lora_adapters", "Slots", value=_sum(engines, "slots"))
+        loads, took_s = (_counted(engines, name) for name in ("host_loads", "host_load_seconds"))
         yield SummaryMetricFamily(
-            "vllm:lora_adapter_load_seconds", "Loads into host memory", count_value=loads, sum_value=took_s
+            "vllm:lora_adapter_load_seconds",
+            "Loads into host memory",
+            count_value=int(loads),
+            sum_value=took_s,
         )
-        yield GaugeMetricFamily("lora_fs_host_bytes", "Host memory taken", value=seen["used_bytes"])
-        yield GaugeMetricFamily("lora_fs_host_budget_bytes", "Host budget", value=seen["budget_bytes"])
+        taken, budget = _sum(workers, "used_bytes"), _sum(workers, "budget_bytes")
+        yield GaugeMetricFamily("lora_fs_host_bytes", "Host memory taken", value=taken)
+        yield GaugeMetricFamily("lora_fs_host_budget_bytes", "Host budget", value=budget)
         for name, told in COUNTERS.items():
-            yield CounterMetricFamily(f"lora_fs_{name}", told, value=seen["counters"].get(name, 0))
+            of = workers if name in OF_ALL_WORKERS else engines
+            yield CounterMetricFamily(f"lora_fs_{name}", told, value=_counted(of, name))
+
+
+def _sum(workers: Iterable[dict[str, Any]], what: str) -> float:
+    return sum(float(worker[what]) for worker in workers)
+
+
+def _counted(workers: Iterable[dict[str, Any]], name: str) -> float:
+    return sum(float(worker["counters"].get(name, 0)) for worker in workers)
 
 
 def _labels(one: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -92,7 +92,7 @@ def layers(draw: st.DrawFn) -> Layer:
     return make_layer(shape, slots, draw(st.sampled_from(TYPES)), scales=(1.0, 0.5, -2.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layer=layers(), data=st.data(), add=st.booleans())
 def test_linear_is_the_reference_of_any_batch(layer: Layer, data: st.DataObject, add: bool) -> None:
     """Whatever the shapes, ranks and segments, and whether it adds or overwrites."""
@@ -101,7 +101,7 @@ def test_linear_is_the_reference_of_any_batch(layer: Layer, data: st.DataObject,
     check(layer, slots_of_rows(*runs), add=add)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rank=st.sampled_from([1, 3, 16, 40]),
     dtype=st.sampled_from(TYPES),

@@ -1,0 +1,57 @@
+"""What the machine takes away: time in which this process, or the engine's, was not run at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+
+from lora_fs.demo.process import Process
+
+BEAT_S = 0.02
+
+
+class Heartbeat:
+    """Beats in a thread of this process, from ``start`` to ``stop``, and adds up what was lost.
+
+    Lost is how late a beat came, and the time in which a process of the engine's was stopped. An engine
+    that stands still for a reason of its own, as one that reads a slow volume, loses nothing.
+    """
+
+    def __init__(self, engine: Process | None) -> None:
+        leader = [psutil.Process(engine.pid)] if engine is not None else []
+        self._watched = [*leader, *(child for one in leader for child in one.children(recursive=True))]
+        self._guard, self._stopping = threading.Lock(), threading.Event()
+        self._lost_s, self._last = 0.0, time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._last = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def lost_s(self) -> float:
+        """Since it began; what the beat is late for that is due now is part of it."""
+        with self._guard:
+            return self._lost_s + max(0.0, time.monotonic() - self._last - BEAT_S)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(BEAT_S):
+            stopped = any(map(_is_stopped, self._watched))
+            with self._guard:
+                now = time.monotonic()
+                passed_s, self._last = now - self._last, now
+                self._lost_s += passed_s if stopped else max(0.0, passed_s - BEAT_S)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False

@@ -1,0 +1,74 @@
+"""A vLLM with the plugin that is stopped, or started, while its volume does not answer: it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.volume import Volume
+from lora_fs.demo.waiting import wait_until
+from tests.e2e.mounts import hanging, may_mount
+from tests.engine.plugin import plugin_engine
+
+ENDS_S = 20.0
+HELD_S = 150.0  # longer than a request waits for its adapter
+
+pytestmark = pytest.mark.skipif(not may_mount(), reason="mounting needs root and /dev/fuse")
+
+
+def test_it_is_stopped_while_requests_wait(
+    farm: EngineFarm, model_dir: Path, adapters: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """They are told at once to ask another one, and the process waits for no thread that hangs."""
+    settings = {"LORA_FS_STAGE_AHEAD": "off", "JOINS_THREADS": "1"}
+    with (
+        ThreadPoolExecutor(2) as threads,
+        plugin_engine("stopped", farm, model_dir, tmp_path, **settings) as plugin,
+    ):
+        client, engine, source = plugin.client, plugin.client.engine, plugin.sources / "hangs"
+        plugin.volume.run("register", "cold", str(adapters(1)))
+        source.mkdir()
+        with hanging(plugin.revision_dir / "cold"), hanging(source):
+            loading = threads.submit(client.load, "hangs", source, limit_s=HELD_S)
+            plugin.wait_listed("cold")
+            before = client.metric("lora_fs_request_misses_total")
+            asking = threads.submit(client.complete, "cold", limit_s=HELD_S)
+            wait_until(
+                "the request waits",
+                lambda: client.metric("lora_fs_request_misses_total") > before,
+                timeout_s=ENDS_S,
+            )
+            os.kill(engine.pid, signal.SIGTERM)
+            assert engine.wait_ended(timeout_s=ENDS_S), engine.log_tail()
+        for answer in (loading, asking):
+            assert "this server ends" in answer.result().error["message"]
+    assert "THREADS JOINED" in engine.log_text()
+
+
+def test_it_is_started_on_a_volume_that_hangs(farm: EngineFarm, model_dir: Path, tmp_path: Path) -> None:
+    """It says so, and does not start."""
+    root = tmp_path / "root"
+    root.mkdir()
+    env = {
+        **PLUGIN_ENV,
+        **Volume(root, MODEL_NAME, cwd=tmp_path).env,
+        "LORA_FS_STAGE_DIR": str(tmp_path / "stage"),
+        "LORA_FS_ENGINE_TIMEOUT_S": "1",
+        "JOINS_THREADS": "1",
+    }
+    with hanging(root):
+        engine = farm.start("started", model_dir, env=env)
+        try:
+            assert engine.wait_ended(timeout_s=ENDS_S), engine.log_tail()
+        finally:
+            engine.kill()
+    assert f"{root} does not answer: the start waits for it" in engine.log_text()
+    assert f"VolumeUnavailable: the registry's folder {root} did not answer in 1 s" in engine.log_text()
+    assert "THREADS JOINED" in engine.log_text()

@@ -1,0 +1,84 @@
+"""What waits when the server ends is told so at once.
+
+A uvicorn that ends waits for its connections, and vLLM sets it no bound: a request that waits for an
+adapter would keep the process up for as long as it waits. Answers that have begun are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lora_fs.sidecar.errors import EngineUnavailable
+
+LOOK_S = 0.2
+TOLD = "this server ends: ask another one"
+
+
+class Ending:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._waits: set[asyncio.Timeout] = set()
+
+    def begin(self) -> None:
+        """End what waits, and what comes to wait from now on."""
+        self._begun = True
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
+        self._waits.clear()
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[Callable[[], None]]:
+        """End the context when the server ends; what it gives is called where that is not to be any more.
+
+        Raises:
+            EngineUnavailable: the server ends.
+        """
+        if self._begun:
+            raise EngineUnavailable(TOLD)
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield lambda: self._waits.discard(wait)
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError as error:
+            if wait.expired():
+                raise EngineUnavailable(TOLD) from error
+            raise
+
+    def bounds(self, app: ASGIApp) -> ASGIApp:
+        """``app``, of which the server's end waits for no answer that has not begun."""
+
+        async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+            async with self.waiting() as answers:
+
+                async def answer(message: Message) -> None:
+                    answers()
+                    await send(message)
+
+                await app(scope, receive, answer)
+
+        return bounded
+
+    @asynccontextmanager
+    async def watched(self, ends: Callable[[], bool], begin: Callable[[], None]) -> AsyncIterator[None]:
+        """Call ``begin`` as soon as ``ends`` says so, while the context is open."""
+
+        async def watch() -> None:
+            while not ends():  # noqa: ASYNC110 - nothing of vLLM's tells
+                await asyncio.sleep(LOOK_S)
+            begin()
+
+        watching = asyncio.create_task(watch(), name="lora-fs end")
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
