@@ -1,7 +1,8 @@
 # The sidecar and the command, without torch and without vLLM. Needs no writable root: what it
 # writes goes to /tmp, /stage and the mounted registry.
 #   docker build -t lora-fs .
-#   docker run --read-only --tmpfs /tmp -v "$PWD/adapters:/adapters" lora-fs list --root /adapters
+#   docker run --read-only --tmpfs /tmp -v "$PWD/adapters:/adapters" lora-fs \
+#     --root /adapters --model Qwen/Qwen2.5-7B list
 
 FROM python:3.11-slim AS build
 WORKDIR /src

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.volume import LORA_FS
+from lora_fs.demo.process import Process
+from lora_fs.demo.sidecar import start_sidecar
 
 
 @contextlib.contextmanager
@@ -16,21 +16,14 @@ def sidecars(count: int, root: Path, engine_url: str, run_dir: Path, *args: str)
     processes = []
     try:
         for number in range(count):
-            port = free_port()
-            options = {
-                "--engine": engine_url,
-                "--host": "127.0.0.1",
-                "--port": str(port),
-                "--replica-id": f"r{number:02d}",
-                "--stage-dir": str(run_dir / f"stage-{number:02d}"),
-            }
-            arguments = [part for option in options.items() for part in option]
+            own = ("--replica-id", f"r{number:02d}", "--stage-dir", str(run_dir / f"stage-{number:02d}"))
             processes.append(
-                spawn(
+                start_sidecar(
                     f"sidecar-{number:02d}",
-                    [LORA_FS, "sidecar", *arguments, *args],
+                    engine_url,
+                    *own,
+                    *args,
                     log=run_dir / f"sidecar-{number:02d}.log",
-                    url=f"http://127.0.0.1:{port}",
                     env={"LORA_FS_ROOT": str(root), "LORA_FS_MODEL": "tiny"},
                 )
             )

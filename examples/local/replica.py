@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import openai
 
 from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
-from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.volume import LORA_FS, Volume
+from lora_fs.demo.process import Process, free_port
+from lora_fs.demo.sidecar import start_sidecar
+from lora_fs.demo.volume import Volume
 
 PROMPT = "hello world"
 
@@ -34,6 +36,8 @@ class Replica(ABC):
     """
 
     engine: Process
+    engine_env: ClassVar[Mapping[str, str]] = {}
+    """More of the engine's environment; a kind of its own overrides it."""
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class PluginReplica(Replica):
             self._model_dir,
             port=self._engine_port,
             args=self._engine_args,
-            env={**PLUGIN_ENV, **self._env},
+            env={**PLUGIN_ENV, **self._env, **self.engine_env},
         )
 
     @property
@@ -145,18 +149,21 @@ class SidecarReplica(Replica):
     def start_engine(self) -> None:
         """Fork the engine, on the port it had."""
         self.engine = self._farm.start(
-            f"engine-{self.name}", self._model_dir, port=self._engine_port, args=self._engine_args
+            f"engine-{self.name}",
+            self._model_dir,
+            port=self._engine_port,
+            args=self._engine_args,
+            env=self.engine_env,
         )
 
     def start_sidecar(self) -> None:
         """Start ``lora-fs sidecar``, on the port it had."""
-        options = ("--engine", self.engine_url, "--host", "127.0.0.1", "--port", str(self._sidecar_port))
-        self.sidecar = spawn(
+        self.sidecar = start_sidecar(
             f"sidecar-{self.name}",
-            [LORA_FS, "sidecar", *options],
+            self.engine_url,
             log=self._dir / "sidecar.log",
-            url=self.url,
             env=self._env,
+            port=self._sidecar_port,
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.context import Context, complain, unread
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
@@ -44,11 +44,19 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
     streams = str(file) == "-"
     if streams and output == "json":
         raise click.UsageError("with - stdout is the export: leave -o json out")
+    if streams and sys.__stdout__ is None:  # sys.stdout is /dev/null by now
+        raise click.UsageError("with - the export is written to stdout, and that is closed")
     registry = context.registry()
     scopes = [context.scope()] if scope_only else registry.scopes()
     if streams:
-        done = export.write(registry, scopes, sys.stdout.buffer, artifacts=artifacts)
-        sys.stdout.buffer.flush()
+        try:
+            done = export.write(registry, scopes, sys.stdout.buffer, artifacts=artifacts)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            unread()
+            raise OperatorError(
+                "who reads the export left before its end: what there is of it is none"
+            ) from None
     else:
         done = export.to_file(registry, scopes, file, artifacts=artifacts)
     for problem in done.left_out:
@@ -183,10 +191,13 @@ def _import_archive(
     rows = [{"what": one.name, "outcome": one.verdict.value, "why": one.why} for one in chosen.steps]
     _tell(context, rows, dry_run, output)
     if refused:
-        raise Conflict(
-            f"{len(refused)} differ, and nothing was changed: --conflicts keep leaves what is here, "
-            "--conflicts take replaces it; other bytes need another revision"
-        )
+        what = {
+            merge.Verdict.CONFLICT: "--conflicts keep leaves what is here, --conflicts take replaces it",
+            merge.Verdict.BYTES: "other bytes need another revision, whatever --conflicts says",
+        }
+        verdicts = {one.verdict for one in refused}
+        told = "; ".join(text for verdict, text in what.items() if verdict in verdicts)
+        raise Conflict(f"{len(refused)} differ, and nothing was changed: {told}")
     left = sum(one.verdict is merge.Verdict.NO_FILES for one in chosen.steps)
     if left:
         raise OperatorError(f"{left} were not imported: what they need is neither in the archive nor here")

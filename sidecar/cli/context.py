@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,15 +165,20 @@ def shown_bytes(size_bytes: int) -> str:
 def shown_time(written: str) -> str:
     """A time of a record in UTC, as ``2026-11-21T18:08:37Z``; what is no time is shown as it is."""
     try:
-        at = datetime.datetime.fromisoformat(written)
-    except ValueError:
+        at = datetime.datetime.fromisoformat(written).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # a zone may lead out of the years there are
         return written
-    return f"{at.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def complain(message: str) -> None:
     """Say on stderr what is wrong, line by line, escaped as ``Context.say`` does."""
     click.echo("lora-fs: " + "\n".join(map(printable, message.split("\n"))), err=True)
+
+
+def unread() -> None:
+    """Nobody reads stdout any more: let what is left of it, which the exit writes, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code(error: LoraFsError) -> int:

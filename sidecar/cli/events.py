@@ -137,7 +137,7 @@ def _plain(one: Told) -> dict[str, object]:
 def _local(written: str) -> str:
     try:
         return datetime.datetime.fromisoformat(written).astimezone().strftime("%m-%d %H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError):  # a zone may lead out of the years there are
         return written
 
 

@@ -61,7 +61,9 @@ def from_gie(
                     try:
                         return _fetch(context, registry, scope, one, uri, allow, dry_run)
                     except (NotFound, SourceUnavailable) as error:
-                        raise type(error)(f"{error}; or download it and say --folder {source}=DIR") from error
+                        raise type(error)(
+                            f"{error}; or download it and say --folder {redacted(source)}=DIR"
+                        ) from error
                 folder = _local(given or source, source)
                 return _register(
                     context, registry, scope, one.name, folder, one.base_model, link, allow, dry_run
@@ -114,7 +116,7 @@ def _local(source: str, named: str) -> Path:
     try:
         return resolve(source)
     except NotFound as error:
-        raise NotFound(f"{error}: download it and say --folder {named}=DIR") from error
+        raise NotFound(f"{error}: download it and say --folder {redacted(named)}=DIR") from error
 
 
 def _scope(context: Context, base_model: str | None) -> Scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, MutableMapping
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import parameters, trail
-from lora_fs.sidecar.cli.context import Context, complain, exit_code, read_settings
+from lora_fs.sidecar.cli.context import Context, complain, exit_code, read_settings, unread
 from lora_fs.sidecar.errors import LoraFsError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -131,7 +132,7 @@ def _while_read() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes once more
+        unread()
         raise click.exceptions.Exit(0) from None
 
 
@@ -216,8 +217,17 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """The script's entry; a stream that was closed is one that nobody reads."""
+    """The script's entry.
+
+    A stream that was closed is one that nobody reads; a character that its encoding lacks is escaped; a
+    terminal's size of 0 is none.
+    """
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:
             setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        if isinstance(text := getattr(sys, stream), io.TextIOWrapper):
+            text.reconfigure(errors="backslashreplace")
+    for size in ("COLUMNS", "LINES"):
+        if not os.environ.get(size, "0").strip("0"):
+            os.environ.pop(size, None)
     sys.exit(run())

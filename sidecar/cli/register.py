@@ -12,13 +12,15 @@ from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, NotFound
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
 from lora_fs.sidecar.reconcile.fetching import Fetching, brought
 from lora_fs.sidecar.reconcile.fetching import register as fetching_register
 from lora_fs.sidecar.registry import operations, registration
+from lora_fs.sidecar.registry.layout import MARKER
 from lora_fs.sidecar.registry.registration import Registered, Registration
 from lora_fs.sidecar.registry.revisions import policy_of_served
+from lora_fs.sidecar.registry.root import is_registry
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.allowed import Allowed
@@ -111,6 +113,11 @@ def register(
         wanted = replace(wanted, source=folder, uri=folder.as_uri())
         if link:
             check_linked(folder, context.root(), settings)
+    if dry_run and not is_registry(context.root()):
+        raise NotFound(
+            f"{context.root()} holds no registry (no {MARKER}). Is the volume mounted? A dry run makes none: "
+            "`lora-fs register` without --dry-run does, and `lora-fs validate` checks a folder without one."
+        )
     with context.opened(create=not dry_run) as registry:
         before = operations.active(registry, scope, name)
         wanted = replace(wanted, policy=_policy(context, registry, name, policy, ttl, priority))
@@ -198,7 +205,7 @@ def _tell(
     if output == "json":
         context.emit(
             {
-                "changed": done.changed or done.amended or moves,
+                "changed": done.changed or done.amended or done.restored or moves,
                 "dry_run": dry_run,
                 "record": record.model_dump(mode="json"),
                 "pointer": pointers[1].model_dump(mode="json") if pointers[1] else None,
@@ -216,6 +223,9 @@ def _tell(
     serves = (
         f"; {record.name} {'would serve' if dry_run else 'serves'} {record.revision} now" if moves else ""
     )
+    if done.restored:
+        context.say(f"{'would restore' if dry_run else 'restored'} lost files of {what}{serves}")
+        return
     if not done.amended and not moves:
         context.say(f"unchanged: the same bytes are registered as {what}")
         return

@@ -31,6 +31,7 @@ from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
+from lora_fs.sidecar.server.heads import BoundedHeads
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings
 
@@ -122,15 +123,18 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 trail=Trail(settings.audit_file),
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
+                max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),
             )
             config = uvicorn.Config(
                 app,
+                http=BoundedHeads,
                 host=settings.host,
                 port=settings.port,
                 access_log=False,
                 log_config=None,
+                proxy_headers=False,  # the audit's address is the connection's
                 timeout_graceful_shutdown=30,
             )
             try:

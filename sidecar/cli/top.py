@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 import click
 from rich.console import Group
@@ -20,7 +21,7 @@ from rich.text import Text
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.status import ago, seen_s
-from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, public_name, read_reports
+from lora_fs.sidecar.cli.wait import LIVE_S, age_s, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.layout import Layout
@@ -28,7 +29,7 @@ from lora_fs.sidecar.registry.view import Desired, RegistryView
 from lora_fs.sidecar.validate.report import printable
 
 EVERY_S = 1.0
-MOST_ADAPTERS = 30
+MOST_ADAPTERS, MOST_TROUBLES = 30, 3
 UNDER_WAY = (Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING)
 ORDER = (Phase.FAILED, *UNDER_WAY, Phase.DRAINING, Phase.READY, Phase.EVICTED)
 LETTERS = {
@@ -177,15 +178,61 @@ def _between_s(before: str, after: str) -> float:
         return 0.0
 
 
-def screen(scope: Scope, lines: list[ReplicaLine], adapters: list[AdapterLine], lost: str | None) -> Group:
-    """What the terminal shows."""
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is to see. ``lost``: why it is as it was before, None if it is as it is now."""
+
+    replicas: list[ReplicaLine]
+    adapters: list[AdapterLine]
+    unreadable: Mapping[str, str]
+    lost: str | None = None
+
+    def troubles(self) -> Iterator[str]:
+        """What could not be read, in sentences."""
+        if self.lost is not None:
+            yield f"shown as it was before: {self.lost}"
+        for replica, problem in self.unreadable.items():
+            yield f"the report of {replica} cannot be read: {problem}"
+
+
+def sights(scope: Scope, layout: Layout, view: RegistryView) -> Iterator[Sight]:
+    """What there is now, then again every second.
+
+    Raises:
+        TemporaryError: the first could not be read; later ones are what was seen before.
+    """
+    rates, sight = Rates(), None
+    while True:
+        try:
+            view.refresh()
+            reports = read_reports(layout)
+            replicas = reports.of(scope)
+            of = rates.note(replicas)
+            lines = [replica_line(status, of.get(status.replica)) for status in replicas]
+            sight = Sight(lines, adapter_lines(scope, view.desired, replicas), reports.unreadable)
+        except TemporaryError as error:
+            if sight is None:
+                raise
+            sight = replace(sight, lost=str(error))
+        yield sight
+        time.sleep(EVERY_S)
+
+
+def screen(scope: Scope, sight: Sight, height: int) -> Group:
+    """What the terminal shows: replicas have half its height, those in trouble first if that is short."""
+    lines, adapters, troubles = sight.replicas, sight.adapters, list(sight.troubles())
     failing = sum(Phase.FAILED in line.phases for line in adapters)
     head = Text(f"{scope}   {len(adapters)} adapters   {len(lines)} replicas   ", style="bold")
     head.append(f"{failing} failing", style="bold red" if failing else "dim")
-    if lost is not None:
-        head.append(f"\nshown as it was before: {printable(lost)}", style="yellow")
-    above = _table(REPLICAS)
-    for one in lines:
+    told = [
+        Text(printable(" ".join(trouble.split())), style="yellow", no_wrap=True, overflow="ellipsis")
+        for trouble in troubles[:MOST_TROUBLES]
+    ]
+    if len(troubles) > MOST_TROUBLES:
+        told.append(_more(len(troubles) - MOST_TROUBLES))
+    above, most = _table(REPLICAS), max(1, (height - 6 - len(told)) // 2)
+    others = len(lines) - most
+    for one in sorted(lines, key=lambda line: line.state == "ready")[:most] if others > 0 else lines:
         style = "" if one.state == "ready" else "red" if one.state != "stale" else "dim"
         above.add_row(*(printable(cell) for cell in one.cells()), style=style)
     below = _table(ADAPTERS)
@@ -194,7 +241,11 @@ def screen(scope: Scope, lines: list[ReplicaLine], adapters: list[AdapterLine], 
         strip = Text.assemble(*(LETTERS[phase] for phase in line.phases))
         below.add_row(name, revision, strip, *rest)
     more = len(adapters) - MOST_ADAPTERS
-    return Group(head, "", above, "", below, Text(f"and {more} more", style="dim") if more > 0 else "")
+    return Group(head, *told, "", above, _more(others), below, _more(more))
+
+
+def _more(count: int) -> Text:
+    return Text(f"and {count} more" if count > 0 else "", style="dim")
 
 
 def _table(columns: tuple[str, ...]) -> Table:
@@ -225,44 +276,41 @@ def top(context: Context, once: bool, output: str) -> None:
       lora-fs top --once
     """
     scope, layout = context.scope(), Layout(context.root())
-    view, rates = RegistryView(context.registry(), (scope,)), Rates()
-    view.refresh()
-    reports = read_reports(layout)
-
-    def seen(reports: Reports) -> tuple[list[ReplicaLine], list[AdapterLine]]:
-        replicas = reports.of(scope)
-        of = rates.note(replicas)
-        lines = [replica_line(status, of.get(status.replica)) for status in replicas]
-        return lines, adapter_lines(scope, view.desired, replicas)
-
-    lines, adapters = seen(reports)
+    seen = sights(scope, layout, RegistryView(context.registry(), (scope,)))
+    first = next(seen)
     if output == "json":
-        context.emit({"replicas": [asdict(o) for o in lines], "adapters": [asdict(o) for o in adapters]})
+        lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
+        context.emit({"replicas": lines, "adapters": adapters})
         return
     if once or not context.out.is_terminal:
-        context.table(REPLICAS, [line.cells() for line in lines])
-        context.say("")
-        context.table(ADAPTERS, [line.cells() for line in adapters], folds="WHY")
-        if not lines:
-            complain(f"no replica of {scope} has reported")
-        for replica, problem in reports.unreadable.items():
-            complain(f"the report of {replica} cannot be read: {problem}")
+        _print(context, scope, first)
         return
-    lost: str | None = None
-    live = Live(screen(scope, lines, adapters, lost), console=context.out, screen=True, auto_refresh=False)
+    if context.out.is_dumb_terminal:  # it cannot be drawn on
+        for sight in chain((first,), seen):
+            _print(context, scope, sight)
+            context.say("")
+        return
+
+    def drawn(sight: Sight) -> Group:
+        return screen(scope, sight, context.out.size.height)
+
+    live = Live(drawn(first), console=context.out, screen=True, auto_refresh=False)
     try:  # not as a context: Ctrl-C at its first frame would leave the terminal in its other screen
         live.start(refresh=True)
-        while True:
-            time.sleep(EVERY_S)
-            try:
-                view.refresh()
-                lines, adapters = seen(read_reports(layout))
-                lost = None
-            except TemporaryError as error:
-                lost = str(error)
-            live.update(screen(scope, lines, adapters, lost), refresh=True)
+        for sight in seen:
+            live.update(drawn(sight), refresh=True)
     finally:
         live.stop()
+
+
+def _print(context: Context, scope: Scope, sight: Sight) -> None:
+    context.table(REPLICAS, [line.cells() for line in sight.replicas])
+    context.say("")
+    context.table(ADAPTERS, [line.cells() for line in sight.adapters], folds="WHY")
+    if not sight.replicas:
+        complain(f"no replica of {scope} has reported")
+    for trouble in sight.troubles():
+        complain(trouble)
 
 
 COMMANDS = (top,)

@@ -87,7 +87,7 @@ def _plain(value: object) -> object:
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    elif isinstance(value, dict):
-        value = ",".join(f"{name}={item}" for name, item in value.items())
+        return ",".join(redacted(str(item)) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{redacted(str(name))}={redacted(str(item))}" for name, item in value.items())
     return redacted(str(value))

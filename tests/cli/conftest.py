@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,16 @@ class Ran:
 
 
 LoraFs = Callable[..., Ran]
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Who is started in this block is ended by Ctrl-C, also where a shell told this process to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # no child inherits a handler
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def parse(words: Sequence[str]) -> click.Context:

@@ -130,6 +130,41 @@ def test_conflicts_change_nothing_until_decided(filled: LoraFs, tmp_path: Path, 
     assert [one["active"] for one in filled("--root", other, "list", "-o", "json").json] == [False, True]
 
 
+def test_linked_adapters_are_imported_again_and_restored(
+    filled: LoraFs, root: Path, tmp_path: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their folder is gone, the archive has the files: each import is whole and can be repeated."""
+    monkeypatch.setenv("LORA_FS_ALLOWED_SOURCES", str(tmp_path))
+    linked = write_adapter(tmp_path / "linked", 5)
+    assert filled("register", "linked", str(linked), "--link").code == 0
+    filled("export", "backup.tar")
+    shutil.rmtree(linked)
+    other = ("--root", str(tmp_path / "other"))
+    assert filled(*other, "register", "mine", folder(2)).code == 0
+    again = (*other, "import", "archive", "backup.tar")
+    assert [filled(*again).code, filled(*again).code, filled(*other, "fsck").code] == [0, 0, 0]
+    assert filled("import", "archive", "backup.tar").code == 0  # where it was linked
+    assert filled("fsck").code == 0
+    shutil.rmtree(root)
+    ran = filled("import", "archive", "backup.tar")
+    assert (ran.code, ran.err) == (0, "")
+    assert filled("fsck").code == 0
+    assert "same\n" in filled("import", "archive", "backup.tar").out
+
+
+def test_other_bytes_are_told_apart_from_what_can_be_decided(
+    filled: LoraFs, tmp_path: Path, folder: Folder
+) -> None:
+    """Who gave --conflicts is not told to give it."""
+    filled("export", "backup.tar")
+    other = ("--root", str(tmp_path / "other"))
+    filled(*other, "register", "support", folder(7))
+    for rule in ("keep", "take"):
+        ran = filled(*other, "import", "archive", "backup.tar", "--conflicts", rule)
+        assert (ran.code, "other bytes need another revision" in ran.err) == (4, True)
+        assert "leaves what is here" not in ran.err
+
+
 def test_one_scope_alone(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
     """--scope-only leaves other tenants out; without it they are in."""
     filled("--namespace", "other", "register", "theirs", folder(2))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.cli.context import shown_time
+from lora_fs.sidecar.cli.events import _local
 from lora_fs.sidecar.cli.main import COMMANDS, cli
 from lora_fs.sidecar.model import Event, EventList, Phase
 from lora_fs.sidecar.registry import atomic
@@ -355,3 +357,9 @@ def test_the_demo_takes_the_commands_place(lora_fs: LoraFs, monkeypatch: pytest.
     monkeypatch.setattr(os, "execv", lambda _, words: ran.append(words))
     lora_fs("demo", "--keep", "--dir", "work")
     assert ran == [[sys.executable, "-m", "lora_fs.demo", "--keep", "--dir", "work"]]
+
+
+@pytest.mark.parametrize("written", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "yesterday"])
+def test_a_time_that_is_none_is_shown_as_it_is(written: str) -> None:
+    """A zone may lead out of the years there are; one odd record or event hides no other."""
+    assert shown_time(written) == _local(written) == written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,35 @@ def test_the_same_bytes_again(lora_fs: LoraFs, folder: Folder) -> None:
         "unchanged: the same bytes are registered as a@v1 in default/tiny\n",
     )
     assert lora_fs("list", "-o", "json").json == before
+
+
+@pytest.mark.parametrize("loss", ["folder", "file", "end", "link"])
+def test_the_same_bytes_again_put_back_what_was_lost(
+    lora_fs: LoraFs, folder: Folder, tmp_path: Path, loss: str
+) -> None:
+    """A folder, a file or the end of one that somebody removed; --dry-run says so and changes nothing."""
+    lora_fs("register", "a", folder(1))
+    (weights,) = tmp_path.glob("**/v1/a/adapter_model.safetensors")
+    whole = weights.read_bytes()
+    match loss:
+        case "folder":
+            shutil.rmtree(weights.parent)
+        case "file" | "link":
+            weights.unlink()
+        case _:
+            weights.write_bytes(whole[:-1])
+    if loss == "link":
+        weights.symlink_to(tmp_path / "elsewhere")
+    lost = [path.name for path in weights.parent.glob("*")]
+    assert lora_fs("register", "a", folder(1), "--dry-run").out == (
+        "would restore lost files of a@v1 in default/tiny\n"
+    )
+    assert [path.name for path in weights.parent.glob("*")] == lost
+    assert lora_fs("register", "a", folder(1)).out == "restored lost files of a@v1 in default/tiny\n"
+    assert not weights.is_symlink()
+    assert weights.read_bytes() == whole
+    assert lora_fs("fsck").code == DONE
+    assert lora_fs("register", "a", folder(1)).out.startswith("unchanged")
 
 
 def test_the_same_bytes_with_another_policy(lora_fs: LoraFs, folder: Folder) -> None:
@@ -110,6 +140,16 @@ def test_a_dry_run(lora_fs: LoraFs, folder: Folder) -> None:
     ran = lora_fs("register", "a", folder(1), "--dry-run")
     assert ran.out == "would register a@v1 in default/tiny\n"
     assert [r["name"] for r in lora_fs("list", "-o", "json").json] == ["other"]
+
+
+def test_a_dry_run_makes_no_registry(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """On a new volume it says what does, and what can be tried without one. Exit 3."""
+    ran = lora_fs("register", "a", folder(1), "--dry-run")
+    assert ran.code == 3
+    assert f"{root} holds no registry (no lora-fs.json)" in ran.err
+    assert "`lora-fs register` without --dry-run does" in ran.err
+    assert not root.exists()
+    assert lora_fs("validate", folder(1)).code == 0
 
 
 def test_a_dry_run_finds_what_is_wrong(lora_fs: LoraFs, folder: Folder, tmp_path: Path) -> None:

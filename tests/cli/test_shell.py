@@ -15,7 +15,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli
-from tests.cli.conftest import LORA_FS, LoraFs
+from tests.cli.conftest import LORA_FS, LoraFs, interruptible
 
 
 def test_help_of_every_command(lora_fs: LoraFs) -> None:
@@ -221,12 +221,17 @@ def test_a_bar_on_a_terminal(root: Path, folder: Callable[[int], str], words: li
 
 def interrupt(words: list[str], until: Callable[[subprocess.Popen[str]], object]) -> tuple[int, str]:
     """Run a command, press Ctrl-C once ``until`` returns; its exit code and stderr."""
-    with subprocess.Popen(
-        [LORA_FS, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        until(running)
-        running.send_signal(signal.SIGINT)
-        _, stderr = running.communicate(timeout=30)
+    with interruptible():
+        running = subprocess.Popen(
+            [LORA_FS, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    with running:
+        try:
+            until(running)
+            running.send_signal(signal.SIGINT)
+            _, stderr = running.communicate(timeout=30)
+        finally:
+            running.kill()
     return running.returncode, stderr.strip()
 
 

@@ -42,6 +42,16 @@ def test_a_reader_that_leaves(one: LoraFs, unread: int, words: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
+def test_an_export_that_nobody_takes(one: LoraFs, unread: int) -> None:
+    """``lora-fs export - | ssh backup …`` that breaks off is a failure: what arrived is no backup."""
+    ran = subprocess.run(
+        [LORA_FS, "export", "-"], stdout=unread, stderr=subprocess.PIPE, check=False, timeout=60, text=True
+    )
+    assert ran.returncode == 1
+    assert "left before its end" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 @pytest.mark.parametrize(("words", "code"), [("lsit", 2), ("list --al", 2), ("show b", 3)])
 def test_nobody_reads_what_went_wrong(one: LoraFs, unread: int, words: str, code: int) -> None:
     """The exit code is the one it would have been."""
@@ -98,3 +108,34 @@ def test_no_bar_in_a_log(one: LoraFs, folder: Folder, words: str) -> None:
         timeout=60,
     )
     assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("options", ["", "--no-artifacts", "--scope-only"])
+def test_an_export_to_a_closed_stream(one: LoraFs, options: str) -> None:
+    """``lora-fs export - >&-`` is refused: there would be no backup, and 0 would say that there is one."""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", LORA_FS, "export", "-", *options.split()]
+    ran = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "with - the export is written to stdout, and that is closed" in ran.stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "latin-1:strict", "cp437"])
+@pytest.mark.parametrize("words", ["show b", "show b -o json", "list -o wide", "show b@東京"])
+def test_a_stream_without_the_characters(one: LoraFs, folder: Folder, encoding: str, words: str) -> None:
+    """What an encoding lacks is escaped: a label in another script is no reason to fail."""
+    assert one("register", "b", folder(2), "--label", "city=Zürich–東京").code == 0
+    ran, whole = (
+        subprocess.run(
+            [LORA_FS, *words.split()],
+            env={**os.environ, "PYTHONIOENCODING": name},
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        for name in (encoding, "utf-8")
+    )
+    assert ran.returncode == whole.returncode
+    assert b"Traceback" not in ran.stderr
+    name = encoding.partition(":")[0]
+    for narrow, wide in ((ran.stdout, whole.stdout), (ran.stderr, whole.stderr)):
+        assert narrow == wide.decode().encode(name, "backslashreplace")

@@ -6,19 +6,24 @@ import datetime
 import io
 import os
 import pty
+import select
 import subprocess
+import termios
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from lora_fs.sidecar.cli.top import AdapterLine, Rates, replica_line, screen
+from lora_fs.sidecar.cli.top import AdapterLine, Rates, Sight, replica_line, screen
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import atomic
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import Layout
-from tests.cli.conftest import LORA_FS, LoraFs
+from tests.cli.conftest import LORA_FS, LoraFs, interruptible
 
 START = datetime.datetime.now(datetime.UTC)
 
@@ -39,6 +44,13 @@ def report(replica: str = "r0", after_s: float = 0, hits: float = 0, **phases: P
         },
         figures={"request_hits": hits, "request_misses": 2, "tier_disk": 3, "loads": hits / 10},
     )
+
+
+def frame(sight: Sight, height: int = 24, width: int = 80) -> list[str]:
+    """The lines that a terminal of that size is shown."""
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(screen(Scope("default", "tiny"), sight, height))
+    return console.export_text().splitlines()
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +117,7 @@ def test_a_long_reason_gives_way() -> None:
         AdapterLine("legal-ja", "v1", (Phase.FAILED, Phase.READY), why),
         AdapterLine("good", "v2", (), ""),
     ]
-    console = Console(record=True, width=80, file=io.StringIO())
-    console.print(screen(Scope("default", "tiny"), [], lines, None))
-    told = console.export_text().splitlines()
+    told = frame(Sight([], lines, {}))
     head = next(line for line in told if line.startswith("ADAPTER"))
     assert head.split() == ["ADAPTER", "SERVES", "REPLICAS", "READY", "FAILED", "WHY"]
     (row,) = [line for line in told if line.startswith("legal-ja")]
@@ -115,19 +125,94 @@ def test_a_long_reason_gives_way() -> None:
     assert row.rstrip().endswith("…")
 
 
+def test_many_replicas_leave_room_for_adapters() -> None:
+    """Those in trouble stay, and how many are not shown is said; where all have room, as they come."""
+    replicas = [
+        replace(replica_line(report(), None), replica=f"r{n:02}", state="stale" if n == 40 else "ready")
+        for n in range(50)
+    ]
+    adapters = [AdapterLine("broken", "v1", (Phase.FAILED,), "why")]
+
+    def shown(height: int) -> list[str]:
+        return frame(Sight(replicas, adapters, {}), height, 120)
+
+    told = shown(24)
+    assert [line.split()[0] for line in told if line.startswith("r")][:3] == ["r40", "r00", "r01"]
+    assert "and 41 more" in told
+    assert next(at for at, line in enumerate(told) if line.startswith("broken")) < 24
+    assert [line[:3] for line in shown(200) if line.startswith("r")] == [one.replica for one in replicas]
+
+
+def watched(until: bytes, times: int = 1, size: tuple[int, int] | None = None, **environment: str) -> bytes:
+    """What ``top`` writes on a terminal until it was seen so often, and then, after Ctrl-C, to its end."""
+    ours, theirs = pty.openpty()
+    if size is not None:
+        termios.tcsetwinsize(theirs, size)
+    with interruptible():
+        child = subprocess.Popen(
+            [LORA_FS, "top"], stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
+        )
+    os.close(theirs)
+    seen, deadline = b"", time.monotonic() + 30
+    with child:
+        try:
+            while seen.count(until) < times and select.select([ours], [], [], deadline - time.monotonic())[0]:
+                seen += os.read(ours, 65536)
+            child.send_signal(2)
+            with suppress(OSError):  # what a terminal answers once nobody has its other end
+                while data := os.read(ours, 65536):
+                    seen += data
+            assert child.wait(20) == 130, seen
+        finally:
+            child.kill()
+            os.close(ours)
+    assert seen.count(until) >= times, seen
+    return seen
+
+
 def test_a_terminal_is_drawn_on_until_it_is_left(fleet: Path) -> None:
     """Ctrl-C ends it as it ends every command, and gives the screen back."""
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [LORA_FS, "top"], stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
-    )
-    os.close(theirs)
-    seen = b""
-    while b"torn is" not in seen:
-        seen += os.read(ours, 65536)
-    child.send_signal(2)
-    while b"\x1b[?1049l" not in seen:
-        seen += os.read(ours, 65536)
-    assert child.wait(20) == 130
-    os.close(ours)
+    seen = watched(b"torn is", TERM="xterm")
     assert b"1 failing" in seen
+    assert b"\x1b[?1049l" in seen
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_drawn_on(fleet: Path, term: str) -> None:
+    """It gets the plain tables, again and again, and nothing that it would have to act on."""
+    seen = watched(b"torn is", 2, TERM=term)
+    assert seen.count(b"ADAPTER") >= 2
+    assert b"\x1b" not in seen
+
+
+@pytest.mark.parametrize("size", [(0, 0), (30, 100)])
+def test_a_size_of_nothing_is_none(fleet: Path, size: tuple[int, int]) -> None:
+    """``COLUMNS=0 LINES=0`` is as if they were not set: the terminal's own size counts, if it has one."""
+    seen = watched(b"torn is", size=size, TERM="xterm", COLUMNS="0", LINES="0")
+    assert b"REPLICA" in seen
+    assert b"1 failing" in seen
+
+
+def test_a_terminal_without_the_characters(fleet: Path) -> None:
+    """What its encoding lacks is escaped, and the screen is given back."""
+    seen = watched(b"torn is", TERM="xterm", PYTHONIOENCODING="ascii", COLUMNS="100")
+    assert b"\\xb7" in seen
+    assert b"Traceback" not in seen
+    assert b"\x1b[?1049l" in seen
+
+
+def test_reports_that_cannot_be_read_are_shown(fleet: Path) -> None:
+    """On the screen as with ``--once``: they may be why a replica is missing."""
+    (fleet / ".replicas" / "r2.json").write_text("{")
+    assert b"the report of r2 cannot be read" in watched(b"torn is", TERM="xterm", COLUMNS="200")
+
+
+def test_troubles_leave_room() -> None:
+    """A line each, the first three, and how many more; a volume that does not answer comes first."""
+    sight = Sight([], [], {f"r{n}": "torn\n\x1b[2J" * 40 for n in range(9)}, lost="the volume hangs")
+    told = frame(sight)
+    assert told[1] == "shown as it was before: the volume hangs"
+    assert [line.startswith(f"the report of r{n} cannot be read: torn") for n, line in enumerate(told[2:4])]
+    assert told[4].strip() == "and 7 more"
+    assert told[6].startswith("REPLICA")
+    assert "\x1b" not in "".join(told)

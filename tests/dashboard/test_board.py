@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from lora_fs.sidecar.registry.layout import Layout
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import board
 from tests.dashboard.conftest import HERE, Live, sidecar
+from tests.registry.conftest import Clock
 
 WAIT_S = 20
 Told = dict[str, Any]
@@ -206,22 +208,30 @@ def test_a_hung_volume_stops_nobody(live: Live, monkeypatch: pytest.MonkeyPatch)
 
 def test_nobody_looks_for_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A while after the last reader no report is read any more; the next reader finds all."""
-    monkeypatch.setattr(board, "IDLE_S", 0.3)
-    monkeypatch.setattr(board, "PERIOD_S", 0.05)
-    looks, read = list[float](), atomic.list_names
+    clock, looks, read = Clock(), 0, atomic.list_names
+    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=clock, time=time.time))
+    monkeypatch.setattr(board, "PERIOD_S", 0.0)  # it does not look as long as it could: it looks no more
 
     def counted(path: Path) -> Any:
-        if path.name == ".replicas":
-            looks.append(time.monotonic())
+        nonlocal looks
+        looks += path.name == ".replicas"
         return read(path)
+
+    def looked(asking: int) -> int:
+        """How often, while the same loop answered so many others."""
+        before = looks
+        for _ in range(asking):
+            assert httpx.get(f"{live.url}/health").status_code == 200
+        return looks - before
 
     monkeypatch.setattr(atomic, "list_names", counted)
     reader = Reader(live.url)
     reader.read()
-    asked = time.monotonic()
-    while time.monotonic() - asked < 1.0:
-        threading.Event().wait(0.05)
-    assert looks
-    assert looks[-1] - asked < 0.8
+    clock.now += board.IDLE_S - 1
+    assert looked(20) > 0
+    clock.now += 2
+    deadline = time.monotonic() + WAIT_S
+    while looked(20) > 0:
+        assert time.monotonic() < deadline
     live.register("late")
     reader.until(lambda r: "late" in r.rows)

@@ -26,6 +26,8 @@ from tests.server.conftest import FakeReplica, serving
 
 SCRIPT = Path(__file__).parents[2] / ".ci/chromium.py"
 Open = Callable[..., Page]
+WITHIN_MS = 15_000  # an expectation is waited for; how long a busy machine takes to draw is not promised
+expect.set_options(timeout=WITHIN_MS)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
         context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(WITHIN_MS)
         if quiet:
             page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

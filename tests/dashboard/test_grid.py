@@ -48,7 +48,7 @@ def texts(rows: Iterable[tuple[str, bytes]]) -> list[bytes]:
     return [text for _, text in rows]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps, st.data())
 def test_changes_lead_to_the_whole(taken: list[Step], data: st.DataObject) -> None:
     """A reader that looks at any of the versions ends with the same rows as one that comes last."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.cli.conftest import LoraFs
+from tests.cli.conftest import lora_fs as lora_fs
+from tests.cli.conftest import root as root
+from tests.registry.conftest import write_adapter
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -125,3 +131,22 @@ def test_port_is_exposed_and_set() -> None:
 def test_root_may_be_read_only(setting: str) -> None:
     """Nothing is written beside the code or in a home folder."""
     assert setting in " ".join(final("ENV"))
+
+
+def test_the_example_runs(
+    lora_fs: LoraFs, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first lines say to run works as it is said, with a registry in the mounted folder."""
+    head = (ROOT / "Dockerfile").read_text().partition("\nFROM ")[0]
+    text = re.sub(r"\\\n", " ", "\n".join(line.removeprefix("#") for line in head.splitlines()))
+    (example,) = (line for line in text.splitlines() if line.strip().startswith("docker run"))
+    words = shlex.split(example)
+    arguments = words[words.index("lora-fs") + 1 :]
+    assert "/adapters" in arguments
+    model = arguments[arguments.index("--model") + 1]
+    assert lora_fs("--model", model, "register", "a", str(write_adapter(tmp_path / "a", 1))).code == 0
+    monkeypatch.delenv("LORA_FS_ROOT")
+    monkeypatch.delenv("LORA_FS_MODEL")
+    ran = lora_fs(*(str(root) if word == "/adapters" else word for word in arguments))
+    assert ran.code == 0, ran.err
+    assert "v1" in ran.out

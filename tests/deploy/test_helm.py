@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -256,9 +257,12 @@ def test_clients_reach_the_port_that_loads(mode: str) -> None:
     (ours,), (engine,) = pod(kinds)["initContainers"], pod(kinds)["containers"]
     serving = ours if mode == "sidecar" else engine
     (port,) = serving["ports"]
-    assert port["name"] == kinds["Service"]["spec"]["ports"][0]["targetPort"]
-    assert kinds["NetworkPolicy"]["spec"]["ingress"][0]["ports"][0]["port"] == port["name"]
     assert port["containerPort"] == (8001 if mode == "sidecar" else 8000)
+    reached = kinds["Service"]["spec"]["ports"][0]["targetPort"]
+    allowed = kinds["NetworkPolicy"]["spec"]["ingress"][0]["ports"][0]["port"]
+    assert plain.check_reached(pod(kinds), reached) == port["containerPort"]
+    assert plain.check_reached(pod(kinds), allowed) == port["containerPort"]
+    assert plain.scraped(kinds["Deployment"]) == [port["containerPort"]]
     assert serving["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert serving["livenessProbe"]["httpGet"]["path"] == "/health"
     assert engine["startupProbe"]["failureThreshold"] * engine["startupProbe"]["periodSeconds"] == 1200
@@ -296,6 +300,61 @@ def test_settings_accept_the_environment(case: str, mode: str, monkeypatch: pyte
     assert str(settings.stage_dir) == mounts(container)["stage"]["mountPath"]
     (engine,) = spec["containers"]
     assert f"--model={settings.model}" in engine["args"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stop_leaves_requests_their_time(mode: str) -> None:
+    """All that the pod has but 30 s, whatever that is; the engine's own arguments have the last word."""
+    for grace_s in (VALUES["terminationGracePeriodSeconds"], 31, 3600):
+        spec = pod(objects({"mode": mode, "terminationGracePeriodSeconds": grace_s}))
+        assert plain.option(spec["containers"][0], "shutdown-timeout") == grace_s - 30
+        assert plain.slack_s(spec) == 20
+    (engine,) = pod(objects({"mode": mode, "terminationGracePeriodSeconds": 20}))["containers"]
+    assert plain.option(engine, "shutdown-timeout") == 0
+    given = {"mode": mode, "engine": {"args": ["--shutdown-timeout=5"]}}
+    (engine,) = pod(objects(given))["containers"]
+    assert engine["args"][-1] == "--shutdown-timeout=5"
+
+
+def values_of(page: str) -> list[Object]:
+    """What a page gives as yaml."""
+    text = (plain.FOLDER.parents[1] / "docs/howto" / page).read_text()
+    return [
+        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def test_prometheus_is_let_in() -> None:
+    """By the values of its page, from another namespace, and clients of this one as before."""
+    (given,) = (values for values in values_of("metrics.md") if "networkPolicy" in values)
+    ((by_default,),) = (one["from"] for one in objects({})["NetworkPolicy"]["spec"]["ingress"])
+    (ingress,) = objects(given)["NetworkPolicy"]["spec"]["ingress"]
+    own, other = ingress["from"]
+    assert own == by_default
+    assert other["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_traces_are_let_out() -> None:
+    """The values of their page let the pods reach the collector that it names, and no less than before."""
+    settings, given = values_of("observe.md")
+    url = {one["name"]: one["value"] for one in settings["env"]}["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    _, namespace, port = re.split(r"[.:]", url.removeprefix("http://"))
+    by_default = objects({})["NetworkPolicy"]["spec"]["egress"]
+    *kept, added = objects(given)["NetworkPolicy"]["spec"]["egress"]
+    assert kept == by_default
+    assert added["ports"] == [{"port": int(port), "protocol": "TCP"}]
+    (to,) = added["to"]
+    assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
+
+
+def test_the_token_is_where_lora_fs_looks() -> None:
+    """The folder that the secret is mounted at, and the key that the pages give it."""
+    for mode in MODES:
+        spec = pod(objects({"mode": mode, "tokenSecret": "lora-fs-token"}))
+        (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
+        file = Path(environment(container)["LORA_FS_TOKEN_FILE"]["value"])
+        assert (str(file.parent), file.name) == (mounts(container)["token"]["mountPath"], "token")
+        assert {"name": "token", "secret": {"secretName": "lora-fs-token"}} in spec["volumes"]
 
 
 def test_everything_reaches_the_pod() -> None:

@@ -46,6 +46,39 @@ def mounts(container: Object) -> dict[str, Object]:
     return {mount["name"]: mount for mount in container["volumeMounts"]}
 
 
+def option(engine: Object, name: str) -> int:
+    """The number of one of vLLM's arguments."""
+    (found,) = (argument for argument in engine["args"] if argument.startswith(f"--{name}="))
+    return int(found.partition("=")[2])
+
+
+def check_reached(pod: Object, port: int | str) -> int:
+    """The number of the container's port that a Service or a NetworkPolicy means.
+
+    Before Kubernetes 1.33 neither finds a name that only a native sidecar's port has.
+    """
+    exposed = [one for one in pod["containers"] for one in one.get("ports", [])]
+    beside = [one for one in pod["initContainers"] for one in one.get("ports", [])]
+    (found,) = (one for one in (*exposed, *beside) if port in (one["containerPort"], one["name"]))
+    assert found not in beside or port == found["containerPort"]
+    number: int = found["containerPort"]
+    return number
+
+
+def slack_s(pod: Object) -> int:
+    """Seconds from the last moment that requests may take to the one when the pod is killed."""
+    (engine,) = pod["containers"]
+    program, seconds = engine["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    grace: int = pod["terminationGracePeriodSeconds"]
+    return grace - int(seconds) - option(engine, "shutdown-timeout")
+
+
+def size_bytes(quantity: str) -> int:
+    """Of a Kubernetes quantity: 20Gi."""
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifest_fits_the_api(name: str, version: str) -> None:
@@ -130,7 +163,7 @@ def test_budget_and_policy_are_of_the_pods() -> None:
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert budget["maxUnavailable"] == 1
     (port,) = policy["ingress"][0]["ports"]
-    assert port["port"] == SERVICE["spec"]["ports"][0]["targetPort"]
+    assert check_reached(POD, port["port"]) == SIDECAR_PORT
 
 
 STORAGE = sorted(path.name for path in (FOLDER / "storage").glob("*.yaml"))
@@ -240,9 +273,25 @@ def test_service_reaches_the_proxy_and_only_it() -> None:
     """Clients get the sidecar's port: the engine would answer 404 for what is not resident."""
     (port,) = SERVICE["spec"]["ports"]
     (exposed,) = SIDECAR["ports"]
-    assert port["targetPort"] == exposed["name"]
-    assert exposed["containerPort"] == SIDECAR_PORT
+    assert check_reached(POD, port["targetPort"]) == exposed["containerPort"] == SIDECAR_PORT
     assert "ports" not in ENGINE
+
+
+def test_a_stop_leaves_requests_their_time() -> None:
+    """Without the option vLLM cuts every stream; it and the engine's own end fit in what the pod has."""
+    for folder in ("", "plugin/"):
+        pod = read(f"{folder}deployment.yaml")["spec"]["template"]["spec"]
+        assert option(pod["containers"][0], "shutdown-timeout") >= 60, folder
+        assert slack_s(pod) >= 20, folder
+
+
+def test_bounds_agree_with_the_engine_and_the_stage() -> None:
+    """Nothing is registered that the engine refuses, nor loaded that it or the stage folder cannot keep."""
+    variables = {name: entry.get("value", "") for name, entry in environment(SIDECAR).items()}
+    (stage,) = (volume["emptyDir"] for volume in POD["volumes"] if volume["name"] == "stage")
+    assert int(variables["LORA_FS_MAX_LOADED"]) == option(ENGINE, "max-cpu-loras")
+    assert int(variables["LORA_FS_MAX_RANK"]) == option(ENGINE, "max-lora-rank")
+    assert int(variables["LORA_FS_STAGE_MAX_BYTES"]) < size_bytes(stage["sizeLimit"])
 
 
 def test_service_selects_the_pods() -> None:
@@ -250,6 +299,51 @@ def test_service_selects_the_pods() -> None:
     labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     assert SERVICE["spec"]["selector"].items() <= labels.items()
     assert DEPLOYMENT["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def scraped(deployment: Object) -> list[int]:
+    """The ports of a deployment's pods that the example for Prometheus keeps."""
+    config = yaml.safe_load((FOLDER.parent / "observability/prometheus.yaml").read_text())
+    (relabel,) = config["scrape_configs"][0]["relabel_configs"]
+    template = deployment["spec"]["template"]
+    known = {
+        f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', name)}": value
+        for name, value in template["metadata"]["labels"].items()
+    }
+    pod, found = template["spec"], []
+    for exposed in (
+        port for one in pod["initContainers"] + pod["containers"] for port in one.get("ports", [])
+    ):
+        number = known["__meta_kubernetes_pod_container_port_number"] = str(exposed["containerPort"])
+        if re.fullmatch(relabel["regex"], ";".join(known[name] for name in relabel["source_labels"])):
+            found.append(int(number))
+    return found
+
+
+def test_the_scrape_finds_the_pods() -> None:
+    """By a label that they have, which Prometheus writes with underscores, and the proxy's port."""
+    assert scraped(DEPLOYMENT) == [SIDECAR_PORT]
+
+
+def test_the_secret_is_the_one_that_the_pages_make() -> None:
+    """Its name, its key and where it is mounted are the same wherever they are told."""
+    pages = [*(FOLDER.parents[1] / "docs").rglob("*.md"), *FOLDER.parent.rglob("*.md")]
+    pages.append(FOLDER.parent / "helm/lora-fs/templates/NOTES.txt")
+    made = {
+        (page.name, *one)
+        for page in pages
+        for one in re.findall(
+            r"create secret generic (\S*lora-fs\S*) --from-(?:file|literal)=(\w+)", page.read_text()
+        )
+    }
+    assert {page for page, *_ in made} == {"security.md", "kubernetes.md", "README.md", "NOTES.txt"}
+    assert {(secret, key) for _, secret, key in made} == {("lora-fs-token", "token")}
+    for manifest in (FOLDER / "deployment.yaml", FOLDER / "plugin/deployment.yaml"):
+        text = manifest.read_text()
+        assert "# (key: token)" in text
+        assert re.findall(r"# +secretName: (.*)", text) == ["lora-fs-token"]
+        assert re.findall(r"# - name: LORA_FS_TOKEN_FILE\n *# +value: (.*)", text) == ["/etc/lora-fs/token"]
+        assert re.findall(r"# - name: token\n *# +mountPath: (.*)", text) == ["/etc/lora-fs"]
 
 
 def test_readme_names_every_file() -> None:

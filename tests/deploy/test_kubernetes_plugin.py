@@ -112,8 +112,10 @@ def test_clients_and_probes_reach_vllms_port() -> None:
     """One port; `/readyz` is the plugin's, so a pod that does not load it gets no traffic."""
     (port,) = read("service.yaml")["spec"]["ports"]
     (exposed,) = ENGINE["ports"]
-    assert port["targetPort"] == exposed["name"]
-    assert exposed["containerPort"] == PORT
+    (allowed,) = read("networkpolicy.yaml")["spec"]["ingress"][0]["ports"]
+    assert sidecar.check_reached(POD, port["targetPort"]) == exposed["containerPort"] == PORT
+    assert sidecar.check_reached(POD, allowed["port"]) == PORT
+    assert sidecar.scraped(read("deployment.yaml")) == [PORT]
     assert {"--host=0.0.0.0", f"--port={PORT}"} <= set(ENGINE["args"])
     probes = {name: ENGINE[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {probe["port"] for probe in probes.values()} == {exposed["name"]}

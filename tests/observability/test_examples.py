@@ -37,13 +37,14 @@ def families() -> Iterator[Metric]:
     replica = FakeReplica(("a", "b"), phases={"b": Phase.FAILED}, ready=False)
     yield from Scrape(replica).collect()
     seen = {
+        "engine": "0",
         "resident": {"1": {"name": "a", "level": "gpu", "pinned": False, "rank": 8}},
         "slots": 2,
         "budget_bytes": 1,
         "used_bytes": 0,
         "counters": {},
     }
-    yield from Tiers(lambda: seen).collect()
+    yield from Tiers(lambda: [seen]).collect()
     from lora_fs.sidecar.server.canary import Requests
 
     yield from Requests(replica).collect()

@@ -18,7 +18,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from lora_fs.demo.process import Process, child_environment, free_port, spawn
+from lora_fs.demo.process import Process, child_environment
+from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar import __version__, tracing
 from lora_fs.sidecar.model import Scope as Served
@@ -95,12 +96,10 @@ def start(root: Path, tmp_path: Path) -> Iterator[Start]:
 
         def run(endpoint: str, **environment: str) -> Rig:
             url, heard = stack.enter_context(engine())
-            port = free_port()
-            process = spawn(
+            process = start_sidecar(
                 "sidecar",
-                [LORA_FS, "sidecar", "--host", "127.0.0.1", "--port", str(port), "--engine", url],
+                url,
                 log=tmp_path / "sidecar.log",
-                url=f"http://127.0.0.1:{port}",
                 env={
                     "LORA_FS_ROOT": str(root),
                     "LORA_FS_MODEL": "tiny",

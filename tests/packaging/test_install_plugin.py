@@ -359,6 +359,144 @@ def test_other_files_stay(tmp_path: Path) -> None:
     assert (tmp_path / "lost+found").is_dir()
 
 
+@pytest.fixture
+def decoy(tmp_path: Path) -> Path:
+    """Somebody's folder elsewhere, which no run may change."""
+    folder = tmp_path / "decoy"
+    for name in ("9.9-abcdefgh/lora_fs.dist-info", "9.9-abcdefgh/inner", "inner"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("mine")
+    (folder / "file").write_text("mine")
+    return folder
+
+
+def listing(folder: Path) -> dict[str, str]:
+    """Everything below a folder by what it is, links not followed."""
+    found = {}
+    for base, folders, files in os.walk(folder):
+        for path in (Path(base, name) for name in (*folders, *files)):
+            link = f"-> {os.readlink(path)}" if path.is_symlink() else ""
+            found[str(path.relative_to(folder))] = link or (path.read_text() if path.is_file() else "/")
+    return found
+
+
+@pytest.mark.parametrize("make", ["link", "dangling", "relative", "file"])
+def test_a_state_folder_that_is_none_is_refused(
+    lora_fs: LoraFs, tmp_path: Path, decoy: Path, make: str
+) -> None:
+    """``.lora-fs`` that leads elsewhere is not followed: nothing there is added or removed. Exit 4."""
+    folder, before = tmp_path / "it", listing(decoy)
+    folder.mkdir()
+    state = folder / install.STATE
+    if make == "file":
+        state.write_text("mine")
+    else:
+        targets = {"link": str(decoy), "dangling": str(tmp_path / "nowhere"), "relative": "../decoy"}
+        state.symlink_to(targets[make])
+    ran = lora_fs("install-plugin", str(folder))
+    assert ran.code == 4
+    assert str(state) in ran.err
+    assert "remove it, or name a folder of the plugin's own" in ran.err
+    assert listing(decoy) == before
+    assert [entry.name for entry in folder.iterdir()] == [install.STATE]
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        (install.LOCK, "link"),
+        (install.LOCK, "file link"),
+        (install.LOCK, "folder"),
+        (install.CURRENT, "link"),
+        (install.CURRENT, "file link"),
+        (install.CURRENT, "folder"),
+        (install.CURRENT, "file"),
+    ],
+)
+def test_what_leads_out_of_the_state_folder_is_refused(
+    tmp_path: Path, decoy: Path, name: str, make: str
+) -> None:
+    """A lock that is a link, a ``current`` that leads to no version: not written, followed or replaced."""
+    folder, before = tmp_path / "it", listing(decoy)
+    place = folder / install.STATE / name
+    place.parent.mkdir(parents=True)
+    if make.endswith("link"):
+        place.symlink_to(decoy / "file" if make == "file link" else decoy / "9.9-abcdefgh")
+    elif make == "folder":
+        place.mkdir()
+    else:
+        place.write_text("mine")
+    there = listing(folder)
+    with pytest.raises(Conflict, match=rf"{place} is there .*remove it"):
+        install.install(folder, version("1.0"))
+    assert listing(decoy) == before
+    assert {path: what for path, what in listing(folder).items() if not path.endswith(install.LOCK)} == {
+        path: what for path, what in there.items() if not path.endswith(install.LOCK)
+    }
+
+
+def test_what_others_put_into_the_state_folder_stays(tmp_path: Path, decoy: Path) -> None:
+    """A version is known by its name and by what is in it; a link that is called so is not followed."""
+    folder, before = tmp_path / "it", listing(decoy)
+    install.install(folder, version("1.0"))
+    state = folder / install.STATE
+    (state / "notes").mkdir()
+    (state / "notes/file").write_text("mine")
+    (state / "2.0-projects").mkdir()
+    (state / "2.0-projects/file").write_text("mine")
+    (state / "3.0-abcdefgh").symlink_to(decoy / "9.9-abcdefgh")
+    (state / "4.0-abcdefgh").write_text("mine")
+    (state / "5.0-abcdefgh").mkdir()
+    (state / "5.0-abcdefgh" / install.MARK).symlink_to(decoy / "file")
+    (state / "6.0-abcdefgh.link").symlink_to(decoy)
+    (state / "7.0-abcdefgh.link").write_text("mine")
+    (state / "mine.link").symlink_to("mine")
+    put = {path: what for path, what in listing(state).items() if not path.startswith(("1.0-", "current"))}
+    install.install(folder, version("2.0"))
+    left = listing(state)
+    assert put.items() <= left.items()
+    assert not [path for path in left if path.startswith("1.0-")]
+    assert listing(decoy) == before
+
+
+def test_leftovers_of_its_own_are_removed(tmp_path: Path, decoy: Path) -> None:
+    """Marked, of a version without the mark, just begun, or a link; what they link to elsewhere stays."""
+    folder, before = tmp_path / "it", listing(decoy)
+    install.install(folder, version("1.0"))
+    state = folder / install.STATE
+    for name in ("0.1-abcdefgh", "0.2-abcdefgh/lora_fs.dist-info", "0.3.dev1+a.b-01234567/lora_fs"):
+        (state / name).mkdir(parents=True)
+    (state / "0.3.dev1+a.b-01234567" / install.MARK).touch()
+    for name in ("0.2-abcdefgh/away", "0.2-abcdefgh/lora_fs.dist-info/away", "0.3.dev1+a.b-01234567/away"):
+        (state / name).symlink_to(decoy)
+    (state / "0.3.dev1+a.b-01234567.link").symlink_to("0.3.dev1+a.b-01234567")
+    install.install(folder, version("2.0"))
+    assert len(list(state.iterdir())) == 3
+    assert listing(decoy) == before
+
+
+def test_a_state_folder_exchanged_meanwhile_is_not_followed(
+    tmp_path: Path, decoy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that takes the place of ``.lora-fs`` while a version is written loses nothing behind it."""
+    folder, before = tmp_path / "it", listing(decoy)
+    install.install(folder, version("1.0"))
+    write = bundle.write
+
+    def exchange(parts: tuple[Part, ...], tree: Path) -> None:
+        write(parts, tree)
+        (folder / install.STATE).rename(folder / "was")
+        (folder / install.STATE).symlink_to(decoy)
+
+    monkeypatch.setattr(bundle, "write", exchange)
+    with pytest.raises(Conflict, match="became another folder"):
+        install.install(folder, version("2.0"))
+    assert listing(decoy) == before
+    assert len(list((folder / "was").iterdir())) == 3
+    assert os.readlink(folder / "was" / install.CURRENT).startswith("1.0-")
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     """Nor is a path that PYTHONPATH would cut in two."""
     (tmp_path / "file").write_text("")
@@ -374,7 +512,7 @@ def test_a_filesystem_without_links_is_told(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(Path, "symlink_to", refuse)
+    monkeypatch.setattr(os, "symlink", refuse)
     with pytest.raises(OperatorError, match="takes no symbolic links"):
         install.install(tmp_path, version("1.0"))
 

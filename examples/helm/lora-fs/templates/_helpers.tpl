@@ -43,6 +43,16 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{- /* Where clients are answered: the sidecar's port, or the engine's with the plugin. */ -}}
+{{- define "lora-fs.port" -}}
+{{- if eq .Values.mode "plugin" }}8000{{ else }}8001{{ end -}}
+{{- end -}}
+
+{{- /* How long the engine goes on with requests: less 10 s before it is told, and 20 s to end after them. */ -}}
+{{- define "lora-fs.shutdownTimeout" -}}
+{{- max 0 (sub (int .Values.terminationGracePeriodSeconds) 30) -}}
+{{- end -}}
+
 {{- /* What lora-fs is told, in the sidecar or in the engine. */ -}}
 {{- define "lora-fs.env" -}}
 - name: LORA_FS_ROOT

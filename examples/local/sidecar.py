@@ -1,0 +1,26 @@
+"""``lora-fs sidecar``, as a pod would run it beside its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.volume import LORA_FS
+
+
+def start_sidecar(
+    name: str, engine_url: str, *args: str, log: Path, env: Mapping[str, str], port: int | None = None
+) -> Process:
+    """Start one; returns at once, ``wait_ready("/readyz")`` tells when it serves.
+
+    Args:
+        name: names its process in what is told.
+        args: more of the command's.
+        env: its settings, as ``LORA_FS_*``.
+        port: a free one if not given; give the same one to restart it in place.
+    """
+    port = port or free_port()
+    options = ("--engine", engine_url, "--host", "127.0.0.1", "--port", str(port))
+    url = f"http://127.0.0.1:{port}"
+    return spawn(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=env)
