@@ -6,9 +6,10 @@ own adapter (warm), for another that is in host memory (resident), each for one 
 that was never asked for before (cold), or none (undisturbed). Stalls are as many of the longest gaps between
 two tokens as there were requests; what they add is told over the median gap of the undisturbed streams.
 Of a stream's gaps those are 14 beside warm and 6 beside cold, whose requests are longer and therefore fewer:
-where a machine lets single gaps be long by itself, they weigh more beside cold. So in brackets stands what as
-many of the undisturbed streams' longest gaps as beside cold add, and *itself* is what a request adds to the
-longest gap from its start to its end, over the longest of as many gaps beside nobody, each at the median.
+where a machine lets single gaps be long by itself, they weigh more beside cold. With ``--every 28`` as many
+requests come beside all kinds. In brackets stands what as many of the undisturbed streams' longest gaps as
+beside cold add, and *itself* is what a request adds to the longest gap from its start to its end, over the
+longest of as many gaps beside nobody, each at the median.
 Engines and kinds in turns, in an order drawn anew, while the other engine is stopped. Goals and options are
 ``bench_stall``'s; needs root, too.
 """
@@ -58,8 +59,12 @@ class Stream:
         return [max(self.gaps[at : at + count]) for at in range(len(self.gaps) - count + 1)]
 
 
-async def measure(client: Client, neighbours: Iterator[str] | None) -> Stream:
-    """One stream, beside requests for ``neighbours`` until it nears its end."""
+async def measure(client: Client, neighbours: Iterator[str] | None, every: int = 0) -> Stream:
+    """One stream, beside requests for ``neighbours`` until it nears its end.
+
+    Args:
+        every: ask when so many tokens have come since the last request, and ``REST_TOKENS`` since its answer.
+    """
     tokens = Tokens()
     requests: list[Request] = []
     stream = asyncio.create_task(client.stream(TOKENS, tokens))
@@ -69,12 +74,12 @@ async def measure(client: Client, neighbours: Iterator[str] | None) -> Stream:
         took = await client.ask(next(neighbours))
         # The first token is not told of; a gap lies before each that follows, the last one under way.
         requests.append(Request(took, slice(asked - 2, len(tokens.times) - 1)))
-        wanted = len(tokens.times) + REST_TOKENS
+        wanted = max(len(tokens.times) + REST_TOKENS, wanted + every)
     await stream
     return Stream([1000 * (later - earlier) for earlier, later in pairwise(tokens.times[1:])], requests)
 
 
-async def run(pair: Mapping[str, Process], rounds: int) -> dict[str, dict[str, list[Stream]]]:
+async def run(pair: Mapping[str, Process], rounds: int, every: int) -> dict[str, dict[str, list[Stream]]]:
     """Compare the answers, then stream from each engine once a round and kind of neighbour."""
     results: dict[str, dict[str, list[Stream]]] = {engine: {arm: [] for arm in ARMS} for engine in pair}
     async with connect() as session:
@@ -90,7 +95,7 @@ async def run(pair: Mapping[str, Process], rounds: int) -> dict[str, dict[str, l
                     "cold": iter(cold_names(number)),
                 }
                 async with alone(pair, engine, clients[engine]):
-                    results[engine][arm].append(await measure(clients[engine], asked[arm]))
+                    results[engine][arm].append(await measure(clients[engine], asked[arm], every))
         stock, plugin = (clients[engine].answers for engine in ("stock", "plugin"))
         both = stock.keys() & plugin.keys()  # a slower stream leaves time for fewer
         assert any(name in cold_names(0) for name, _ in both)
@@ -177,6 +182,7 @@ def main() -> None:
     options = arguments(
         __doc__ or "",
         rounds=8,
+        every=0,
         mbps=100,
         latency_ms=2,
         worker_apart=False,
@@ -186,7 +192,7 @@ def main() -> None:
     heading(f"Streams beside neighbours, on a volume of {options.mbps} MB/s and {options.latency_ms} ms")
     asked = [name for number in range(options.rounds) for name in cold_names(number)]
     with engines(options, asked) as (pair, *_):
-        report(asyncio.run(run(pair, options.rounds)))
+        report(asyncio.run(run(pair, options.rounds, options.every)))
 
 
 if __name__ == "__main__":

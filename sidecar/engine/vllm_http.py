@@ -24,6 +24,7 @@ _NO_RUNTIME_UPDATING = (
 )
 
 _ACTIVITY = "vllm:lora_requests_info"
+_ENGINE_DEAD = "EngineCore encountered an issue"
 
 
 class VllmHttp:
@@ -104,13 +105,15 @@ class VllmHttp:
     def _refused(self, what: str, status: int, text: str) -> EngineRejected | EngineUnavailable:
         if status == 404 and '"detail"' in text:
             return EngineRejected(f"cannot {what}: {_NO_RUNTIME_UPDATING}", reason=_NO_RUNTIME_UPDATING)
-        reason = text[:500]
+        reason, is_vllms = text[:500], False
         try:
             answer = json.loads(text)
-            reason = str(answer["error"]["message"])[:500]
+            reason, is_vllms = str(answer["error"]["message"])[:500], True
         except (ValueError, KeyError, TypeError):
             pass  # not vLLM's error shape: its text is the reason
-        if status >= 500:
+        # 500 is how vLLM answers whatever is wrong with an adapter, too, and that its engine is dead.
+        refuses = status == 500 and is_vllms and not reason.startswith(_ENGINE_DEAD)
+        if status >= 500 and not refuses:
             return EngineUnavailable(f"engine cannot {what} now ({status}): {reason}")
         return EngineRejected(f"the engine refused to {what}: {reason}", reason=reason, status=status)
 

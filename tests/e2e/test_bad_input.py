@@ -129,7 +129,7 @@ def test_a_rank_the_engine_refuses(
     expected = pair.answer("narrow")
     pair.volume.run("register", "wide", str(out))
     pair.wait_listed("wide")
-    with pytest.raises(openai.APIStatusError, match="rank"):
+    with pytest.raises(openai.BadRequestError, match="rank"):
         pair.a.answer("wide")
     assert pair.answer("narrow") == expected
 

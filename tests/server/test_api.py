@@ -35,6 +35,11 @@ def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+def vllms_error(message: str, code: int) -> dict[str, object]:
+    """Source: create_error_response of vLLM 0.32."""
+    return {"error": {"message": message, "type": "InternalServerError", "param": None, "code": code}}
+
+
 def until(condition: object, what: str) -> None:
     """Wait, bounded, for something another thread makes true."""
     deadline = time.monotonic() + 10
@@ -271,15 +276,27 @@ def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
         asyncio.run(ask())
 
 
-def test_a_failure_of_the_engines_own_is_no_refusal(tmp_path: Path) -> None:
-    """Another time the same load may do; what it cannot serve it answers with 400."""
-    fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse({}, 500), methods=["POST"])
+@pytest.mark.parametrize(
+    ("status", "body", "raised"),
+    [
+        (500, {}, EngineUnavailable),
+        (503, vllms_error("busy", 503), EngineUnavailable),
+        (500, vllms_error("EngineCore encountered an issue. See stack trace", 500), EngineUnavailable),
+        (500, vllms_error("Call to add_lora method failed: LoRA rank 64 is greater", 500), EngineRejected),
+        (400, vllms_error("No adapter found for /a1", 400), EngineRejected),
+    ],
+)
+def test_what_the_engine_refuses_and_what_may_do_later(
+    tmp_path: Path, status: int, body: dict[str, object], raised: type[Exception]
+) -> None:
+    """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead."""
+    fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
             await VllmHttp(session, url, timeout_s=5).load("a1", str(tmp_path), RECORD)
 
-    with serving(Starlette(routes=[fails])) as url, pytest.raises(EngineUnavailable, match="500"):
+    with serving(Starlette(routes=[fails])) as url, pytest.raises(raised):
         asyncio.run(load(url))
 
 
