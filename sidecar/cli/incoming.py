@@ -15,7 +15,7 @@ from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.reconcile.fetching import Fetching
 from lora_fs.sidecar.reconcile.fetching import register as fetch_and_register
 from lora_fs.sidecar.registry import operations, registration
-from lora_fs.sidecar.registry.registration import Registration
+from lora_fs.sidecar.registry.registration import Registered, Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.settings import writer_id
 from lora_fs.sidecar.sources import gie, nim
@@ -143,8 +143,7 @@ def _register(
     wanted = Registration(name, folder, folder.as_uri(), base_model=base_model, link=link, origin="import")
     expectation = context.expectation(base_model, allow)
     done = registration.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
-    what = f"{scope}: {name}@{done.record.revision}"
-    return _row(what, "registered" if done.changed else "unchanged", "" if done.changed else "the same bytes")
+    return _registered(scope, done)
 
 
 def _fetch(
@@ -160,7 +159,7 @@ def _fetch(
     check_segment("name", one.name)
     fetching = Fetching.by(context.settings)
     if dry_run:
-        with opened(uri, fetching.options) as source:
+        with opened(uri, fetching.timed(uri, fetching.meter())) as source:
             offer = source.look()
         return _row(f"{scope}: {one.name}", "would fetch", f"{offer.uri} at {offer.pin}")
     wanted = Registration(one.name, Path(), "", base_model=one.base_model, origin="import")
@@ -169,8 +168,16 @@ def _fetch(
         done = fetch_and_register(
             registry, scope, wanted, uri, expectation, replace(fetching, tell=tell), writer=writer_id()
         )
-    what = f"{scope}: {one.name}@{done.record.revision}"
-    return _row(what, "registered" if done.changed else "unchanged", "" if done.changed else "the same bytes")
+    return _registered(scope, done)
+
+
+def _registered(scope: Scope, done: Registered) -> Row:
+    what = f"{scope}: {done.record.name}@{done.record.revision}"
+    if done.changed:
+        return _row(what, "registered")
+    if done.restored:
+        return _row(what, "restored", "lost files of the same bytes")
+    return _row(what, "unchanged", "the same bytes")
 
 
 def _unregister(registry: Registry, scope: Scope, name: str, dry_run: bool) -> Row:

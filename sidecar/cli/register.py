@@ -160,7 +160,7 @@ def _fetch(
                 registry, scope, wanted, source, expectation, fetching, writer=writer_id()
             )
         with brought(source, fetching) as (folder, offer):
-            wanted = replace(wanted, source=folder, uri=offer.uri, pin=offer.pin)
+            wanted = replace(wanted, source=folder, uri=offer.uri, pin=offer.recorded)
             return registration.register(
                 registry, scope, wanted, expectation, writer=writer_id(), dry_run=True
             )
@@ -223,13 +223,14 @@ def _tell(
     serves = (
         f"; {record.name} {'would serve' if dry_run else 'serves'} {record.revision} now" if moves else ""
     )
+    amended = ", with a new policy or labels" if done.amended else ""
     if done.restored:
-        context.say(f"{'would restore' if dry_run else 'restored'} lost files of {what}{serves}")
+        context.say(f"{'would restore' if dry_run else 'restored'} lost files of {what}{amended}{serves}")
         return
     if not done.amended and not moves:
         context.say(f"unchanged: the same bytes are registered as {what}")
         return
-    context.say(f"the same bytes{', with a new policy or labels' if done.amended else ''}: {what}{serves}")
+    context.say(f"the same bytes{amended}: {what}{serves}")
 
 
 COMMANDS = (register,)

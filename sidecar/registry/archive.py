@@ -233,17 +233,15 @@ def read(path: Path) -> Contents:
                     begin = decode(Begin, data)
                 elif place.revision is None:
                     pointer = decode(Pointer, data)
-                    says = (pointer.namespace, pointer.model, pointer.name)
-                    _agrees(name, place, pointer, says, (*place.scope, place.name))
+                    check(name, pointer)
                     _alone((place.scope, place.name), raw)
                     pointers[place.scope, place.name] = pointer
                     raw[place.scope, place.name] = data
                 else:
                     record = decode(Record, data)
                     key = AdapterKey(*place.scope, place.revision, place.name)
-                    _agrees(name, place, record, record.key, key)
+                    check(name, record)
                     _alone(key, raw)
-                    _sound(record)
                     records[key], raw[key] = record, data
             except CorruptRecord as error:
                 what = "" if isinstance(error, NewerRecord) else "; take another copy"
@@ -259,17 +257,24 @@ def _first_line(error: Exception) -> str:
     return shown(str(error).partition("\n")[0])
 
 
-def _agrees(
-    name: str, place: Place, body: Record | Pointer, says: tuple[str, ...], lies: tuple[str, ...]
-) -> None:
-    """Whether a body is what its member's name says, and may have a name on a volume of either tier."""
-    if tuple(says) != tuple(lies):
+def check(name: str, body: Record | Pointer) -> None:
+    """Whether a body is one that an export has under that name, and that a volume of either tier can have.
+
+    Raises:
+        CorruptRecord: it is not, and why. InputError: nothing of an export has that name.
+    """
+    place = parse(name)
+    says = [body.namespace, body.model, *([body.revision] if isinstance(body, Record) else []), body.name]
+    lies = [*place.scope, *([place.revision] if place.revision is not None else []), place.name]
+    if says != lies:
         raise CorruptRecord(f"holds {'/'.join(says)}, which is not what {name} says")
     following = Generation(body.generation + 1, body.token)  # there has to be one: it can be withdrawn
     if not body.token or parse_generation(generation_name(body.name, *following)) != (body.name, following):
         raise CorruptRecord("its generation or its token is none that a file's name can have")
     if place.generation not in (Generation(body.generation, body.token), Generation(body.generation, "")):
         raise CorruptRecord(f"holds generation {body.generation}, or a token, that its name does not say")
+    if isinstance(body, Record):
+        _sound(body)
 
 
 def _alone(what: AdapterKey | tuple[Scope, str], known: Container[object]) -> None:

@@ -53,19 +53,24 @@ class Copy:
             self.place(incoming, recorded=True)
 
     def lost(self, record: Record) -> bool:
-        """Whether a file is gone that the registry keeps for a record of these bytes, or has another size."""
+        """Whether a file is gone that the registry keeps for a record of these bytes, or has another size.
+
+        Of a dropped folder: whether all of it is gone. What lies in it its owner may be changing.
+        """
         if self.registry.layout.resolve(record.spec.path) != self.target:
             return False  # it refers to a folder that is its owner's
+        if record.origin == "folder":
+            return not self.is_there()
         return not all(self._lies(entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
-        """Bring back what is lost; False if nothing is. Raises as ``made`` and ``place`` do."""
+        """Bring back what is lost; False if nothing is. Raises as ``make`` and ``mend_files`` do."""
         lost = self.lost(record)
-        if lost and not self.is_there():
+        if lost and (record.origin == "folder" or not self.is_there()):
             self.make()
         elif lost:
             with self.made() as incoming:
-                mend_files(incoming, self.target, record)
+                mend_files(self.registry.layout, incoming, record)
         artifacts.unmark(self.target)
         return lost
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, OperatorError
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, Scope
 from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.archive import BEGIN, END, Begin, End, Tally
+from lora_fs.sidecar.registry.archive import BEGIN, END, Begin, End, Tally, check
 from lora_fs.sidecar.registry.artifacts import CARRIED, Progress, open_regular
 from lora_fs.sidecar.registry.codec import seal
 from lora_fs.sidecar.registry.layout import Layout, generation_name
@@ -84,6 +84,11 @@ def _take(
     data = atomic.read_bytes(path)
     if data is None:
         raise CorruptRecord(f"{path} went away while it was read")
+    try:
+        check(str(path.relative_to(registry.layout.root)), body)
+    except (CorruptRecord, InputError) as error:  # with it the export would be refused as a whole
+        unread.append(f"{path} is left out, since no import takes it: {error}")
+        return
     into[path] = (body, data)
 
 

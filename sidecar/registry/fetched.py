@@ -168,15 +168,15 @@ def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged:
         VolumeUnavailable: the volume did not take one.
     """
     target = registry.layout.artifact(damaged.key)
-    if registry.layout.resolve(damaged.spec.path) != target or not atomic.is_folder(target):
-        return False  # another's folder; or none: that is made anew when it is registered
+    if registry.layout.resolve(damaged.spec.path) != target or artifacts.look(target) is None:
+        return False  # another's folder, or a link; or none: that is made anew when it is registered
     try:
         files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files], known=hashes)
     except (InputError, VolumeUnavailable):  # the source has other files now
         return False
     if artifacts.digest_of(files) != damaged.spec.digest:
         return False
-    mend_files(adapter, target, damaged)
+    mend_files(registry.layout, adapter, damaged)
     return True
 
 

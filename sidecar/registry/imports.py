@@ -147,7 +147,9 @@ def apply(
             homes[key], whole = _settled(layout, at_home(layout, newest) if newest else archived)
             if not whole:
                 wanted[key] = homes[key]
-    place_files(layout, file, wanted, progress, recorded=False)
+    refused = place_files(registry, file, wanted, progress, recorded=False)
+    if refused:
+        raise Conflict("; ".join(f"{key}: {why}: import again" for key, why in refused.items()))
     for key, archived in contents.records.items():
         before, body = chosen.newest[key], homes.get(key, archived)
         if key in writes and body is not before:  # it is where only its files are mended

@@ -118,7 +118,7 @@ class Mender:
         for folder in self._elsewhere(record):
             target = layout.artifact(key)
             if atomic.list_names(target) is not None:
-                mend_files(folder, target, record)
+                mend_files(layout, folder, record)
                 return None
             incoming = layout.incoming(key.scope)
             atomic.make_folder(incoming)

@@ -42,22 +42,24 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
     tier = root.find_tier(path)
     present = {key: record for key, record in contents.records.items() if record.present}
     homes = {key: at_home(layout, r) for key, r in present.items() if not is_whole(layout, r)}
-    there = {key for key, home in homes.items() if home is not present[key] and is_whole(layout, home)}
-    wanted = {key: r for key, r in homes.items() if key not in there and contents.has_files_of(r)}
+    copied = {key for key, home in homes.items() if home is not present[key] and is_whole(layout, home)}
+    wanted = {key: r for key, r in homes.items() if key not in copied and contents.has_files_of(r)}
     epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
     marker = Marker(registry_uuid=contents.begin.registry_uuid, tier=tier, epoch=epoch)
+    there = Reader(layout, marker)
     lost = {
         key: f"its files are not in the export and not in {layout.resolve(present[key].spec.path)}"
         for key in homes
-        if key not in there and key not in wanted
+        if key not in copied and key not in wanted
     }
     changed = {key: home for key, home in homes.items() if key not in lost and home is not present[key]}
-    known = _others(Reader(layout, marker), contents) | present
+    known = _others(there, contents) | present
     for key, fresh in new_ids(known, marker.registry_uuid).items():
         if key in present:
             spec = changed.get(key, present[key]).spec.model_copy(update={"int_id": fresh})
             changed[key] = changed.get(key, present[key]).model_copy(update={"spec": spec})
-    place_files(layout, file, wanted, progress, recorded=True)  # no sidecar looks before the marker is there
+    # No sidecar looks before the marker is there: what lies in a place without a record is nobody's.
+    lost |= place_files(there, file, wanted, progress, recorded=True)
     names = TemporaryNames()
     try:
         for key, record in contents.records.items():
@@ -71,6 +73,7 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
                     lost[key] = "a later generation is here already; fsck says whether it has its files"
         for (scope, name), pointer in contents.pointers.items():
             _lay(layout.active(scope), pointer, contents.raw[scope, name], tier, names)
+        lost = {key: why for key, why in lost.items() if not _stands(there, key)}
         root.write_marker(path, marker, names)
         advance_head(path, epoch)
     finally:
@@ -88,6 +91,12 @@ def _others(there: Reader, contents: Contents) -> dict[AdapterKey, Record]:
     )
     found = {key: there.latest(there.records(key))[1] for key in keys if key not in contents.records}
     return {key: record for key, record in found.items() if record is not None}
+
+
+def _stands(there: Reader, key: AdapterKey) -> bool:
+    """Whether what is in force needs nothing: it is whole, or was withdrawn since the export."""
+    newest = there.latest(there.records(key))[1]
+    return newest is not None and (not newest.present or is_whole(there.layout, newest))
 
 
 def _next(home: Record) -> Record:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Record
+from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record
 from lora_fs.sidecar.registry import artifacts, atomic, modes
 from lora_fs.sidecar.registry.archive import CHUNK_BYTES, opened, parse
 from lora_fs.sidecar.registry.artifacts import CARRIED, Progress
-from lora_fs.sidecar.registry.layout import TEMPORARY, Layout
+from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.reading import Reader
 
 
 def is_whole(layout: Layout, record: Record) -> bool:
@@ -43,22 +44,28 @@ def at_home(layout: Layout, record: Record) -> Record:
 
 
 def place_files(
-    layout: Layout,
+    there: Reader,
     file: Path,
     wanted: Mapping[AdapterKey, Record],
     progress: Progress | None = None,
     *,
     recorded: bool,
-) -> None:
+) -> dict[AdapterKey, str]:
     """Copy the files of some records out of an export, each folder whole and synced before it has its name.
 
+    Returns those that were not placed, since another's bytes lie there, and why.
+
     Args:
-        recorded: see ``artifacts.place``.
+        there: the registry as it lies on the volume.
+        recorded: see ``artifacts.place``; if not, what no record names is another writer's or was dropped.
     Raises:
+        Conflict: a symlink, or no folder, lies where one belongs.
         InputError: the export changed since it was checked.
         VolumeUnavailable: the volume does not take them.
     """
+    layout = there.layout
     drafts: dict[AdapterKey, Path] = {}
+    refused: dict[AdapterKey, str] = {}
     try:
         with opened(file) as members:
             for name, reader in members:
@@ -75,8 +82,9 @@ def place_files(
                     atomic.make_folder(drafts[key])
                 _copy(reader, drafts[key] / place.file, progress)
         for key, record in wanted.items():
-            if key in drafts:
-                _put(drafts[key], layout.artifact(key), record, recorded=recorded)
+            if key in drafts and (why := _put(there, drafts[key], record, recorded=recorded)) is not None:
+                refused[key] = why
+        return refused
     finally:
         for draft in drafts.values():
             artifacts.discard(draft)
@@ -99,38 +107,73 @@ def _copy(reader: IO[bytes], target: Path, progress: Progress | None) -> None:
         raise atomic.unavailable(error, f"cannot write {target}") from error
 
 
-def _put(draft: Path, target: Path, record: Record, *, recorded: bool) -> None:
+def _put(there: Reader, draft: Path, record: Record, *, recorded: bool) -> str | None:
+    """Place one folder, or mend what lies there. None, or why that is another's."""
     found = artifacts.hash_files(draft, [entry.path for entry in record.spec.files])
     if artifacts.digest_of(found) != record.spec.digest:
         raise InputError(f"{record.key}: the export changed while it was read: import again")
     atomic.sync_names(draft)
+    target = there.layout.artifact(record.key)
     if artifacts.place(draft, target, recorded=recorded):
-        return
-    mend_files(draft, target, record)
+        return None
+    newest = there.latest(there.records(record.key))[1]  # as of now: others write meanwhile
+    if newest is None and not recorded and not is_whole(there.layout, record):
+        return f"{target} holds other bytes, of a writer that has no record yet, or dropped there"
+    other = newest is not None and newest.spec.digest != record.spec.digest
+    if newest is not None and other and (not recorded or newest.generation >= record.generation):
+        return "it is registered with other bytes meanwhile, which stay"
+    mend_files(there.layout, draft, record)
+    return None
 
 
-def mend_files(good: Path, target: Path, record: Record) -> list[str]:
-    """Put the files of ``good`` in the place of those of ``target`` that hold other bytes, one by one.
+def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
+    """Put the files of ``good`` in the place of those that hold other bytes in the record's own folder.
 
-    Each is replaced in one step; what else lies there stays. Returns the names replaced.
+    They are copied aside, and replaced one by one, each in one step; what else lies there stays, and no
+    symlink is followed. Returns the names replaced.
 
     Raises:
+        Conflict: the folder is a symlink, or none; the files of ``good`` changed while they were copied.
         VolumeUnavailable: the volume did not take one.
     """
-    replaced = []
-    for entry in record.spec.files:
-        with suppress(InputError, VolumeUnavailable):  # not there, or not to be read: to be replaced
-            if artifacts.hash_files(target, [entry.path])[0].sha256 == entry.sha256:
-                continue
-        draft = target / f"{TEMPORARY}{entry.path}"
+    target = layout.artifact(record.key)
+    draft = artifacts.temporary_in(layout.incoming(record.key.scope))
+    with _held(target) as folder:
+        bad = [entry for entry in record.spec.files if not _holds(target, entry)]
+        if not bad:
+            return []
         try:
-            shutil.copyfile(good / entry.path, draft)
-            with draft.open("rb+") as written:
-                modes.share_file(written.fileno(), target)
-                os.fsync(written.fileno())
-            draft.replace(target / entry.path)
+            copied = artifacts.copy_files(good, draft, [entry.path for entry in bad], carried=())
+            if artifacts.digest_of(copied) != artifacts.digest_of(bad):
+                raise Conflict(f"{good} changed while it was copied: try again")
+            for entry in bad:
+                modes.share_file(draft / entry.path, target)
+                os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)
             atomic.sync_folder(target)
         except OSError as error:
-            raise atomic.unavailable(error, f"cannot mend {target / entry.path}") from error
-        replaced.append(entry.path)
-    return replaced
+            raise atomic.unavailable(error, f"cannot mend {target}") from error
+        finally:
+            artifacts.discard(draft)
+    return [entry.path for entry in bad]
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """A folder held open to rename into, whatever is put in its place meanwhile."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise Conflict(f"{folder} is a symlink, or no folder: remove it, and try again") from error
+        raise atomic.unavailable(error, f"cannot open {folder}") from error
+    try:
+        yield handle
+    finally:
+        with suppress(OSError):
+            os.close(handle)
+
+
+def _holds(folder: Path, entry: FileEntry) -> bool:
+    with suppress(InputError, VolumeUnavailable):  # not there, or not to be read: to be replaced
+        return artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
+    return False

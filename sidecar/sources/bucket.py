@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.sources.connection import waited
 from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, Offer, Options, Piece, wanted
 from lora_fs.sidecar.sources.uri import Uri
 from lora_fs.sidecar.validate.config import CONFIG_FILE
@@ -41,7 +42,7 @@ class Bucket:
     """One object, or the objects of one folder."""
 
     def __init__(self, uri: Uri, options: Options) -> None:
-        self._uri, self._stall_s = uri, options.stall_s
+        self._uri, self._stall_s, self._alive = uri, options.stall_s, options.alive
         if not uri.path:
             raise InputError(f"{uri}: write {uri.scheme}://bucket/folder, or the object's whole key")
         try:
@@ -100,7 +101,7 @@ class Bucket:
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:
             self._fs.invalidate_cache()
-            return call()
+            return waited(call, self._alive)
         except Exception as error:
             raise self._told(error) from error
 

@@ -10,10 +10,12 @@ import http.client
 import io
 import socket
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 STEP_S = 0.25
 
 Alive = Callable[[], None]
+Got = TypeVar("Got")
 
 
 def opener(alive: Alive) -> urllib.request.OpenerDirector:
@@ -33,6 +36,27 @@ def opener(alive: Alive) -> urllib.request.OpenerDirector:
     for handler in (urllib.request.ProxyHandler(), _Plain(alive), _Secure(alive)):
         made.add_handler(handler)
     return made
+
+
+def waited(call: Callable[[], Got], alive: Alive) -> Got:
+    """What ``call`` of another client gives, waited for in steps; raises what it raises.
+
+    Args:
+        alive: asked before each; where it ends the wait, the call is left to its own time.
+    """
+    done = futures.Future[Got]()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    alive()
+    threading.Thread(target=run, name="source-ask", daemon=True).start()
+    while not futures.wait([done], STEP_S).done:
+        alive()
+    return done.result()
 
 
 class _Plain(urllib.request.HTTPHandler):

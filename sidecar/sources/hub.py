@@ -11,12 +11,14 @@ import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote, urlsplit
 
 from lora_fs.sidecar.errors import InputError, NotFound, SourceUnavailable
-from lora_fs.sidecar.sources.offer import Offer, Options, Piece, is_adapter, wanted
+from lora_fs.sidecar.sources.connection import waited
+from lora_fs.sidecar.sources.offer import Offer, Options, Piece, is_adapter, put_off, wanted
 from lora_fs.sidecar.sources.uri import Uri, parse
-from lora_fs.sidecar.sources.web import Answer, Http
+from lora_fs.sidecar.sources.web import BUSY, Answer, Http
 
 
 class Hub:
@@ -68,9 +70,11 @@ class Hub:
         from huggingface_hub import HfApi, constants, errors
 
         try:
-            info = HfApi(library_name="lora-fs").model_info(
-                self._repo, revision=self._revision, files_metadata=True, timeout=self._options.stall_s
-            )
+            ask = partial(HfApi(library_name="lora-fs").model_info, self._repo, revision=self._revision)
+            ask = partial(ask, files_metadata=True, timeout=self._options.stall_s)
+            info = waited(ask, self._options.alive)
+        except SourceUnavailable:  # it is not to be waited for any longer
+            raise
         except errors.GatedRepoError as error:
             raise self._gated() from error
         except errors.RepositoryNotFoundError as error:
@@ -91,14 +95,16 @@ class Hub:
         except ValueError as error:
             raise InputError(f"{self._uri}: {' '.join(str(error).split())[:200]}") from error
         except Exception as error:  # the client's HTTP library has errors of its own
-            status = getattr(getattr(error, "response", None), "status_code", None)
+            answer = getattr(error, "response", None)
+            status = getattr(answer, "status_code", None)
             if status is None and again:
                 return self._files(again=False)
             if status in (401, 403):
                 told = f"the hub refuses {_token()} ({status})"
                 raise InputError(f"{self._uri}: {told}: set HF_TOKEN to one that may read it") from error
             told = f"answered {status}" if status else f"does not answer ({type(error).__name__})"
-            raise SourceUnavailable(f"{self._uri}: the hub {told}") from error
+            when = answer.headers.get("Retry-After") if answer is not None and status in BUSY else None
+            raise put_off(SourceUnavailable(f"{self._uri}: the hub {told}"), when) from error
         if not info.sha:
             raise SourceUnavailable(f"{self._uri}: the hub did not say which commit it is")
         files = {

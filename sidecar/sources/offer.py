@@ -25,6 +25,7 @@ from lora_fs.sidecar.validate.report import shown
 CARRIED = ("metadata.json", "README.md")
 MAX_CARRIED_BYTES = 1 << 20
 ARCHIVE = ".archive"  # the name of a piece that is unpacked
+MOST_RETRY_S = 3600.0  # of what a server says; who passes it on says no more either
 _OF_URL = "url:"
 
 Read = Callable[[int, int | None], AbstractContextManager[Iterator[bytes]]]
@@ -192,16 +193,16 @@ class Meter:
 
 
 def put_off(error: LoraFsError, told: str | None) -> LoraFsError:
-    """The error, with what a ``Retry-After`` says, if that can be read."""
+    """The error, with what a ``Retry-After`` says, if that can be read, up to MOST_RETRY_S."""
     if told is None or not isinstance(error, SourceUnavailable):
         return error
     try:
         if told.strip().isdecimal():
-            error.retry_after_s = float(told)
+            error.retry_after_s = min(float(told), MOST_RETRY_S)
         else:
             at = parsedate_to_datetime(told)
             at = at if at.tzinfo else at.replace(tzinfo=UTC)
-            error.retry_after_s = max(0.0, (at - datetime.now(UTC)).total_seconds())
+            error.retry_after_s = min(max(0.0, (at - datetime.now(UTC)).total_seconds()), MOST_RETRY_S)
     except (ValueError, OverflowError):
         pass  # it is neither
     return error

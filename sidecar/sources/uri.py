@@ -90,9 +90,11 @@ def scheme_of(text: str) -> str:
     return ALIASES.get(match[1].lower(), match[1].lower()) if match else ""
 
 
-def parse(text: str) -> Uri:
+def parse(text: str, *, redirect: bool = False) -> Uri:
     """Take a URI apart.
 
+    Args:
+        redirect: a server wrote it: an @ behind its host belongs there.
     Raises:
         InputError: it is none, or could be read in more than one way.
     """
@@ -113,10 +115,10 @@ def parse(text: str) -> Uri:
         )
     if scheme in NO_QUERY and re.search(r":[^:/@]*@", path):
         raise InputError(f"{told}: there is a : before an @, as in a password: leave both out")
-    if _PORT.search(place) and "@" in path + query + fragment:
+    if "@" in path + query + fragment and not redirect and (scheme in WEB or _PORT.search(place)):
         raise InputError(
             f"{told}: it can be read as a password with a /, ? or # in it: write it as %2F, %3F or %23; "
-            "and an @ that belongs to the path as %40"
+            "and an @ that belongs to the path or the query as %40"
         )
     if scheme in WEB:
         place = place.lower().removesuffix(DEFAULT_PORTS[scheme])

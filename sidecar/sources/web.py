@@ -31,8 +31,8 @@ CHUNK_BYTES = 1 << 20
 MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_BUSY = frozenset({429, 503})
-_RETRIED = frozenset({408, 425, 500, 502, 504}) | _BUSY
+BUSY = frozenset({429, 503})
+_RETRIED = frozenset({408, 425, 500, 502, 504}) | BUSY
 
 Answer = http.client.HTTPResponse
 
@@ -173,7 +173,7 @@ class Http:
         try:
             if scheme_of(to) not in WEB or (at.scheme, scheme_of(to)) == ("https", "http"):
                 raise InputError("it is followed to https, and from http to http, alone")
-            uri = parse(to)
+            uri = parse(to, redirect=True)
             self._options.check(uri)
         except InputError as error:
             raise InputError(f"{origin} redirects to {redacted(to)}: {error}") from error
@@ -218,7 +218,7 @@ class Http:
             )
         kind: type[LoraFsError] = SourceUnavailable if status in _RETRIED else InputError
         error = kind(f"{uri}: the server answered {status} {answer.reason[:80]!a}")
-        raise put_off(error, answer.headers.get("Retry-After") if status in _BUSY else None)
+        raise put_off(error, answer.headers.get("Retry-After") if status in BUSY else None)
 
 
 def _is_loopback(place: str) -> bool:

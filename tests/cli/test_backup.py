@@ -289,6 +289,21 @@ def test_a_flat_store(lora_fs: LoraFs, tmp_path: Path) -> None:
     assert lora_fs("import", "nim", "store").code == 0
 
 
+def test_lost_files_come_back_with_a_store(lora_fs: LoraFs, root: Path, tmp_path: Path) -> None:
+    """And that is told, by nim and by gie, in a dry run as well."""
+    write_adapter(tmp_path / "store/a", 0)
+    (tmp_path / "cm.yaml").write_text(
+        "vLLMLoRAConfig: {ensureExist: {models: [{id: a, base-model: tiny, source: ./store/a}]}}"
+    )
+    lora_fs("import", "nim", "store")
+    for words in (("nim", "store"), ("gie", "cm.yaml")):
+        (root / "default/tiny/v1/a/adapter_model.safetensors").unlink()
+        for more in (["--dry-run"], []):
+            ran = lora_fs("import", *words, *more)
+            assert ran.out.startswith("restored     default/tiny: a@v1: lost files of the same bytes\n")
+        assert lora_fs("import", *words).out.startswith("unchanged    default/tiny: a@v1: the same bytes\n")
+
+
 def test_a_linked_store_stays_where_it_is(
     lora_fs: LoraFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,16 @@ def test_the_same_bytes_with_another_policy(lora_fs: LoraFs, folder: Folder) -> 
     assert (record["revision"], record["spec"]["policy"]["kind"]) == ("v1", "pinned")
 
 
+def test_lost_files_and_another_policy_at_once(lora_fs: LoraFs, folder: Folder, tmp_path: Path) -> None:
+    """Both are done, and both are said."""
+    lora_fs("register", "a", folder(1))
+    (weights,) = tmp_path.glob("**/v1/a/adapter_model.safetensors")
+    weights.unlink()
+    ran = lora_fs("register", "a", folder(1), "--policy", "pinned")
+    assert ran.out == "restored lost files of a@v1 in default/tiny, with a new policy or labels\n"
+    assert lora_fs("list", "-o", "json").json[0]["spec"]["policy"]["kind"] == "pinned"
+
+
 def test_a_priority_or_a_ttl_alone(lora_fs: LoraFs, folder: Folder) -> None:
     """It changes the policy of what the name serves: an eager adapter does not become a lazy one."""
     lora_fs("register", "a", folder(1), "--policy", "eager", "--priority", "10")

@@ -14,13 +14,26 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
-from lora_fs.sidecar.registry import archive, artifacts, export, imports, operations, restore, root
+from lora_fs.sidecar.registry import (
+    archive,
+    artifacts,
+    export,
+    fsck,
+    imports,
+    operations,
+    restore,
+    root,
+    survey,
+)
 from lora_fs.sidecar.registry.archive import Contents
 from lora_fs.sidecar.registry.codec import seal, unseal
+from lora_fs.sidecar.registry.mend import Mender
 from lora_fs.sidecar.registry.merge import Rule, Verdict
 from lora_fs.sidecar.registry.registration import int_id
 from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.unpack import is_whole
 from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
 from tests.registry.test_crashes import look_at_folders
@@ -28,6 +41,7 @@ from tests.registry.test_operations import put, served
 
 V1 = AdapterKey("default", "tiny", "v1", "a1")
 C1 = AdapterKey("default", "tiny", "v1", "c1")
+D1 = AdapterKey("default", "tiny", "v1", "d1")
 
 
 @pytest.fixture
@@ -231,6 +245,26 @@ def test_damaged_files_are_told_and_the_export_stays_readable(filled: Registry, 
     assert contents.end.left_out == 3
 
 
+@pytest.mark.parametrize("what", ["token", "size", "pointer"])
+def test_what_no_import_takes_is_left_out_and_told(filled: Registry, tmp_path: Path, what: str) -> None:
+    """As other software may write it, and every reader reads it: what else there is can be imported."""
+    folder = filled.layout.active(V1.scope) if what == "pointer" else filled.layout.revision(V1.scope, "v1")
+    path = max(folder.glob("a1.@*"))
+    body = unseal(path.read_bytes())
+    if what == "size":
+        body["spec"]["size_bytes"] += 1
+    else:
+        body["token"] = "writer-7"
+    path.write_bytes(seal(body))
+    file = tmp_path / "e.tar"
+    done = export.to_file(filled, filled.scopes(), file, artifacts=True)
+    (told,) = done.left_out
+    assert told.startswith(f"{path} is left out, since no import takes it: ")
+    contents = archive.read(file)
+    assert (V1 in contents.records, len(contents.records)) == (what == "pointer", 5 - (what != "pointer"))
+    assert contents.end.left_out == 1
+
+
 def test_a_failed_export_leaves_the_last_one(
     filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +404,86 @@ def test_a_restore_writes_nothing_over_a_later_generation(filled: Registry, tmp_
     record = again.latest(again.records(C1))[1]
     assert record is not None
     assert record.model_extra == {"mood": "glad"}
+
+
+def changed_since(registry: Registry, file: Path) -> Path:
+    """A dropped folder as it was adopted and exported to ``file``, and then changed and adopted again."""
+    folder = write_adapter(registry.layout.artifact(D1), 5)
+    look_at_folders(registry, D1.scope)
+    exported(registry, file)
+    write_adapter(folder, 6)
+    look_at_folders(registry, D1.scope)
+    record = registry.latest(registry.records(D1))[1]
+    assert record is not None
+    assert record.generation == 2
+    return folder
+
+
+def test_a_restore_leaves_the_files_of_a_later_generation(
+    registry: Registry, tmp_path: Path, make_adapter: MakeAdapter
+) -> None:
+    """The marker alone was lost, and a folder was changed since: its record in force has its bytes."""
+    folder = changed_since(registry, tmp_path / "e.tar")
+    registry.layout.marker.unlink()
+    file = tmp_path / "e.tar"
+    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
+    theirs = make_adapter("theirs", seed=6) / "adapter_model.safetensors"
+    assert (folder / theirs.name).read_bytes() == theirs.read_bytes()
+    assert state(Registry(registry.layout.root))["whole"]
+
+
+def test_a_later_generation_that_is_damaged_is_lost(registry: Registry, tmp_path: Path) -> None:
+    """The export has an earlier one's bytes: they are not put in its place, and it is told."""
+    folder = changed_since(registry, tmp_path / "e.tar")
+    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
+    registry.layout.marker.unlink()
+    file = tmp_path / "e.tar"
+    (told,) = restore.restore(registry.layout.root, file, archive.read(file))
+    assert told == f"{D1}: it is registered with other bytes meanwhile, which stay"
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"damaged"
+
+
+def test_an_earlier_generation_gives_way_to_the_exports(
+    registry: Registry, tmp_path: Path, make_adapter: MakeAdapter
+) -> None:
+    """As where an old snapshot lies there: the export's record is in force afterwards, and has its files."""
+    folder = changed_since(registry, tmp_path / "early.tar")
+    file = exported(registry, tmp_path / "e.tar")
+    (registry.layout.revision(D1.scope, "v1") / "d1.@00000002.json").unlink()
+    write_adapter(folder, 5)
+    registry.layout.marker.unlink()
+    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
+    theirs = make_adapter("theirs", seed=6) / "adapter_model.safetensors"
+    assert (folder / theirs.name).read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_restore_calls_nothing_lost_that_is_whole(
+    registry: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter, withdrawn: bool
+) -> None:
+    """An id that two shared in the export was repaired since, and the record written on or withdrawn."""
+    first = put(registry, scope, make_adapter(seed=1)).record
+    second = put(registry, scope, make_adapter(seed=2), name="b1").record
+    path = registry.layout.revision(scope, "v1") / "b1.@00000001.json"
+    body = unseal(path.read_bytes())
+    body["spec"]["int_id"] = first.spec.int_id
+    path.write_bytes(seal(body))
+    file = exported(registry, tmp_path / "e.tar")
+    found = list(fsck.find(registry, survey.look(registry), older_than_s=3600, hash_files=True))
+    assert list(Mender(registry, survey.look(registry), Expectation(), writer="test").mend(found)) == [
+        (found[0], None)
+    ]
+    registry.append(registry.records(second.key), lambda _: {"mood": "glad"}, writer="test")
+    if withdrawn:
+        operations.unregister(registry, scope, "b1", writer="test")
+        shutil.rmtree(registry.layout.artifact(second.key))
+    registry.layout.marker.unlink()
+    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
+    again = Registry(registry.layout.root)
+    newest = again.latest(again.records(second.key))[1]
+    assert newest is not None
+    assert newest.present is not withdrawn
+    assert newest.spec.int_id != first.spec.int_id
 
 
 # -- merging -------------------------------------------------------------------------------------
@@ -557,6 +671,22 @@ def test_a_revision_registered_while_its_files_come_is_not_overwritten(
     record = other.latest(other.records(V1))[1]
     assert record is not None
     assert record.spec.digest != contents.records[V1].spec.digest
+    assert is_whole(other.layout, record)
+
+
+def test_bytes_that_no_record_names_yet_are_not_overwritten(
+    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
+) -> None:
+    """Of a writer between its copy and its record: what it is about to register is whole."""
+    file = exported(filled, tmp_path / "e.tar")
+    other = Registry(tmp_path / "other", create=True)
+    with before_the_record():
+        put(other, scope, make_adapter("else", seed=9))
+    with pytest.raises(Conflict, match="holds other bytes"):
+        carry_out(other, file)
+    weights = other.layout.artifact(V1) / "adapter_model.safetensors"
+    assert weights.read_bytes() == (tmp_path / "else" / weights.name).read_bytes()
+    assert state(other)["records"] == {}
 
 
 def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Scope, tmp_path: Path) -> None:

@@ -282,6 +282,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "no file that is served",
     ),
+    "other file, empty": (
+        {"params": {"name": "x"}, "files": {"a": ("run.py", b"")}},
+        400,
+        "'run.py' is no file that is served",
+    ),
+    "field, empty": ({"params": {"name": "x"}, "files": {"a": ("", b"")}}, 400, "is no file"),
     "path": ({"params": {"name": "x"}, "files": {"a": (f"../../{CONFIG}", b"{}")}}, 422, "cannot be served"),
     "field": ({"params": {"name": "x"}, "files": {"a": ("", b"x")}}, 400, "is no file"),
     "twice": (

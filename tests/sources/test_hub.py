@@ -11,7 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from lora_fs.sidecar.errors import SourceUnavailable
 from lora_fs.sidecar.sources import transfer
+from lora_fs.sidecar.sources.known import opened
+from lora_fs.sidecar.sources.offer import Options
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Hub, LoraFs, left_in
 from tests.sources.test_web import record
@@ -232,13 +235,33 @@ def test_a_hub_that_says_when_to_ask_again(
     if size is None:
         for one in hub.siblings:
             one["size"] = None
-    told = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True) if dated else "1"
-    odd = hub.web.odd[path]
-    odd.status, odd.fails, odd.headers = 429, True, {"Retry-After": told}
-    begun = time.monotonic()
+    odd, times, api = hub.web.odd[path], list[float](), hub.web.api
+    odd.status, odd.fails = 429, True
+
+    def noted(asked: str) -> Any:
+        if asked == path:
+            times.append(time.monotonic())
+            then = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
+            odd.headers = {"Retry-After": then if dated else "1"}
+        return api(asked)
+
+    hub.web.api = noted
     ran = lora_fs("register", "sql", "hf://acme/sql-lora")
-    assert (ran.code, len(hub.web.bodies(path))) == (0, 2), ran.err
-    assert time.monotonic() - begun >= 1
+    assert (ran.code, len(times)) == (0, 2), ran.err
+    assert times[1] - times[0] >= 1
+
+
+@pytest.mark.parametrize("status", [429, 503, 500])
+def test_a_hub_that_puts_off_a_look(status: int, hub: Hub) -> None:
+    """It is asked once; who asked is told when to come back, where that is what the header is for."""
+    hub.web.put("/api/models/acme/sql-lora", b"", status=status, headers={"Retry-After": "7"})
+    with (
+        opened("hf://acme/sql-lora", Options()) as source,
+        pytest.raises(SourceUnavailable, match=f"the hub answered {status}") as refused,
+    ):
+        source.look()
+    assert refused.value.retry_after_s == (SourceUnavailable.retry_after_s if status == 500 else 7.0)
+    assert len(hub.web.asked) == 1
 
 
 def test_a_wait_longer_than_the_fetch_may_take(

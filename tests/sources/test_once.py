@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -185,6 +186,28 @@ def test_a_damaged_copy_is_no_source(
     assert (ran.code, "restored lost files of two@v1" in ran.out) == (0, True), ran.out + ran.err
     assert placed.read_bytes() == (adapter / WEIGHTS).read_bytes()
     assert (lora_fs("fsck").code, left_in(root)) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["sql", "two"])
+def test_a_link_that_was_planted_is_not_written_through(
+    name: str, lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path, tmp_path: Path
+) -> None:
+    """Neither one beside a lost file, nor one in the adapter's place; another name is registered."""
+    url = web.put("/sql.tar", tar_of(adapter))
+    assert lora_fs("register", "sql", url).code == 0
+    placed, host = root / "default/tiny/v1/sql", tmp_path / "host"
+    host.write_text("precious")
+    (placed / CONFIG).unlink()
+    (placed / f".tmp-{CONFIG}").symlink_to(host)
+    assert lora_fs("register", name, url).code == 0
+    assert (host.read_text(), (placed / CONFIG).is_symlink()) == ("precious", False)
+    other = write_adapter(tmp_path / "other", seed=9, rank=8)
+    before = (other / WEIGHTS).read_bytes()
+    shutil.rmtree(placed)
+    placed.symlink_to(other)
+    ran = lora_fs("register", name, url)
+    assert (ran.code, "is a symlink" in ran.err) == ((4, True) if name == "sql" else (0, False)), ran.err
+    assert (other / WEIGHTS).read_bytes() == before
 
 
 def test_waiting_is_bounded(

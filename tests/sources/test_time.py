@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.registration import Registration
 from lora_fs.sidecar.registry.store import Registry
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
+from tests.registry.conftest import write_adapter
 from tests.sources.conftest import LoraFs, WebServer
 
 DRIP_S = 0.05
@@ -82,6 +83,37 @@ def test_headers_that_drip_are_bounded(
             web.put("/a.tar", b"", location=f"{server.url}/a.tar")
         ran = lora_fs("register", "sql", f"{web.url if redirected else server.url}/a.tar")
         assert (ran.code, "LORA_FS_FETCH_TIMEOUT_S" in ran.err) == (1, True), ran.err
+        assert server.drips < SOON_DRIPS
+
+
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX-A: "])
+@pytest.mark.parametrize("source", ["hf://acme/sql", "s3://loras/sql"])
+def test_a_look_by_another_client_is_bounded(
+    source: str, first: bytes, lora_fs: LoraFs, s3: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's and a bucket's own know nothing of the time that is left."""
+    import s3fs
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "0.5")
+    with dripping(first) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        ran = lora_fs("register", "sql", source)
+        assert (ran.code, "LORA_FS_FETCH_TIMEOUT_S" in ran.err) == (1, True), ran.err
+        assert server.drips < SOON_DRIPS
+
+
+def test_a_dry_import_is_bounded(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It looks, as a fetch begins."""
+    monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "0.5")
+    lora_fs("register", "other", str(write_adapter(tmp_path / "other")))
+    with dripping(b"") as server:
+        listed = f"{{id: sql, base-model: tiny, source: '{server.url}/a.tar'}}"
+        (tmp_path / "cm.yaml").write_text(f"vLLMLoRAConfig: {{ensureExist: {{models: [{listed}]}}}}")
+        ran = lora_fs("import", "gie", "cm.yaml", "--dry-run")
+        assert (ran.code, "LORA_FS_FETCH_TIMEOUT_S" in ran.out) == (1, True), ran.out + ran.err
         assert server.drips < SOON_DRIPS
 
 

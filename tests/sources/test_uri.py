@@ -156,6 +156,19 @@ def test_what_is_not_shown_has_an_identity() -> None:
         assert parse(one).identity == parse(same).identity
 
 
+@pytest.mark.parametrize("behind", ["npm/x@1/a.tar", "@scope/a.tar", "a.tar?mail=me@h", "a.tar#x@y"])
+@pytest.mark.parametrize("place", ["host", "host:8443", "[::1]"])
+def test_an_at_behind_the_host_is_written_as_40(place: str, behind: str) -> None:
+    """It may be the end of a password with a ``/``; so what is kept of a URL is what is shown of it."""
+    text = f"https://{place}/{behind}"
+    with pytest.raises(InputError, match="%40"):
+        parse(text)
+    if "#" not in behind:
+        quoted = text.replace("@", "%40")
+        assert str(parse(quoted)) == redacted(quoted) == quoted.partition("?")[0]
+    assert parse(f"https://{place}/x@1/a.tar", redirect=True).path == ("x@1", "a.tar")
+
+
 @pytest.mark.parametrize(
     ("pin", "asked", "same"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, SourceUnavailable
 from lora_fs.sidecar.sources import offer, transfer
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
@@ -179,6 +179,16 @@ def test_redirects_are_followed_within_reason(lora_fs: LoraFs, web: WebServer, a
         assert (ran.code, why in ran.err) == (2, True), ran.err
 
 
+def test_a_redirect_to_what_has_an_at_in_it(lora_fs: LoraFs, web: WebServer, adapter: Path) -> None:
+    """Behind a host with a port, too: a server wrote it, and nobody can write it otherwise."""
+    stored = web.put("/npm/sql@1.tar", tar_of(adapter))
+    for number, target in enumerate(("/npm/sql@1.tar", f"{stored}?mail=me@h")):
+        web.put("/latest.tar", b"", location=target)
+        ran = lora_fs("register", f"sql-{number}", f"{web.url}/latest.tar?id={number}")
+        assert ran.code == 0, ran.err
+    assert "/npm/sql@1.tar?mail=me@h" in [path for path, _, _ in web.asked]
+
+
 def test_a_redirect_leads_to_no_place_that_is_not_allowed(web: WebServer) -> None:
     """Each is asked of again, before it is connected to; its signature is not told."""
     web.put("/a.tar", b"", location=f"http://localhost:{web.port}/b.tar?sig=hush4711")
@@ -269,6 +279,26 @@ def test_a_server_that_says_when_to_ask_again(lora_fs: LoraFs, web: WebServer, a
     assert time.monotonic() - begun >= 1
 
 
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ("9" * 400, offer.MOST_RETRY_S),
+        ("86400", offer.MOST_RETRY_S),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", offer.MOST_RETRY_S),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("120", 120.0),
+        ("soon", SourceUnavailable.retry_after_s),
+    ],
+)
+def test_how_long_a_server_may_put_it_off(told: str, seconds: float, web: WebServer) -> None:
+    """Whatever it says, up to an hour, and in a number that can be told on."""
+    url = web.put("/a.tar", b"", status=429, headers={"Retry-After": told})
+    with pytest.raises(SourceUnavailable) as refused:
+        webs(url, Options()).look()
+    assert refused.value.retry_after_s == seconds
+    assert len(web.asked) == 1
+
+
 def test_nobody_answers(lora_fs: LoraFs) -> None:
     """A closed port is told as one, at once."""
     ran = lora_fs("register", "sql", "http://127.0.0.1:9/sql.tar")
@@ -293,6 +323,16 @@ def test_a_dry_run_changes_nothing(lora_fs: LoraFs, web: WebServer, adapter: Pat
     ran = lora_fs("register", "sql", web.put("/sql.tar", tar_of(adapter)), "--dry-run")
     assert (ran.code, ran.out) == (0, "would register sql@v1 in default/tiny\n"), ran.err
     assert sorted(root.rglob("*")) == before
+
+
+def test_a_dry_run_tells_the_pin_that_is_recorded(lora_fs: LoraFs, web: WebServer, adapter: Path) -> None:
+    """Where nothing pins the bytes it tells the source from others, as the record does."""
+    url = web.put("/sql.tar", tar_of(adapter), etag="") + "?id=1"
+    lora_fs("register", "other", str(adapter))
+    dry = lora_fs("register", "sql", url, "--dry-run", "-o", "json").json["record"]["spec"]["source"]
+    assert lora_fs("register", "sql", url).code == 0
+    assert dry == record(lora_fs)["source"]
+    assert dry["pin"].startswith("url:")
 
 
 def test_a_link_to_what_is_elsewhere_makes_no_sense(lora_fs: LoraFs, web: WebServer) -> None:

@@ -130,6 +130,9 @@ def test_blanks_around_a_source_are_none_of_it() -> None:
         "hf://-/repo",
         "https://me:12/34@h/a",
         "https://h:8443/@scope/a.tar",
+        "https://me/word@h/a.tar",
+        "https://me?word@h/a.tar",
+        "https://me#word@h/a.tar",
     ],
 )
 def test_what_may_be_a_password_is_refused(text: str) -> None:
