@@ -169,8 +169,9 @@ class Copies:
             unloaded: copies that this process has unloaded, whoever made them.
         """
         ours = {path.parent.name for path in (*self._verified.copy(), *map(Path, unloaded))}
-        self._released = ours - {Path(path).parent.name for path in in_use}
-        return sum(self._sizes.get(name, (_UNSEEN, 0))[1] for name in self._released)
+        released = ours - {Path(path).parent.name for path in in_use}
+        self._released = released.copy()  # threads take from it
+        return sum(self._sizes.get(name, (_UNSEEN, 0))[1] for name in released)
 
     def sweep(
         self, in_use: Collection[str], registered: Container[str] = (), now: float | None = None

@@ -104,24 +104,30 @@ def give_way(
 ) -> tuple[str, ...]:
     """Names to unload, so that their copies make room for one that a request waits for.
 
-    Lazy and sticky ones that nobody uses, the least recently used first. An eager one would come back.
+    Lazy and sticky ones that nobody uses, the least recently used first. An eager one would come back. Of
+    names that share their bytes all go, or none: a copy is there as long as one of them needs it.
 
     Args:
         lacks: bytes. Where all that may go have less, nobody goes.
         weights: as in ``decide``.
     """
-    idle = sorted(filter(_may_give_way, resident), key=lambda one: -one.idle_s)
-    copies = Counter(one.wanted.spec.digest for one in resident if one.wanted is not None)
-    names, freed = [], 0
+    firm = {_digest(one) for one in resident if not _may_give_way(one)}
+    idle = [one for one in resident if _may_give_way(one) and _digest(one) not in firm]
+    idle.sort(key=lambda one: -one.idle_s)
+    copies = Counter(map(_digest, idle))
+    chosen, freed = [], 0
     for one in _Shares(weights or {}, resident).give_way(idle, len(idle)):
         if freed >= lacks or one.wanted is None:
             break
-        names.append(one.name)
-        spec = one.wanted.spec
-        copies[spec.digest] -= 1
-        if not copies[spec.digest]:  # the last of the names that share these bytes
-            freed += spec.size_bytes
-    return tuple(names) if freed >= lacks else ()
+        chosen.append(one)
+        copies[_digest(one)] -= 1
+        if not copies[_digest(one)]:  # the last of the names that share these bytes
+            freed += one.wanted.spec.size_bytes
+    return tuple(one.name for one in chosen if not copies[_digest(one)]) if freed >= lacks else ()
+
+
+def _digest(entry: Resident) -> str | None:
+    return entry.wanted.spec.digest if entry.wanted is not None else None
 
 
 def _may_give_way(entry: Resident) -> bool:

@@ -13,7 +13,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from weakref import WeakValueDictionary
+from dataclasses import dataclass
+from weakref import WeakSet, WeakValueDictionary
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
@@ -30,13 +31,15 @@ from lora_fs.sidecar.reconcile.staging import Stager
 logger = logging.getLogger(__name__)
 
 # From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
-COUNTERS = (
-    "loads_total",
-    "load_failures_total",
-    "unloads_total",
-    "request_hits_total",
-    "request_misses_total",
-)
+_LOADS = ("loads_total", "load_failures_total", "unloads_total")
+COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Changing:
+    """Plain names of loads and unloads under way when it was asked for, or ended while somebody has it."""
+
+    names: set[str]
 
 
 class Residents:
@@ -72,7 +75,8 @@ class Residents:
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._under_load: dict[str, Record] = {}  # by public name
-        self._under_unload: dict[str, Record] = {}
+        self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
+        self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self._tiers: Mapping[str, str] = {}
 
@@ -105,9 +109,9 @@ class Residents:
         """Loads under way."""
         return len(self._loads)
 
-    def note_loaded(self, loaded: Loaded, changing_before: frozenset[str]) -> None:
+    def note_loaded(self, loaded: Loaded, meanwhile: Changing) -> None:
         """Believe the engine, except about names that were changing while it was asked."""
-        changing = changing_before | self.changing()
+        changing = meanwhile.names | self._locked()
         known = {name: path for name, path in self.paths.items() if _plain(name) in changing}
         for name, path in loaded.adapters.items():
             if self._stager.owns(path) and _plain(name) not in changing:
@@ -123,18 +127,23 @@ class Residents:
             self._used_at[name] = self._clock()
 
     def copies_in_use(self) -> set[str]:
-        """Staged copies that the engine serves or is about to read."""
-        return {*self.paths.values(), *map(self._stager.path, self._under_load.values())}
+        """Staged copies that the engine serves, or yet or soon reads."""
+        going = (path for path, _ in self._under_unload.values())
+        return {*self.paths.values(), *going, *map(self._stager.path, self._under_load.values())}
 
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
         yield from ((name, record) for name, record in self.records.items() if name in self.paths)
         yield from self._under_load.items()
-        yield from self._under_unload.items()
+        yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
 
-    def changing(self) -> frozenset[str]:
-        """Plain names of loads and unloads under way."""
-        return frozenset(name for name, lock in self._locks.items() if lock.locked())
+    def changing(self) -> Changing:
+        """What an engine that is asked now may tell of as it was before; held until the answer is noted."""
+        self._changing.add(changing := Changing(self._locked()))
+        return changing
+
+    def _locked(self) -> set[str]:
+        return {name for name, lock in self._locks.items() if lock.locked()}
 
     # -- holding and loading -------------------------------------------------------------------
 
@@ -198,7 +207,7 @@ class Residents:
         self._on_change()
 
     async def _load(self, served: Served) -> str:
-        async with self._lock(served.name):
+        async with self._change(served.name):
             key, failure = served.record.key, self.failures.get(served.name)
             again = failure is not None and failure.concerns(served.record)
             try:
@@ -256,10 +265,9 @@ class Residents:
         Args:
             drained: it was to go before, and its requests have ended now.
         """
-        lock = self._lock(name)
-        if lock.locked() or self.in_flight(name) or name not in self.paths:
+        if self._lock(name).locked() or self.in_flight(name) or name not in self.paths:
             return
-        async with lock:
+        async with self._change(name):
             if self.in_flight(name) or name not in self.paths:
                 return  # who waited for the lock, too, came first
             logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
@@ -272,16 +280,15 @@ class Residents:
 
     async def _unload(self, name: str) -> None:
         path, record = self.paths.pop(name), self.records.get(name)  # at once: a request now loads it again
-        if record is not None:
-            self._under_unload[name] = record
+        self._under_unload[name] = path, record
         try:
             with self._measured("unload", record):
                 await self._engine.unload(name)
-        except LoraFsError:
+        except BaseException:  # who is cancelled does not know either whether the engine let it go
             self.paths.setdefault(name, path)
             raise
         finally:
-            self._under_unload.pop(name, None)
+            del self._under_unload[name]
         self.counters["unloads_total"] += 1
 
     # -- forgetting ----------------------------------------------------------------------------
@@ -318,6 +325,16 @@ class Residents:
         record = self.records.get(name)
         known = (message, record.key) if record is not None else (f"{name}: {message}", None)
         self._events.tell(reason, *known)
+
+    @asynccontextmanager
+    async def _change(self, name: str) -> AsyncIterator[None]:
+        """Have the plain name to oneself; whose question to the engine is under way is told of it."""
+        async with self._lock(name):
+            try:
+                yield
+            finally:
+                for one in self._changing:
+                    one.names.add(_plain(name))
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(_plain(name), asyncio.Lock())

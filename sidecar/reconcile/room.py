@@ -63,10 +63,10 @@ class Room:
         if policy.kind is not PolicyKind.PINNED and not self._asked[self._stager.path(record)]:
             return False
         async with self._turn:  # two loads do not choose the same ones
-            free = self._stager.release(self._in_use())
+            await self._read()  # after a load or unload whose answer did not come the engine alone knows
+            free = self._stager.release(self._residents.copies_in_use())
             if free >= lacks:
                 return True
-            await self._read()
             resident = [self._as_asked(one) for one in self._look()]
             paths = self._residents.paths
             gone = {
@@ -76,11 +76,10 @@ class Room:
             }
             for name in gone:
                 await self._residents.unload(name, f"Evicted: its staged copy makes room for {record.name}")
-            return bool(gone) and self._stager.release(self._in_use(), gone.values()) > 0
-
-    def _in_use(self) -> set[str]:
-        held = (self._stager.path(record) for _, record in self._residents.held())
-        return {*self._residents.copies_in_use(), *held}
+                if name in self._residents.paths:
+                    break  # without its copy the others' are too little
+            in_use = self._residents.copies_in_use()
+            return bool(gone) and self._stager.release(in_use, gone.values()) > 0
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and self._asked[self._stager.path(one.wanted)]

@@ -83,20 +83,25 @@ class Stager(Copies):
         record: Record,
         make_room: bool,
     ) -> str:
-        """Wait for the copy; ``begin`` makes it, if what was begun finds none that is whole."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    try:
-                        return await begun or await begin()
-                    except StageFull as error:
-                        if not make_room or not await self.find_room(record, error.lacks):
-                            raise
-                    begun = begin()
-        except TimeoutError as error:
-            raise VolumeUnavailable(
-                f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
-            ) from error
+        """Wait for the copy; ``begin`` makes it, if what was begun finds none that is whole.
+
+        While the engine gives up others it is not cut off, and the volume is not blamed.
+        """
+        loop = asyncio.get_running_loop()
+        try_until = loop.time() + self._timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await begun or await begin()
+            except TimeoutError as error:
+                raise VolumeUnavailable(
+                    f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
+                ) from error
+            except StageFull as error:
+                over = loop.time() > try_until
+                if over or not make_room or not await self.find_room(record, error.lacks):
+                    raise
+            begun = begin()
 
     def _kept(self, record: Record) -> str | None:
         self.aside()

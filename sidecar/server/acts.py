@@ -1,10 +1,12 @@
 """An admin call: admitted or not, and told to the audit however it ends.
 
-Who has no token is refused before a body is read, and no body of such a call is kept above a bound.
+Who has no token is refused before a body is read, and no body of such a call is kept above a bound, nor
+waited for beyond one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -21,6 +23,7 @@ from lora_fs.sidecar.server.tokens import Verb
 from lora_fs.sidecar.server.trail import Trail
 
 MAX_BODY_BYTES: Final = 1 << 20  # of a load or an unload, which are names and a path
+BODY_S: Final = 60.0  # in which all of it comes
 
 
 class Acts:
@@ -90,15 +93,22 @@ class Acts:
 
 
 def _at_most(most: int, receive: Receive) -> Receive:
-    """``receive``, which ends in a 413 at the first byte too many."""
+    """``receive``, which ends in a 413 at the first byte too many, and in a 400 where the body is late."""
     size = 0
+    late_at: float | None = asyncio.get_running_loop().time() + BODY_S
 
     async def counted() -> Message:
-        nonlocal size
-        message = await receive()
+        nonlocal size, late_at
+        try:
+            async with asyncio.timeout_at(late_at):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(400, f"the body comes too slowly: {size} bytes in {BODY_S:g} s") from None
         size += len(message.get("body", b""))
         if size > most:
             raise HTTPException(413, f"the body is over {most} bytes")
+        if not message.get("more_body"):
+            late_at = None  # what may come now is that the client leaves
         return message
 
     return counted

@@ -2,7 +2,7 @@
 
 Neither the parser nor uvicorn has one, and both keep what came until the head is whole; a client without
 a token could take the loop and the memory of all. A peer that begins a request and does not end its
-head is waited for as long as proxies commonly wait.
+head, or sends what begins none, is waited for as long as proxies commonly wait.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """uvicorn's wait for another request ends with any byte: from then on it is waited for here."""
         self._got_on = False
         super().data_received(data)
+        idle = self.timeout_keep_alive_task is not None
+        if self._late is None and not idle and not self._answers and self in self.connections:
+            self._wait()  # after a blank line, or more of what was answered; a websocket is uvicorn's alone
         self._without_bytes = 0 if self._got_on else self._without_bytes + len(data)
         if self._without_bytes > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is over {HEAD_BYTES} bytes")

@@ -10,11 +10,12 @@ BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
+_OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
 _NOT_FORWARDED = BY_HOP | {b"host", b"content-length", HEADER.encode()}
 
 
 def onward(headers: Iterable[tuple[bytes, bytes]], *, coded: bool) -> Iterator[tuple[bytes, bytes]]:
-    """A request's headers that are meant for the engine.
+    """A request's headers that are meant for the engine. No client takes off what its body was judged by.
 
     Args:
         coded: its answer may be compressed; if not, it is read here.
@@ -23,7 +24,7 @@ def onward(headers: Iterable[tuple[bytes, bytes]], *, coded: bool) -> Iterator[t
     hops = {
         hop.strip().lower() for name, value in given if name == b"connection" for hop in value.split(b",")
     }
-    dropped = _NOT_FORWARDED | hops | (set() if coded else {b"accept-encoding"})
+    dropped = _NOT_FORWARDED | (hops - _OF_THE_BODY) | (set() if coded else {b"accept-encoding"})
     kept = [(name, value) for name, value in given if name not in dropped]
     if not any(name == b"accept-encoding" for name, _ in kept):
         yield b"accept-encoding", b"identity"

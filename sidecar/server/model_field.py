@@ -31,11 +31,11 @@ _PLAIN_TYPE = re.compile(
 )
 _IS_MODEL = re.compile(rb'\r\nContent-Disposition: *form-data; *name="?model"?\r\n', re.IGNORECASE)
 
-_DISPOSITION = re.compile(rb"content-disposition", re.IGNORECASE)
+_DISPOSITION = b"content-disposition"
 # What every client writes, and every parser reads alike: not folded, escaped, encoded or repeated.
 _PLAIN_DISPOSITION = re.compile(
-    rb'\r\nContent-Disposition: *form-data; *name="?([^"\\%;\r\n]*)"?'
-    rb'(?:; *filename="[^"\r\n]*")?(?:; *filename\*=[^;\r\n]*)?\r\n(?![ \t])',
+    rb'(?:\A|\r\n)Content-Disposition: *+form-data; *+name="?+([^"\\%;\r\n]*+)"?+'
+    rb'(?:; *+filename="[^"\r\n]*+")?+(?:; *+filename\*=[^;\r\n]*+)?+\r\n(?![ \t])',
     re.IGNORECASE,
 )
 _OBJECT = re.compile(rb"[ \t\r\n\0\xef\xbb\xbf\xff\xfe]*\{")  # in UTF-8, 16 or 32, with or without a mark
@@ -58,32 +58,48 @@ class _Top(msgspec.Struct):
 _top = msgspec.json.Decoder(_Top)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelField:
-    """The model asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What a body says besides its model.
 
     Attributes:
-        renamed: the body with another one in its place.
         user: what a JSON body has there; a form names none.
         background: likewise, of whatever type.
     """
 
-    name: str
-    renamed: Callable[[str], Body]
     user: str | None = None
     background: object = None
 
 
-def find_model(content_type: str, body: Body) -> ModelField | None:
-    """Find the model a body names; None if it names none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelField(Fields):
+    """The model asked for.
+
+    Attributes:
+        renamed: the body with another one in its place.
+    """
+
+    name: str
+    renamed: Callable[[str], Body]
+
+
+def find_fields(content_type: str, body: Body) -> Fields:
+    """What a body says: a ``ModelField`` if it names a model.
 
     Raises:
-        InputError: it may name one, and is too long to be read as it is written.
+        InputError: it may name one, and is too long or too deep to be read as it is written.
     """
     if _media_type(content_type) == "multipart/form-data":
         boundary = _BOUNDARY.search(content_type)
-        return _in_form((boundary[1] or boundary[2]).encode("latin-1"), body) if boundary else None
+        found = _in_form((boundary[1] or boundary[2]).encode("latin-1"), body) if boundary else None
+        return found or Fields()
     return _in_json(body)
+
+
+def find_model(content_type: str, body: Body) -> ModelField | None:
+    """The model a body names; None if it names none. Raises InputError as ``find_fields``."""
+    found = find_fields(content_type, body)
+    return found if isinstance(found, ModelField) else None
 
 
 def hides_its_model(content_type: str, body: Body) -> bool:
@@ -95,10 +111,14 @@ def hides_its_model(content_type: str, body: Body) -> bool:
         return False
     if not _PLAIN_TYPE.fullmatch(content_type):
         return True
-    plain = _PLAIN_DISPOSITION.findall(b"\r\n" + body)
-    if len(plain) != len(_DISPOSITION.findall(body)):
-        return True
-    named = sum(name.strip() == b"model" for name in plain)
+    parts = named = 0
+    lowered, at = body.lower(), -1  # to look for a constant is many times faster than a pattern without case
+    while (at := lowered.find(_DISPOSITION, at + 1)) >= 0:
+        plain = _PLAIN_DISPOSITION.match(body, max(0, at - 2))
+        parts += 1
+        if plain is None or parts > MAX_PARTS:
+            return True
+        named += plain[1].strip() == b"model"
     return named > 1 or (named == 1 and find_model(content_type, body) is None)
 
 
@@ -106,46 +126,53 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _in_json(body: Body) -> ModelField | None:
+def _in_json(body: Body) -> Fields:
     """Passes over what it does not need: of a body of arrays Python would make twenty times as much."""
     if not _OBJECT.match(body):
-        return None
+        return Fields()
     try:
         top = _top.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _in_unusual_json(body)
-    name = _text(top.model)
+    name, user, background = _text(top.model), _text(top.user), _flag(top.background)
     if name is None:
-        return None
+        return Fields(user=user, background=background)
 
     def renamed(other: str) -> Body:
         at = _address(top.model) - _address(body)
         return body[:at] + json.dumps(other).encode() + body[at + len(memoryview(top.model)) :]
 
-    return ModelField(name, renamed, _text(top.user), _flag(top.background))
+    return ModelField(name=name, renamed=renamed, user=user, background=background)
 
 
-def _in_unusual_json(body: Body) -> ModelField | None:
+def _in_unusual_json(body: Body) -> Fields:
     """What Python's parser takes besides, and with it the engine: UTF-16, a byte order mark, NaN.
 
     Raises:
-        InputError: it is too long to be parsed so.
+        InputError: it is too long to be parsed so, or nests deeper than this Python's parser goes: another
+            one's, the engine's, may go deeper.
     """
     if len(body) > MAX_UNUSUAL_BYTES:
         raise InputError(_UNUSUAL)
     try:
         value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    name = value.get("model") if isinstance(value, dict) else None
+    except ValueError:
+        return Fields()
+    except RecursionError as error:
+        raise InputError(
+            "a JSON body nests too deeply to be read: send arrays and objects less deep"
+        ) from error
+    if not isinstance(value, dict):
+        return Fields()
+    name, user, background = value.get("model"), value.get("user"), value.get("background")
+    user = user if isinstance(user, str) else None
     if not isinstance(name, str):
-        return None
-    user = value.get("user")
+        return Fields(user=user, background=background)
 
     def renamed(other: str) -> bytes:
         return json.dumps({**value, "model": other}).encode()
 
-    return ModelField(name, renamed, user if isinstance(user, str) else None, value.get("background"))
+    return ModelField(name=name, renamed=renamed, user=user, background=background)
 
 
 def _text(raw: msgspec.Raw) -> str | None:
@@ -187,4 +214,4 @@ def _in_form(boundary: bytes, body: Body) -> ModelField | None:
 
 def _form_field(body: Body, start: int, end: int) -> ModelField:
     name = body[start:end].decode(errors="replace")
-    return ModelField(name, lambda other: body[:start] + other.encode() + body[end:])
+    return ModelField(name=name, renamed=lambda other: body[:start] + other.encode() + body[end:])

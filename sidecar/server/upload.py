@@ -145,15 +145,20 @@ class _Form:
         self._value.clear()
 
     def _named(self) -> None:
-        """Each file is one part: two of a name would be joined."""
-        if self._name and self._name in self._seen:
-            what = "a tar" if self._name == ARCHIVE else f"{self._name[:80]!a}"
+        """Each part is a file that is served, or a tar, and each of them one part: so there are few.
+
+        Two of a name would be joined. One without data is not seen otherwise, nor is its size.
+        """
+        if not self._name:
+            raise InputError("a part of the form is no file: what is said of the adapter stands in the query")
+        what = "a tar" if self._name == ARCHIVE else f"{self._name[:80]!a}"
+        if self._name not in (*TAKEN, ARCHIVE):
+            raise InputError(f"{what} is no file that is served: send {', '.join(TAKEN[:2])}, or one tar")
+        if self._name in self._seen:
             raise InputError(f"{what} is sent twice: send each file once, or one tar")
         self._seen.add(self._name)
 
     def _data(self, data: bytes) -> None:
-        if not self._name:
-            raise InputError("a part of the form is no file: what is said of the adapter stands in the query")
         self._ready.append((self._name, data))
 
 

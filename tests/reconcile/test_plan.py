@@ -197,6 +197,9 @@ def test_nobody_gives_way_below_its_share(
     assert len(unload) == min(max(0, len(resident) - capacity), sum(not e.in_flight for e in resident))
 
 
+LAZY = Policy(ttl_s=10)
+
+
 def sized(digest: int) -> Record:
     """One of a few copies, each of its own size."""
     spec = RECORD.spec.model_copy(update={"digest": f"sha256:{digest:064x}", "size_bytes": 10 * digest})
@@ -240,23 +243,52 @@ def test_room_in_the_stage_is_made_by_idle_ones(
         and e.policy.kind in (PolicyKind.LAZY, PolicyKind.STICKY)
     }
     assert may_go.keys() >= {*gone}
+    sharing: dict[str, set[str]] = {}  # the names of each copy
+    for one in resident:
+        if one.wanted is not None:
+            sharing.setdefault(one.wanted.spec.digest, set()).add(one.name)
     if gone:
         assert freed(resident, gone) >= lacks
         assert freed(resident, gone[:-1]) < lacks, "one more than it takes"
+        assert all(names <= {*gone} or names.isdisjoint(gone) for names in sharing.values()), "in vain"
     else:
         assert lacks <= 0 or freed(resident, tuple(may_go)) < lacks
     if gone and not weights:
-        stay = [idle_s for name, idle_s in may_go.items() if name not in gone]
-        assert max(stay, default=0) <= may_go[gone[-1]]
+        stay = [names for names in sharing.values() if names <= may_go.keys() - {*gone}]
+        assert all(min(map(may_go.__getitem__, names)) <= may_go[gone[-1]] for names in stay)
 
 
 def test_exactly_enough_room_is_enough() -> None:
     """One copy has as many bytes as are lacking: its adapter goes, and nobody else."""
-    lazy = Policy(ttl_s=10)
-    resident = [Resident(str(size), sized(size), True, 0, float(size), lazy) for size in (1, 2)]
+    resident = [Resident(str(size), sized(size), True, 0, float(size), LAZY) for size in (1, 2)]
     assert give_way(resident, 20) == ("2",)
     assert give_way(resident, 30) == ("2", "1")
     assert give_way(resident, 31) == ()
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "idle_s", "policy"), [(1, 0.0, LAZY), (0, 0.0, PINNED), (0, 1.0, LAZY)]
+)
+def test_who_shares_its_bytes_does_not_go_in_vain(in_flight: int, idle_s: float, policy: Policy) -> None:
+    """With one that is busy, one that is pinned, and one that was used later: another frees enough."""
+    resident = [
+        Resident("shares", sized(1), True, in_flight, idle_s, policy),
+        Resident("longest-idle", sized(1), True, 0, 9.0, LAZY),
+        Resident("other", sized(2), True, 0, 5.0, LAZY),
+    ]
+    assert give_way(resident, 20) == ("other",)
+
+
+def test_who_cannot_go_is_not_counted_to_its_tenant() -> None:
+    """It frees nothing, so the tenant that has most still gives way first."""
+    resident = [
+        Resident("a-busy", sized(1), True, 1, 0.0, LAZY, "a"),
+        Resident("a-shares", sized(1), True, 0, 9.0, LAZY, "a"),
+        Resident("a-other", sized(2), True, 0, 1.0, LAZY, "a"),
+        Resident("b-one", sized(3), True, 0, 5.0, LAZY, "b"),
+        Resident("b-two", sized(4), True, 0, 5.0, LAZY, "b"),
+    ]
+    assert give_way(resident, 20, {"a": 1}) == ("a-other",)
 
 
 def test_eager_adapters_are_loaded_by_shares() -> None:

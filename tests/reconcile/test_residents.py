@@ -12,6 +12,7 @@ from weakref import WeakSet
 import pytest
 
 from lora_fs.sidecar import errors
+from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile import backoff
@@ -103,6 +104,66 @@ async def test_the_request_that_ends_first_leaves_the_other_its_adapter(make_rig
     assert residents.in_flight(name) == 0
     await residents.unload(name, "idle")
     assert name not in rig.engine.adapters
+
+
+async def test_an_unload_that_is_cancelled_may_not_have_been_done(make_rig: MakeRig) -> None:
+    """The engine has it as far as is known, so that its copy stays; the next read says what is true."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    await rig.settle()
+    async with rig.replica.hold("sql", 5):
+        pass
+    residents, path = rig.replica._residents, rig.engine.adapters["sql"]
+    rig.engine.gate.clear()
+    rig.engine.asked.clear()
+    unloading = asyncio.create_task(residents.unload("sql", "idle"))
+    await rig.engine.asked.wait()
+    assert residents.copies_in_use() == {path}
+    unloading.cancel()
+    await asyncio.gather(unloading, return_exceptions=True)
+    assert residents.paths == {"sql": path}
+    rig.engine.adapters.clear()
+    await rig.settle()
+    assert residents.copies_in_use() == set()
+
+
+@pytest.mark.parametrize("change", ["load", "unload"])
+async def test_an_answer_from_before_a_change_is_not_believed(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The change began and ended while the engine's answer was on its way; of other names it is believed."""
+    rig = make_rig()
+    for name in ("sql", "law", "gone"):
+        rig.volume.put(name)
+    await rig.settle()
+    for name in ("law", "gone") if change == "load" else ("sql", "law", "gone"):
+        async with rig.replica.hold(name, 5):
+            pass
+    residents, loaded = rig.replica._residents, rig.engine.loaded
+    answered, comes = asyncio.Event(), asyncio.Event()
+    rig.engine.adapters.pop("gone")
+
+    async def slow() -> Loaded:
+        answer = await loaded()
+        answered.set()
+        await comes.wait()
+        return answer
+
+    monkeypatch.setattr(rig.engine, "loaded", slow)
+    reading = asyncio.create_task(rig.replica._read_engine())
+    await answered.wait()
+    if change == "load":
+        async with rig.replica.hold("sql", 5):
+            pass
+    else:
+        await residents.unload("sql", "idle")
+    comes.set()
+    await reading
+    assert residents.paths.keys() == rig.engine.adapters.keys()
+    assert residents.paths.keys() == ({"sql", "law"} if change == "load" else {"law"})
+    del reading
+    gc.collect()
+    assert not residents._changing, "of a read that is over nothing is kept"
 
 
 async def test_idleness_counts_from_the_load(make_rig: MakeRig) -> None:

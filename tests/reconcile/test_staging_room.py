@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.reconcile.copies import StageFull
 from lora_fs.sidecar.reconcile.staging import Stager
@@ -79,6 +79,9 @@ class Pod:
             self.rig.clock.now += 1
             async with self.rig.replica.hold(name, 5):
                 pass
+
+    def record(self, name: str) -> Record:
+        return next(one for one in self.rig.volume.desired.records.values() if one.name == name)
 
     @property
     def loaded(self) -> set[str]:
@@ -151,8 +154,10 @@ async def test_who_is_asked_for_stays(make_pod: MakePod) -> None:
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    record = next(one for one in pod.rig.volume.desired.records.values() if one.name == "a")
-    with pod.rig.replica._room.asked(record), pytest.raises(VolumeUnavailable, match="no room to stage"):
+    with (
+        pod.rig.replica._room.asked(pod.record("a")),
+        pytest.raises(VolumeUnavailable, match="no room to stage"),
+    ):
         await pod.use("b")
     await pod.use("b")
     assert pod.loaded == {"b"}
@@ -163,7 +168,7 @@ async def test_who_is_asked_for_twice_stays_for_the_second(make_pod: MakePod) ->
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    record = next(one for one in pod.rig.volume.desired.records.values() if one.name == "a")
+    record = pod.record("a")
     room = pod.rig.replica._room
     with room.asked(record):
         with room.asked(record):
@@ -198,11 +203,16 @@ async def test_what_is_free_already_is_not_asked_for_again(make_pod: MakePod) ->
     assert pod.loaded == pod.staged == {"c", "large"}
 
 
-async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod) -> None:
-    """While it is asked to unload, it may still read what it has, and it may refuse."""
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod, restarted: bool) -> None:
+    """While it is asked to unload, it may still read what it has, whoever loaded it, and it may refuse."""
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
+    if restarted:
+        pod.restart()
+        await pod.rig.settle()
+        await pod.stager.stage(pod.record("a"))  # as what is made ahead
     pod.engine.gate.clear()
     pod.engine.asked.clear()
     unloading = asyncio.create_task(pod.rig.replica._residents.unload("a", "idle"))
@@ -214,6 +224,109 @@ async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod) -> Non
     await unloading
     await pod.use("b")
     assert pod.loaded == pod.staged == {"b"}
+
+
+async def test_an_engine_that_takes_its_time_to_unload(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a copy may take: that is no time of the volume's, and the load goes on."""
+    pod = make_pod(1, "ab")
+    await pod.rig.settle()
+    await pod.use("a")
+    served = pod.rig.replica.lookup("b")
+    assert served is not None
+    pod.engine.gate.clear()
+    pod.engine.asked.clear()
+    with pod.rig.replica._room.asked(served.record):
+        loading = pod.rig.replica._residents.load(served)
+        await pod.engine.asked.wait()
+        loop, late_s = asyncio.get_running_loop(), 2 * pod.stager._timeout_s
+        monkeypatch.setattr(loop, "time", lambda now=loop.time: now() + late_s)
+        await asyncio.wait({loading}, timeout=0.05)
+        pod.engine.gate.set()
+        await loading
+    assert pod.loaded == pod.staged == {"b"}
+    assert pod.engine.gone == []
+
+
+async def test_who_waits_in_vain_is_told_of_the_room(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not let one of two go: the other stays, too, and the volume is not blamed."""
+    pod = make_pod(2, "ab")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    record = pod.put("large")
+    spec = record.spec.model_copy(update={"size_bytes": 2 * pod.size})
+    pod.rig.volume.write({record.key: record.model_copy(update={"spec": spec})}, "large", record.revision)
+    unload = pod.engine.unload
+
+    async def refuse(name: str) -> None:
+        if name == "a":
+            raise EngineUnavailable("it did not answer in 60 s")
+        await unload(name)
+
+    monkeypatch.setattr(pod.engine, "unload", refuse)
+    with pytest.raises(StageFull, match="no room to stage"):
+        await pod.use("large")
+    assert pod.loaded == pod.staged == {"a", "b"}
+
+
+async def test_room_that_others_take_is_not_looked_for_for_ever(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found each time, and was gone again: after the time a copy may take it is told as too little."""
+    pod = make_pod(1, "ab")
+    await pod.stager.stage(pod.record("a"))
+    loop, late_s, found = asyncio.get_running_loop(), 2 * pod.stager._timeout_s, 0
+
+    async def find(record: Record, lacks: int) -> bool:
+        nonlocal found
+        found += 1
+        if found == 3:
+            monkeypatch.setattr(loop, "time", lambda now=loop.time: now() + late_s)
+        return True
+
+    pod.stager.find_room = find
+    async with asyncio.timeout(1.5 * late_s):
+        with pytest.raises(StageFull):
+            await pod.stager.stage(pod.record("b"))
+    assert found == 3
+
+
+async def test_a_load_whose_answer_did_not_come(make_pod: MakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may have done it: it is asked before a copy that nobody here uses makes room."""
+    pod = make_pod(1, "ab")
+    await pod.rig.settle()
+    load = pod.engine.load
+
+    async def silent(name: str, path: str, record: Record) -> None:
+        await load(name, path, record)
+        if name == "a":
+            raise EngineUnavailable("it did not answer in 60 s")
+
+    monkeypatch.setattr(pod.engine, "load", silent)
+    with pytest.raises(EngineUnavailable):
+        await pod.use("a")
+    await pod.use("b")
+    assert pod.engine.gone == []
+    assert pod.loaded == pod.staged == {"b"}
+
+
+async def test_threads_take_copies_while_they_are_released(make_pod: MakePod) -> None:
+    """What is counted is what was given up; it is not gone through while another thread changes it."""
+    pod = make_pod(2, "ab")
+    for name in "ab":
+        await pod.stager.stage(pod.record(name))
+
+    class Sizes(dict[str, tuple[int, int]]):
+        def get(self, name: str, default: Any = None) -> Any:
+            pod.stager._released.discard(name)  # as a load does that asks for it
+            return super().get(name, default)
+
+    pod.stager._sizes = Sizes(pod.stager._sizes)
+    assert pod.stager.release(()) == 2 * pod.size
+    assert pod.stager._released == set()
 
 
 @pytest.mark.parametrize("kind", KEPT)

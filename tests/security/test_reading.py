@@ -174,6 +174,7 @@ def part(*header: str, value: str = "team-b/law") -> bytes:
         ("application/json", BODY.encode("utf-32")),
         ("application/json", b"\xef\xbb\xbf" + BODY.encode()),
         ("application/json", b'{"model": "tiny", "model": "team-b/law"}'),
+        ("application/json", b'{"model": "team-b/law", "metadata": ' + b"[" * 1_490 + b"]" * 1_490 + b"}"),
         ("text/plain", BODY.encode()),
         ("application/x-www-form-urlencoded", b"model=team-b/law"),
         (FORM, part('Content-Disposition: form-data; name="model"')),

@@ -242,6 +242,21 @@ def test_a_body_over_the_bound_is_413(http: httpx.Client, engine: FakeEngine) ->
     assert engine.bodies == []
 
 
+@pytest.mark.parametrize("sent", [b"", b"{"])
+def test_a_load_whose_body_does_not_come(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """It is given up, as one of a request to the engine is."""
+    monkeypatch.setattr("lora_fs.sidecar.server.acts.BODY_S", 0.2)
+    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
+    with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=20) as sock:
+        head = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+        sock.sendall(head + b"Content-Type: application/json\r\n\r\n" + sent)
+        answer = sock.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"too slowly: %d bytes" % len(sent) in answer
+
+
 def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
     """A refused connection says so, with Retry-After, in words that the operator's pages have."""
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))

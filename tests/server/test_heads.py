@@ -142,6 +142,62 @@ def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPa
     assert b"408" in body
 
 
+@pytest.mark.parametrize("more", [b"\r\n", b"\n"])
+def test_one_that_sends_what_begins_nothing(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    """Behind an answer: to uvicorn it is not idle then, and to the parser no request has begun."""
+    monkeypatch.setattr(heads, "HEAD_S", 0.3)
+    with connected(address) as sock:
+        sock.sendall(LINE + b"\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(more)
+        assert answered(sock)[0] == 408
+
+
+def test_one_that_was_answered_before_its_end(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body drips on, and nobody reads it."""
+    monkeypatch.setattr(heads, "HEAD_S", 0.3)
+    with connected(address) as sock:
+        sock.sendall(LINE.replace(b"/", b"/none", 1) + b"Content-Length: 1000\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 404 ")
+        sock.settimeout(0.05)
+        for _ in range(200):
+            try:
+                sock.sendall(b"x")
+                if not sock.recv(65536):
+                    break
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        else:
+            pytest.fail("it is read for ever")
+
+
+def test_a_websocket_is_not_waited_for() -> None:
+    """It has no head to come, and the connection is another protocol's."""
+
+    class Socket(asyncio.Protocol):
+        def __init__(self, **_: Any) -> None:
+            pass
+
+    class Shared(Wire):
+        def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+            pass
+
+    config = uvicorn.Config(Starlette(), http=BoundedHeads, ws=Socket)
+    config.load()
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        protocol = BoundedHeads(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+        protocol.connection_made(Shared())
+        protocol.data_received(LINE + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert protocol._late is None
+
+
 def test_what_is_within(address: tuple[str, int]) -> None:
     """A long head is taken, a body of any length behind it, and another request on the connection."""
     long = LINE + b"X: " + b"x" * (HEAD_BYTES - 4096) + b"\r\n"

@@ -36,6 +36,13 @@ def test_what_is_for_the_next_hop_alone_stays_here(name: bytes) -> None:
     assert list(onward([(name, b"x"), GZIP], coded=True)) == [GZIP]
 
 
+@pytest.mark.parametrize("name", [b"content-type", b"content-encoding"])
+def test_what_a_body_was_judged_by_goes_on(name: bytes) -> None:
+    """Whatever the client calls its connection's own: without it the engine might read another model."""
+    given = [(b"connection", name + b", x-one"), (name, b"x"), (b"x-one", b"1"), GZIP]
+    assert list(onward(given, coded=True)) == [(name, b"x"), GZIP]
+
+
 def test_what_a_connection_header_names_stays_here() -> None:
     """Each of its words, in any case and spacing, and in every such header."""
     hops = [(b"connection", b"X-One, x-two"), (b"connection", b"x-three")]

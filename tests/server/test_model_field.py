@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.server.model_field import MAX_UNUSUAL_BYTES, find_model
+from lora_fs.sidecar.server.model_field import (
+    MAX_UNUSUAL_BYTES,
+    Fields,
+    ModelField,
+    find_fields,
+    find_model,
+)
 
 JSON = "application/json"
 
@@ -57,15 +63,16 @@ def test_json_is_read_as_the_engine_reads_it(
     items = (f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=plain)}" for name, value in fields)
     body = ("{" + ", ".join(items) + "}").encode(encoding, "surrogatepass")
     meant = json.loads(body)
-    field = find_model(JSON, body)
-    if not isinstance(meant.get("model"), str):
-        assert field is None
-        return
-    assert field is not None
-    assert field.name == meant["model"]
+    field = find_fields(JSON, body)
     assert field.user == (meant.get("user") if isinstance(meant.get("user"), str) else None)
     assert (field.background is True) == (meant.get("background") is True)
     assert (field.background is None) == (meant.get("background") is None)
+    if not isinstance(meant.get("model"), str):
+        assert not isinstance(field, ModelField)
+        assert find_model(JSON, body) is None
+        return
+    assert isinstance(field, ModelField)
+    assert field.name == meant["model"]
     renamed = json.loads(field.renamed("other"))
     assert json.dumps(renamed) == json.dumps({**meant, "model": "other"})
 
@@ -135,15 +142,31 @@ def test_form_whose_model_is_no_text() -> None:
     assert field.renamed("a1") == body
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("model", [{"model": "a1"}, {}, {"model": None}], ids=["a model", "none", "null"])
 @pytest.mark.parametrize(("user", "seen"), [("ann", "ann"), (7, None), (None, None)])
-def test_unusual_json_names_its_user(user: object, seen: str | None) -> None:
-    """In UTF-16, too, the field says whose request it is, where that is a name."""
-    field = find_model(JSON, json.dumps({"model": "a1", "user": user}).encode("utf-16"))
-    assert field is not None
-    assert (field.name, field.user) == ("a1", seen)
+def test_the_user(user: object, seen: str | None, model: dict[str, object], encoding: str) -> None:
+    """A body says whose request it is, where that is a name, with a model and without one."""
+    body = json.dumps({**model, "user": user, "background": True}).encode(encoding)
+    said = find_fields(JSON, body)
+    assert (said.user, said.background) == (seen, True)
+    field = find_model(JSON, body)
+    assert (field and field.name) == model.get("model")
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b"", "[]".encode("utf-16"), b'{"x": NaN'])
+def test_what_says_nothing(body: bytes) -> None:
+    """No object, or none that can be read, has no user."""
+    assert find_fields(JSON, body) == Fields()
 
 
 def test_json_that_nests_too_deeply() -> None:
-    """No parser goes so deep: it names no model, and the engine says what is wrong with it."""
-    deep = b"[" * 99_999 + b"]" * 99_999
-    assert find_model(JSON, b'{"x": ' + deep + b', "model": "a1"}') is None
+    """It is refused: the engine's Python may go deeper, and find a model there that was not judged."""
+    for depth in (3_000, 99_999):
+        deep = b"[" * depth + b"]" * depth
+        for body in (
+            b'{"x": ' + deep + b', "model": "a1"}',
+            b'{"model": "a1", "x": NaN, "y": ' + deep + b"}",
+        ):
+            with pytest.raises(InputError, match="deep"):
+                find_model(JSON, body)
