@@ -1,7 +1,8 @@
 """Threads for calls that may hang, as those on a volume do: a few, however often a caller gives up.
 
 Who gives up is free at once. The thread is not: it counts until its call ends, so that a volume that
-hangs costs this many threads and no more. A process that ends waits for none of them.
+hangs costs this many threads and no more. One that is idle stays for a while, so that a call that a request
+waits for seldom starts one. A process that ends waits for none of them.
 """
 
 from __future__ import annotations
@@ -20,26 +21,35 @@ import anyio
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
+KEPT_S = 60.0
+
 
 class Daemons(Executor):
-    """At most ``most`` threads, which end when there is no work. A process waits for Python's own pools."""
+    """At most ``most`` threads; each ends when it had no work for ``kept_s``.
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
-        self._lock = threading.Lock()
+    Python's own pools are no such: a process waits for theirs.
+    """
+
+    def __init__(self, most: int, name: str, kept_s: float = KEPT_S) -> None:
+        self._most, self._name, self._kept_s = most, name, kept_s
+        self._changed = threading.Condition()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._threads = 0
+        self._threads = self._idle = 0
 
     def submit(
         self, call: Callable[Given, Result], /, *args: Given.args, **options: Given.kwargs
     ) -> Future[Result]:
         """Begin ``call`` as soon as a thread is free. Who cancels it before then has it not begun."""
         future: Future[Result] = Future()
-        with self._lock:
-            if self._threads < self._most:
+        with self._changed:
+            # Of those that gave up nothing is kept while all threads hang.
+            self._waiting = deque(one for one in self._waiting if not one[0].cancelled())
+            # One that was notified and has not woken is idle still, and what it was notified of waits still.
+            if len(self._waiting) >= self._idle and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
             self._waiting.append((future, partial(call, *args, **options)))
+            self._changed.notify()
         return future
 
     async def run(self, call: Callable[[], Result]) -> Result:
@@ -48,8 +58,11 @@ class Daemons(Executor):
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                if not self._waiting:
+            with self._changed:
+                self._idle += 1
+                has_work = self._changed.wait_for(lambda: bool(self._waiting), self._kept_s)
+                self._idle -= 1
+                if not has_work:
                     self._threads -= 1
                     return
                 future, call = self._waiting.popleft()

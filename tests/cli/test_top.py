@@ -212,7 +212,8 @@ def test_troubles_leave_room() -> None:
     sight = Sight([], [], {f"r{n}": "torn\n\x1b[2J" * 40 for n in range(9)}, lost="the volume hangs")
     told = frame(sight)
     assert told[1] == "shown as it was before: the volume hangs"
-    assert [line.startswith(f"the report of r{n} cannot be read: torn") for n, line in enumerate(told[2:4])]
+    for n, line in enumerate(told[2:4]):
+        assert line.startswith(f"the report of r{n} cannot be read: torn")
     assert told[4].strip() == "and 7 more"
     assert told[6].startswith("REPLICA")
     assert "\x1b" not in "".join(told)

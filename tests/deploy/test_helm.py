@@ -259,6 +259,7 @@ def test_clients_reach_the_port_that_loads(mode: str) -> None:
     (port,) = serving["ports"]
     assert port["containerPort"] == (8001 if mode == "sidecar" else 8000)
     reached = kinds["Service"]["spec"]["ports"][0]["targetPort"]
+    assert reached == (8001 if mode == "sidecar" else "http")
     allowed = kinds["NetworkPolicy"]["spec"]["ingress"][0]["ports"][0]["port"]
     assert plain.check_reached(pod(kinds), reached) == port["containerPort"]
     assert plain.check_reached(pod(kinds), allowed) == port["containerPort"]

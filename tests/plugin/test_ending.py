@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.core_client import MPClient
 
 from lora_fs.sidecar.errors import EngineUnavailable
+from lora_fs.sidecar.server.ports import Readiness
 from lora_fs.worker_patch.api.ending import Ending
-from tests.plugin.test_gate import Site
+from lora_fs.worker_patch.api.endpoint import Endpoint
+from lora_fs.worker_patch.api.engine import InProcess
+from tests.plugin import test_engine
+from tests.plugin.test_gate import Site, Wire
 
 pytestmark = pytest.mark.anyio
 
 BOUND_S = 10
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -46,6 +60,153 @@ async def test_a_request_that_waits_for_its_adapter(monkeypatch: pytest.MonkeyPa
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "this server ends" in answer.json()["error"]["message"]
         assert (await site.http.post("/v1/completions", json={"model": "tiny"})).status_code == 200
+
+
+class Hangs:
+    """An engine's ``hold`` that gets no answer, as when the engine dies meanwhile."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, self._site = asyncio.Event(), site
+        monkeypatch.setattr(site.engine, "hold", self._hold)
+
+    async def _hold(self, request: LoRARequest) -> bool:
+        assert self._site.engine.in_use == 1
+        self.waits.set()
+        await asyncio.sleep(BOUND_S * 2)
+        return True
+
+
+async def test_a_request_that_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its adapter is loaded, and the engine is told that it is in use: no answer would come any more."""
+    site = Site()
+    hangs = Hangs(site, monkeypatch)
+    async with site.http:
+        asking = asyncio.create_task(site.http.post("/v1/completions", json={"model": "sql"}))
+        await asyncio.wait_for(hangs.waits.wait(), BOUND_S)
+        site.gate._ending.begin()
+        answer = await asyncio.wait_for(asking, BOUND_S)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (site.engine.in_use, site.replica.holding) == (0, [])
+
+
+async def test_a_client_that_leaves_while_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for it any longer."""
+    site, wire = Site(), Wire()
+    hangs = Hangs(site, monkeypatch)
+    asking = asyncio.create_task(wire.ask(site.gate))
+    await asyncio.wait_for(hangs.waits.wait(), BOUND_S)
+    wire.left.set()
+    await asyncio.wait_for(asking, BOUND_S)
+    assert wire.got[0]["status"] == 499
+    assert (wire.listening, site.engine.in_use, site.replica.holding) == (0, 0, [])
+
+
+async def test_a_call_that_an_engine_leaves_unanswered() -> None:
+    """Ends with the server, so that /readyz soon tells of the engine; what comes then is told the cause."""
+    ending, asked = Ending(), asyncio.Event()
+
+    async def rpc(*_: object, **__: object) -> list[dict[str, Any]]:
+        if asked.is_set():
+            raise RuntimeError("EngineCore encountered an issue")
+        asked.set()
+        await asyncio.sleep(BOUND_S * 2)
+        return []
+
+    parallel = SimpleNamespace(_api_process_count=1, local_engines_only=False)
+    client: Any = SimpleNamespace(collective_rpc=rpc, vllm_config=SimpleNamespace(parallel_config=parallel))
+    engine = InProcess(client, SimpleNamespace(), "pod", timeout_s=BOUND_S * 2, ending=ending)
+    looking = asyncio.create_task(engine.loaded())
+    await asyncio.wait_for(asked.wait(), BOUND_S)
+    ending.begin()
+    with pytest.raises(EngineUnavailable, match="this server ends"):
+        await asyncio.wait_for(looking, BOUND_S)
+    with pytest.raises(EngineUnavailable, match="EngineCore encountered an issue"):
+        await engine.loaded()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    """The plugin's routes of a server that has begun to end."""
+    monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path))
+    monkeypatch.setenv("LORA_FS_MODEL", "tiny")
+    app, endpoint = FastAPI(), Endpoint(fit=True)
+    endpoint.attach_router(app)
+    ready = Readiness(False, ("EngineUnavailable: it is dead",))
+    endpoint._late.replica = SimpleNamespace(readiness=lambda: ready, namespaces=("default",))  # type: ignore[assignment]
+    endpoint._ending.begin()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
+        yield http
+
+
+async def test_what_reads_tells_how_it_ends(server: httpx.AsyncClient) -> None:
+    """The conditions, the series and the dashboard, for good where vLLM stays up without its engine."""
+    readyz = await server.get("/readyz")
+    assert (readyz.status_code, readyz.json()["conditions"]) == (503, ["EngineUnavailable: it is dead"])
+    for path in ("/metrics", "/"):
+        assert (await server.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}),
+        ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}),
+        ("POST", "/v1/lora_adapters", {}),
+        ("POST", "/v1/loras", {"lora_name": "a", "source": {"uri": "/a"}}),
+        ("DELETE", "/v1/loras/a", {}),
+    ],
+)
+async def test_what_acts_is_told_to_ask_another(
+    server: httpx.AsyncClient, method: str, path: str, body: dict[str, object]
+) -> None:
+    """It could wait for a volume or an engine that does not answer."""
+    answer = await server.request(method, path, json=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "this server ends" in answer.text
+
+
+async def test_a_request_that_comes_while_the_engine_drains() -> None:
+    """Is told so, whatever it asks for; one that came before goes on to its end."""
+    site, ends, comes = Site(), asyncio.Event(), asyncio.Event()
+    answers = site.gate._app
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        comes.set()
+        await ends.wait()
+        await answers(scope, receive, send)
+
+    site.gate._app = app
+    async with site.http:
+        before = asyncio.create_task(site.http.post("/v1/completions", json={"model": "sql"}))
+        await asyncio.wait_for(comes.wait(), BOUND_S)
+        site.engine.ends = True
+        for body in ({"model": "sql"}, {"model": "tiny"}, {}):
+            answer = await site.http.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "this server ends" in answer.json()["error"]["message"]
+        ends.set()
+        assert (await asyncio.wait_for(before, BOUND_S)).json()["asked"] == "sql"
+
+
+def test_vllms_drain_is_seen_before_its_engine_is_told() -> None:
+    """By vLLM's own code: as soon as an engine may refuse requests, the gate refuses them."""
+    seen = []
+    core: Any = MPClient.__new__(MPClient)
+    core._finalizer = weakref.finalize(core, lambda: None)
+    api = test_engine.Site().server("pod")
+    assert not api.ends
+    api._client.engine_core = core
+    assert not api.ends
+
+    class Resources:
+        engine_manager = SimpleNamespace(shutdown=lambda timeout: seen.append(api.ends))
+
+        def __call__(self) -> None:
+            seen.append(api.ends)
+
+    core.resources = Resources()
+    core.shutdown(timeout=90)
+    assert seen == [True, True]
 
 
 async def test_an_answer_that_has_begun() -> None:
@@ -92,3 +253,12 @@ async def test_the_end_is_seen() -> None:
     state["ends"] = True
     await asyncio.sleep(0.3)
     assert not seen.is_set()
+
+
+def test_its_events_are_told() -> None:
+    """Of its beginning and its end, as all that the plugin logs, on the page of the log."""
+    code = "".join(path.read_text() for path in (ROOT / "worker_patch").rglob("*.py"))
+    page = (ROOT / "docs/howto/observe.md").read_text()
+    logged = set(re.findall(r'\bevent\("([^"]+)"', code))
+    assert {"plugin.begins", "plugin.ends"} <= logged
+    assert not [name for name in logged if f"| `{name}` |" not in page]

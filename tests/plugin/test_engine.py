@@ -17,15 +17,15 @@ import pytest
 from vllm.config import ParallelConfig
 from vllm.lora.request import LoRARequest
 
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
-from lora_fs.sidecar.model import Policy, PolicyKind, Record
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidName
+from lora_fs.sidecar.model import Policy, PolicyKind, Record, check_segment
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api import engine as in_process
 from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.loader import Loader
-from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 from tests.reconcile.test_plan import RECORD
 
@@ -476,6 +476,18 @@ async def test_a_load_under_way_is_no_stray(site: Site, second: FakeManager) -> 
     second.go.set()
     await load
     assert (site.worker.loads, second.loads) == ([7], [7])
+    assert "drop" not in site.calls
+
+
+async def test_what_vllm_loaded_itself_is_no_stray(site: Site) -> None:
+    """Whatever this server is called, an adapter of ``--lora-modules`` is not its own to give up."""
+    with pytest.raises(InvalidName):
+        check_segment("replica id", STOCK)
+    tiers = site.worker.tiers
+    tiers.admit(5, 3)
+    tiers.hold(5, STOCK, 0)
+    await site.server("vllm").loaded()
+    assert tiers.entries[5].users == {STOCK}
     assert "drop" not in site.calls
 
 

@@ -71,8 +71,10 @@ class FakeReplica:
         if self.error is not None:
             raise self.error
         self.holding.append(name)
-        yield self.known[name]
-        self.holding.remove(name)
+        try:
+            yield self.known[name]
+        finally:
+            self.holding.remove(name)
 
     def forget(self, engine_name: str) -> None:
         self.forgotten.append(engine_name)
@@ -85,6 +87,7 @@ class FakeEngine:
         paths = {"sql": "/stage/d1/sql", "sql@v2": "/stage/d2/sql"}
         self.requests = {name: LoRARequest(name, 7, path) for name, path in paths.items()}
         self.misses, self.in_use, self.served = 0, 0, 0
+        self.ends = False
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -193,14 +196,15 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
     assert (told["body"].encode(), told["asked"], told["found"], told["holding"]) == (body, None, False, [])
 
 
+async def test_a_body_that_nests_too_deeply(site: Site) -> None:
+    """Another parser might find a model in it."""
+    body = b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    answer = await site.http.post("/v1/completions", content=body)
+    assert (answer.status_code, "deep" in answer.json()["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-        b'{"model":"\xff"}',
-        b'{"model":"\\ud800"}',
-    ],
-    ids=["deeper than any parser goes", "no text", "half a surrogate"],
+    "body", [b'{"model":"\xff"}', b'{"model":"\\ud800"}'], ids=["no text", "half a surrogate"]
 )
 def test_what_nobody_can_read(body: bytes) -> None:
     """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
@@ -356,13 +360,26 @@ async def test_a_body_over_the_bound(site: Site, path: str) -> None:
 )
 async def test_sagemakers_header_is_the_model(site: Site, headers: dict[str, str], seen: str | None) -> None:
     """vLLM puts it in the body's place, and where it is not there nothing: that is its base model."""
-    for model in ("tiny", "sql@v2", "nobody"):
-        body = {"model": model, "prompt": "x"}
+    for model in ({"model": "tiny"}, {"model": "sql@v2"}, {"model": "nobody"}, {}):
+        body = {**model, "prompt": "x"}
         answer = await site.http.post("/invocations", json=body, headers=headers)
         assert answer.json()["asked"] == seen
         assert ("x-lora-fs-adapter" in answer.headers) is (seen is not None)
         elsewhere = await site.http.post("/v1/completions", json={"model": "tiny"}, headers=headers)
         assert elsewhere.json()["asked"] is None
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "any"}, {"model": 3}], ids=["none", "another", "no name"])
+async def test_sagemakers_body_says_the_rest(site: Site, model: dict[str, object]) -> None:
+    """Whose request it is, and that its answer is to be fetched later, whatever model is in it."""
+    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "sql"}
+    body = {**model, "prompt": "x", "user": "tester"}
+    for sent in (json.dumps(body).encode(), json.dumps(body).encode("utf-16")):
+        answer = await site.http.post("/invocations", content=sent, headers=headers)
+        assert answer.headers["x-lora-fs-adapter"] == "d2/sql"  # the canary's
+    assert site.replica.users == ["tester", "tester"]
+    later = await site.http.post("/invocations", json={**body, "background": True}, headers=headers)
+    assert (later.status_code, "background" in later.text) == (400, True)
 
 
 def test_sagemakers_rule_is_vllms() -> None:

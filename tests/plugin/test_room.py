@@ -18,7 +18,7 @@ from vllm.lora.request import LoRARequest
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.alike import Alike
 from lora_fs.worker_patch.worker.loader import Loader
-from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
 from lora_fs.worker_patch.worker.resident import AsOnDisk
 from tests.plugin.block import WHOLE, WORDS, Make, Model
 
@@ -133,8 +133,8 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     go.set()
     manager.wait(ID, 20)
     entry = manager.tiers.entries[ID]
-    assert entry.holders.keys() == {"vllm"}
-    assert entry.users == {"vllm", "api"}
+    assert entry.holders.keys() == {STOCK}
+    assert entry.users == {STOCK, "api"}
     assert manager.tiers.slots.count(ID) == 1
     assert manager.tiers.free_bytes == 2 * files.size_bytes - entry.size_bytes
 

@@ -7,7 +7,8 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import anyio
 import anyio.to_thread
@@ -109,8 +110,76 @@ async def test_who_gives_up_before_it_begins(hang: threading.Event) -> None:
     second = asyncio.create_task(pool.run(begun.release))
     await asyncio.sleep(SOON_S)
     second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
     hang.set()
     assert await first
     with pytest.raises(ZeroDivisionError):
         await pool.run(lambda: 1 // 0)
     assert not begun.acquire(blocking=False)
+
+
+def test_nothing_is_kept_of_those_that_gave_up(hang: threading.Event) -> None:
+    """However many they were while all threads hang: at the most the last one's call."""
+    pool, hangs = Daemons(1, "pool"), threading.Event()
+
+    def call() -> None:
+        hangs.set()
+        hang.wait(BOUND_S)
+
+    pool.submit(call)
+    assert hangs.wait(BOUND_S)
+    for _ in range(100):
+        given_up = pool.submit(print)
+        assert given_up.cancel()
+    last = pool.submit(lambda: "done")
+    assert len(pool._waiting) == 1
+    hang.set()
+    assert last.result(BOUND_S) == "done"
+
+
+async def test_an_idle_thread_does_the_next_call() -> None:
+    """As long as there is one no other is started."""
+    pool = Daemons(8, "pool")
+    used = []
+    for _ in range(5):
+        used.append(await pool.run(threading.current_thread))
+        await anyio.to_thread.run_sync(wait_until, lambda: pool._idle == 1)
+    assert len(set(used)) == 1
+    assert used[0].daemon
+
+
+async def test_an_idle_thread_ends_after_its_time() -> None:
+    """The next call has another one."""
+    pool = Daemons(1, "pool", kept_s=SOON_S)
+    for _ in range(2):
+        thread = await pool.run(threading.current_thread)
+        await anyio.to_thread.run_sync(thread.join, BOUND_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("idle", [0, 1, 3])
+def test_calls_at_once_are_begun_at_once(hang: threading.Event, idle: int) -> None:
+    """In idle threads and in new ones, up to the most; what is more waits for the first that is free."""
+    pool, begun = Daemons(3, "pool"), threading.Semaphore(0)
+
+    def call() -> threading.Thread:
+        begun.release()
+        hang.wait(BOUND_S)
+        return threading.current_thread()
+
+    together = threading.Barrier(max(1, idle))
+    for future in [pool.submit(together.wait, BOUND_S) for _ in range(idle)]:
+        future.result(BOUND_S)
+    wait_until(lambda: pool._idle == idle)
+    calls = [pool.submit(call) for _ in range(5)]
+    assert all(begun.acquire(timeout=BOUND_S) for _ in range(3))
+    assert not begun.acquire(timeout=SOON_S)
+    hang.set()
+    assert len({future.result(BOUND_S) for future in calls}) == 3
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)

@@ -33,13 +33,16 @@ class Ending:
         self._waits.clear()
 
     @asynccontextmanager
-    async def waiting(self) -> AsyncIterator[Callable[[], None]]:
+    async def waiting(self, *, late: bool = False) -> AsyncIterator[Callable[[], None]]:
         """End the context when the server ends; what it gives is called where that is not to be any more.
+
+        Args:
+            late: what comes afterwards is let be.
 
         Raises:
             EngineUnavailable: the server ends.
         """
-        if self._begun:
+        if self._begun and not late:
             raise EngineUnavailable(TOLD)
         try:
             async with asyncio.timeout(None) as wait:

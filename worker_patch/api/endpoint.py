@@ -112,7 +112,7 @@ class Endpoint:
         for router in (*routers, self._metrics()):
             # As plain routes: vLLM replaces its own by these, and does not look into a router.
             for route in router.routes:
-                cast(Route, route).app = self._ending.bounds(cast(Route, route).app)
+                self._bound(cast(Route, route))
                 app.router.routes.append(route)
         app.add_exception_handler(LoraFsError, on_error)
         most = settings.body_max_bytes
@@ -139,6 +139,11 @@ class Endpoint:
 
         app.router.lifespan_context = lifespan
 
+    def _bound(self, route: Route) -> None:
+        """Let no act keep the server up. What only reads never waits for long, and tells how it ends."""
+        if not (route.methods or set()) <= {"GET", "HEAD"}:
+            route.app = self._ending.bounds(route.app)
+
     def _ends(self, state: State) -> bool:
         """Whether vLLM ends this server, or will, since its engine is dead."""
         server, client = getattr(state, "server", None), self._engine_client
@@ -149,7 +154,7 @@ class Endpoint:
         logger.info("lora-fs ends: what waits for an adapter is told so", extra=event("plugin.ends"))
         self._ending.begin()
         self._assembly.end()
-        self._assembly.replica.wake()  # it finds that the engine does not answer, and /readyz says so
+        self._assembly.replica.wake()  # it finds that the engine does not answer, which /readyz then tells
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """Raises InputError, VolumeUnavailable and their kin: the server does not start without."""
@@ -162,7 +167,13 @@ class Endpoint:
         serving: OpenAIServingModels = state.openai_serving_models
         settings = self._complete(engine_client, serving)
         _answer_from_the_registry(serving)
-        engine = InProcess(engine_client, serving, settings.replica_id, timeout_s=settings.engine_timeout_s)
+        engine = InProcess(
+            engine_client,
+            serving,
+            settings.replica_id,
+            timeout_s=settings.engine_timeout_s,
+            ending=self._ending,
+        )
         await self._admin.look()
         self._engine_client = engine_client
         self._assembly = await assemble(settings, expect(settings), engine)

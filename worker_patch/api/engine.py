@@ -26,6 +26,7 @@ from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.worker_patch import processors
+from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.worker.hooks import RPC
 
 LINGER_S = 5.0
@@ -53,9 +54,11 @@ class InProcess:
         user: str,
         *,
         timeout_s: float,
+        ending: Ending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._models, self._user = client, models, user
+        self._ending = ending or Ending()
         self._timeout_s, self._clock = timeout_s, clock
         self._sequence = self._serving = 0
         self._loading: Counter[int] = Counter()
@@ -180,6 +183,12 @@ class InProcess:
 
     # -- what the gate asks ----------------------------------------------------------------------
 
+    @property
+    def ends(self) -> bool:
+        """Whether vLLM has begun to shut the engine down; requests under way may go on for a while yet."""
+        of_client = getattr(getattr(self._client, "engine_core", None), "_finalizer", None)
+        return of_client is not None and not of_client.alive
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Count a request that vLLM has, whatever its model."""
@@ -246,7 +255,8 @@ class InProcess:
         self._sequence += 1
         body: Mapping[str, Any] = {**ask, "user": self._user, "sequence": self._sequence}
         try:
-            async with asyncio.timeout(self._timeout_s):
+            # vLLM fails the calls that come after an engine's death, and none that waits for its answer then.
+            async with self._ending.waiting(late=True), asyncio.timeout(self._timeout_s):
                 answers = await self._ask_all(call, body)
         except TimeoutError as error:
             raise EngineUnavailable(f"the engine did not answer in {self._timeout_s:.0f} s") from error

@@ -3,7 +3,8 @@
 An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
 sender may not read, passes as it is: to vLLM that name is unknown. What a sender may read is asked before
 the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
-engine goes on with everybody else's, for as long as its client waits and the server does not end.
+engine goes on with everybody else's, for as long as its client waits and the server does not end. What comes
+when vLLM shuts its engine down already is refused, whatever its model: vLLM would fail it, or answer nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.canary import REVISION, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.server.model_field import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked
-from lora_fs.worker_patch.api.ending import Ending
+from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.engine import InProcess
 from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 
@@ -80,6 +81,8 @@ class Gate:
         incoming = Incoming(receive)
         try:
             asks = _asked(scope, await incoming.read(self._max_body_bytes))
+            if behind.engine.ends:
+                raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is not None:
                 await self._pass(behind, str(asks.model), chosen, scope, incoming, send)
@@ -104,7 +107,9 @@ class Gate:
                 request = engine.requests.get(engine_name)
                 if request is not None:
                     with engine.using(request):
-                        if await engine.hold(request):
+                        async with incoming.while_it_waits(), self._ending.waiting():
+                            is_there = await engine.hold(request)
+                        if is_there:
                             token = asked.set(Asked(name, request))
                             try:
                                 naming = _naming(request.lora_path, chosen.record.revision, send)
@@ -120,11 +125,11 @@ class Gate:
 def _asked(scope: Scope, body: bytes) -> Asks:
     """The model and the user that a body names, and whether its answer is to be fetched later."""
     headers = Headers(scope=scope)
-    field = find_model(headers.get("content-type", ""), body)
-    asks = Asks(field.name, field.user, field.background) if field is not None else Asks(None)
+    said = find_fields(headers.get("content-type", ""), body)
+    model = said.name if isinstance(said, ModelField) else None
     if route_of(scope) == _SAGEMAKERS:  # there vLLM puts the header in the model's place, or nothing
-        return asks._replace(model=headers.get(_ADAPTER))
-    return asks
+        model = headers.get(_ADAPTER)
+    return Asks(model, said.user, said.background)
 
 
 async def _chosen(behind: Behind, asks: Asks, headers: Headers) -> Served | None:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 KEPT = 256
 Said = TypeVar("Said", str, int)
-STOCK = "vllm"  # who uses what came by vLLM's own calls
+STOCK = "/vllm"  # who uses what came by vLLM's own calls; no replica's id, which is a segment
 
 
 class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
