@@ -292,5 +292,7 @@ READERS: Mapping[str, Reader] = {
         (b"# who\n0123456789abcdef0123 name=ci namespaces=a,b verbs=register,read\nshort\n",),
         ("name=", "namespaces=", "verbs=", "unregister", "#", "\u2028", ","),
     ),
-    "body": Reader(read_body, (), (b'application/json\n\n{"model":"a1"}', _FORM), (*_JSON, "\r\n", "--b")),
+    "body": Reader(
+        read_body, (InputError,), (b'application/json\n\n{"model":"a1"}', _FORM), (*_JSON, "\r\n", "--b")
+    ),
 }
