@@ -153,7 +153,7 @@ def watched(until: bytes, times: int = 1, size: tuple[int, int] | None = None, *
             [LORA_FS, "top"], stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
         )
     os.close(theirs)
-    seen, deadline = b"", time.monotonic() + 60
+    seen, deadline = b"", time.monotonic() + 30
     with child:
         try:
             while seen.count(until) < times and select.select([ours], [], [], deadline - time.monotonic())[0]:
