@@ -5,6 +5,8 @@ Beside a stream of 150 tokens come requests of one token, each 8 tokens after th
 own adapter (warm), for another that is in host memory (resident), each for one of rank 64 on the slow volume
 that was never asked for before (cold), or none (undisturbed). Stalls are as many of the longest gaps between
 two tokens as there were requests; what they add is told over the median gap of the undisturbed streams.
+The last line compares what cold adds in the plugin with what warm does in stock: what every neighbour cost
+where the goal was set.
 Of a stream's gaps those are 14 beside warm and 6 beside cold, whose requests are longer and therefore fewer:
 where a machine lets single gaps be long by itself, they weigh more beside cold. With ``--every 28`` as many
 requests come beside all kinds. In brackets stands what as many of the undisturbed streams' longest gaps as
@@ -155,6 +157,9 @@ def report(results: dict[str, dict[str, list[Stream]]]) -> None:
     for engine, arms in results.items():
         ratios = [_spread(arms, how, to) for how in (_adds, _adds_itself) for to in ("warm", "resident")]
         print(f"| {engine} | {' | '.join([*ratios, _spread(arms, _keeps, 'warm')])} |", flush=True)
+    print(
+        f"\nplugin's cold / stock's warm (95 %): {_across(results['plugin'], results['stock'])}", flush=True
+    )
 
 
 def _adds(alone: Sequence[Stream], loaded: Sequence[Stream], cold: Sequence[Stream]) -> float:
@@ -170,9 +175,23 @@ def _keeps(alone: Sequence[Stream], loaded: Sequence[Stream], cold: Sequence[Str
     return statistics.mean(gaps[0]) / statistics.mean(gaps[1])
 
 
+def _adds_to_another(
+    alone: Sequence[Stream], cold: Sequence[Stream], others: Sequence[Stream], loaded: Sequence[Stream]
+) -> float:
+    return added(alone, cold) / max(added(others, loaded), 0.1)
+
+
 def _spread(arms: dict[str, list[Stream]], ratio: Callable[..., float], beside: str) -> str:
     """The ratio of cold to ``beside``, and its 95 % interval, from streams drawn again."""
-    samples = [arms["undisturbed"], arms[beside], arms["cold"]]
+    return _drawn(ratio, arms["undisturbed"], arms[beside], arms["cold"])
+
+
+def _across(arms: dict[str, list[Stream]], others: dict[str, list[Stream]]) -> str:
+    """The ratio of what cold adds in one engine to what warm adds in the other."""
+    return _drawn(_adds_to_another, arms["undisturbed"], arms["cold"], others["undisturbed"], others["warm"])
+
+
+def _drawn(ratio: Callable[..., float], *samples: list[Stream]) -> str:
     drawn = sorted(ratio(*(random.choices(s, k=len(s)) for s in samples)) for _ in range(2000))
     return f"{ratio(*samples):.2f} ({drawn[50]:.2f} to {drawn[1949]:.2f})"
 
