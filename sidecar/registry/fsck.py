@@ -24,6 +24,7 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, gc
+from lora_fs.sidecar.registry.archive import check
 from lora_fs.sidecar.registry.codec import decode
 from lora_fs.sidecar.registry.gc import is_older, names_in
 from lora_fs.sidecar.registry.head import READ_BYTES, Head
@@ -45,6 +46,7 @@ class Kind(StrEnum):
     NO_RECORD = "no-record"  # a folder that nobody registered
     SAME_ID = "same-id"  # two adapters with one integer id
     DANGLING = "dangling"  # a name that serves a revision which is not registered
+    NO_EXPORT = "no-export"  # it is in force, and no export holds it
     HALF = "half-upload"
     LEASE = "stale-lease"
     HEAD = "head"
@@ -82,6 +84,7 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
     yield from _siblings(registry, state)
     yield from _dangling(registry, state)
     yield from _same_ids(registry, state)
+    yield from _not_exported(registry, state)
     for key, record in state.records.items():
         if record.present:
             yield from _files(registry, key, record, hash_files=hash_files)
@@ -226,6 +229,21 @@ def _same_ids(registry: Registry, state: State) -> Iterator[Finding]:
         path = registry.layout.revision(key.scope, key.revision) / f"{key.name}.@*"
         shared = state.records[key].spec.int_id
         yield Finding(Kind.SAME_ID, path, f"shares the id {shared} with another", f"it is given {fresh}", key)
+
+
+def _not_exported(registry: Registry, state: State) -> Iterator[Finding]:
+    """What a backup would leave out, told before one is needed."""
+    bodies: dict[AdapterKey, Record | Pointer] = {**state.records}
+    bodies |= {AdapterKey(*scope, "", name): pointer for (scope, name), pointer in state.pointers.items()}
+    for key, body in bodies.items():
+        series = registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
+        token = body.token if registry.marker.tier == "lww" else ""
+        path = series.folder / generation_name(key.name, body.generation, token)
+        try:
+            check(str(path.relative_to(registry.layout.root)), body)
+        except (CorruptRecord, InputError) as error:
+            what = "`lora-fs register` its bytes as another revision" if key.revision else "promote it again"
+            yield Finding(Kind.NO_EXPORT, path, f"no export holds it: {error}; {what}", key=key)
 
 
 def _files(registry: Registry, key: AdapterKey, record: Record, *, hash_files: bool) -> Iterator[Finding]:

@@ -260,6 +260,8 @@ def test_what_no_import_takes_is_left_out_and_told(filled: Registry, tmp_path: P
     done = export.to_file(filled, filled.scopes(), file, artifacts=True)
     (told,) = done.left_out
     assert told.startswith(f"{path} is left out, since no import takes it: ")
+    found = fsck.find(filled, survey.look(filled), older_than_s=60, hash_files=False)
+    assert [(one.kind, one.path) for one in found] == [(fsck.Kind.NO_EXPORT, path)]
     contents = archive.read(file)
     assert (V1 in contents.records, len(contents.records)) == (what == "pointer", 5 - (what != "pointer"))
     assert contents.end.left_out == 1
