@@ -294,8 +294,9 @@ class Residents:
     # -- forgetting ----------------------------------------------------------------------------
 
     def forget(self, name: str) -> None:
-        """The engine does not have ``name`` after all."""
-        self.paths.pop(name, None)
+        """The engine does not have ``name`` after all, nor these bytes under another."""
+        path = self.paths.pop(name, None)
+        self.paths = {other: at for other, at in self.paths.items() if at != path}
 
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""

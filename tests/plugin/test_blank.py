@@ -47,6 +47,8 @@ class Models:
     def set_adapter_mapping(self, mapping: object) -> None:
         assert mapping
 
+    def begin_step(self) -> None: ...
+
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> TieredWorkerManager:

@@ -30,6 +30,17 @@ def test_a_prompts_own_logits_are_its_adapters() -> None:
         assert punica.of_prompt(plan_rows(np.array(others)), 5).segments == ()
 
 
+def test_as_many_rows_as_are_sampled_from(wrapper: punica.OnCPU) -> None:
+    """A prompt that happens to have so many is not taken for them, in any step."""
+    wrapper.theirs = False
+    mapping = SimpleNamespace(index_mapping=(7, 9), prompt_mapping=(7, 9))
+    wrapper.update_metadata(mapping, [9, 7], 2, 100)
+    for _ in range(2):  # of the second step vLLM does not tell a mapping that is the same
+        wrapper.sampled_is_next = True
+        assert wrapper.plan_of_logits(2) is wrapper.sampled
+        assert [wrapper.plan_of_logits(rows).segments for rows in (2, 2, 1)] == [(), (), ()]
+
+
 def test_a_padded_batch_and_its_beginning() -> None:
     """Rows beyond the plan are left alone; a layer that is given fewer gets those it is given."""
     plan = plan_rows(np.array([0, 1, 1, NO_SLOT]))

@@ -146,3 +146,21 @@ def test_how_a_load_is_to_be_kept(make: Make, files: Files, pinned: bool) -> Non
     assert load(manager, files, priority=3, pinned=pinned)["state"] == "ready"
     entry = manager.tiers.entries[ID]
     assert (entry.priority, entry.pinned) == (3, pinned)
+
+
+def test_a_step_that_cannot_wait_for_a_load(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs blank, as only what bypasses the gate can; who waits for the load gets the adapter."""
+    manager, go = worker(make, 2 * files.size_bytes), threading.Event()
+    prepare = manager._prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        assert load(manager, files, wait_s=0)["state"] == "loading"
+    manager.set_active_adapters({LoRARequest("support", ID, files.path + "-gone")}, None)
+    assert manager.blank == {ID}
+    go.set()
+    manager.wait(ID, 20)
+    assert load(manager, files, again=False)["state"] == "ready"
+    assert (manager.blank, manager.failures) == (set(), {})
+    assert manager.tiers.entries[ID].size_bytes > 0

@@ -23,6 +23,18 @@ MakeRig = Callable[..., Rig]
 pytestmark = pytest.mark.anyio
 
 
+async def test_what_the_engine_lost_it_lost_under_every_name(make_rig: MakeRig) -> None:
+    """``name`` and ``name@revision`` are the same bytes and one integer id: neither answers for the other."""
+    rig = make_rig()
+    rig.volume.put("sql")
+    rig.volume.put("other")
+    async with AsyncExitStack() as held:
+        for name in ("sql", "sql@v1", "other"):
+            await held.enter_async_context(rig.replica.hold(name, 5))
+    rig.replica.forget("sql")
+    assert set(rig.replica._residents.paths) == {"other"}
+
+
 async def test_a_load_that_has_just_ended_is_not_joined(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

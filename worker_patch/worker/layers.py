@@ -175,7 +175,11 @@ class DeviceLayers(ModelLayers):
 
     def fill(self, slot: int, adapter: Slab) -> None:
         self.empty(slot)
-        self._arena.load(slot, adapter)
+        try:
+            self._arena.load(slot, adapter)
+        except BaseException:
+            self._arena.free(slot)
+            raise
         self._filled.add(slot)
 
     def empty(self, slot: int) -> None:

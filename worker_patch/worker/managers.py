@@ -85,6 +85,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             self._activate({int(adapter) for adapter in ids}, requests)
         if mapping is not None:
             self._adapter_manager.set_adapter_mapping(mapping)
+            self._adapter_manager.begin_step()
 
     def _activate(self, ids: set[int], requests: set[Any]) -> None:
         needed = {request.lora_int_id: request for request in requests if request}
@@ -221,6 +222,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def _admit(self, done: Done[Resident], adapter: Resident, wanted: Mapping[str, Any]) -> None:
         size = size_bytes(adapter)
+        self.forget_blank(done.id)  # of a step that could not wait for this
+        self.failures.pop(done.id, None)
         if done.id in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
             self.tiers.cancel(done.id)
             self.tiers.entries[done.id].users.add(wanted["user"])

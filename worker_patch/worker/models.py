@@ -56,6 +56,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             for wrapper in self.punica_wrapper_mapping.values():
                 wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
+    def begin_step(self) -> None:
+        """A step begins, with the mapping of the last one or another."""
+        for wrapper in self.punica_wrapper_mapping.values():
+            wrapper.sampled_is_next = True
+
     def _init_punica_wrapper(self, max_num_batched_tokens: int, vllm_config: Any) -> None:
         super()._init_punica_wrapper(max_num_batched_tokens, vllm_config)
         wrappers = self.punica_wrapper_mapping.values()

@@ -17,7 +17,7 @@ from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from lora_fs.kernels.gpu import opaque
 from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan
 from lora_fs.worker_patch.worker.layers import Target
-from lora_fs.worker_patch.worker.punica import OnCPU, Planned, of_prompt
+from lora_fs.worker_patch.worker.punica import OnCPU, Planned
 
 _numbers = count()  # of this process's wrappers: the same whenever an engine starts
 
@@ -67,8 +67,8 @@ class BoundByName:
     def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Outside the compiled model; ``y`` may be padded on its right."""
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]).narrow(1, 0, self._target.shape.width)
-        host, there = self._wrapper.sampled, self._wrapper.sampled_there
-        plan: Any = there if x.shape[0] == host.rows else of_prompt(host, x.shape[0])
+        host = self._wrapper.plan_of_logits(x.shape[0])
+        plan: Any = self._wrapper.sampled_there if host is self._wrapper.sampled else host
         self._wrapper.ops.linear(y, x, self._target.layer, plan)
 
 

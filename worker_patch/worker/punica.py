@@ -32,7 +32,11 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
     Attributes:
         tokens: the plan of the step's rows; sampled: of the rows that are sampled from.
         theirs: some layers stayed vLLM's own, and need its metadata as well.
+        sampled_is_next: the step's logits were not asked for yet. vLLM asks for those of the sampled rows
+            first, then for those of one prompt after the other.
     """
+
+    sampled_is_next = True
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device=device, **kwargs)
@@ -68,6 +72,11 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
         self.sampled = self.tokens if decode else _plan(mapping.prompt_mapping, slots)
         if self.theirs:
             super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
+
+    def plan_of_logits(self, rows: int) -> Plan:
+        """Of as many rows as are sampled from, or as one prompt has: by their turn, not their number."""
+        is_sampled, self.sampled_is_next = self.sampled_is_next, False
+        return self.sampled if is_sampled and rows == self.sampled.rows else of_prompt(self.sampled, rows)
 
     def bind(self, path: str, target: Target) -> Any:
         """What one layer calls in the place of this; ``path``: the layer's in the model."""
@@ -115,7 +124,7 @@ class Bound:
         """The same for the rows that are sampled from; ``y`` may be padded on its right."""
         if self._wrapper.sampled.segments:
             x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-            plan = of_prompt(self._wrapper.sampled, x.shape[0])
+            plan = self._wrapper.plan_of_logits(x.shape[0])
             self._wrapper.ops.linear(y.narrow(1, 0, self._target.shape.width), x, self._target.layer, plan)
 
     def add_embedding(self, y: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -136,11 +145,9 @@ def _plan(ids: Sequence[int], slots: Mapping[int, int]) -> Plan:
 
 
 def of_prompt(plan: Plan, rows: int) -> Plan:
-    """The plan of a batch's sampled rows, or of a whole prompt's: for its log-probabilities vLLM asks for
+    """The plan of a whole prompt's rows, in a batch with that plan: for its log-probabilities vLLM asks for
     the logits of one request's tokens, and does not say whose. With one adapter in the batch they are its.
     """
-    if rows == plan.rows:
-        return plan
     only = len(plan.segments) == 1 and plan.segments[0].rows == plan.rows
     return plan_rows(np.full(rows, plan.segments[0].slot if only else NO_SLOT))
 
