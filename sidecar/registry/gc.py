@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry import artifacts, atomic, retention
 from lora_fs.sidecar.registry.codec import decode
@@ -268,9 +268,14 @@ def _remove_artifact(artifact: Path, still: Callable[[], bool]) -> None:
     atomic.make_folder(incoming)
     aside = artifacts.temporary_in(incoming)
     os.rename(artifact, aside)
-    if still():
-        shutil.rmtree(aside)
-        return
+    try:
+        if still():
+            shutil.rmtree(aside)
+            return
+    except LoraFsError:
+        with suppress(OSError):
+            os.rename(aside, artifact)
+        raise
     try:
         os.rename(aside, artifact)
     except OSError as error:

@@ -57,12 +57,17 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
         lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
     try:
         lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
-    except (Timeout, OSError, LeaseSettingsMismatch) as error:
+    except (Timeout, OSError, LeaseSettingsMismatch, RuntimeError) as error:  # the last: no thread is left
         logger.debug("lease %s not had: %s", path.name, error, extra=event("lease.not_had"))
+        if lock.is_locked:  # and nothing to refresh it
+            with suppress(OSError):
+                lock.release(force=True)
         with _guard:
-            if len(_contended) < _REMEMBERED:
-                _contended.setdefault(str(path), lock)
+            _contended.setdefault(str(path), lock)
             _remove_abandoned(path)
+            for remembered in (_contended, _unchanged):  # the latest: of most leases nobody asks again
+                while len(remembered) > _REMEMBERED:
+                    del remembered[next(iter(remembered))]
         yield False
         return
     try:
@@ -97,7 +102,7 @@ def _remove_abandoned(path: Path) -> None:
         if seen == sight and now - since >= (LEASE_S if sight[0] else ABANDONED_S):
             _unchanged.pop(str(path), None)
             _take_away(path, sight)
-        elif len(_unchanged) < _REMEMBERED or str(path) in _unchanged:
+        else:
             _unchanged[str(path)] = (sight, since if seen == sight else now)
     except (OSError, VolumeUnavailable) as error:
         _unchanged.pop(str(path), None)

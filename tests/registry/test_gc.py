@@ -195,6 +195,15 @@ def test_registered_again_at_the_worst_moment(
     answers = [True, False]  # the record came between the look and the removal: put back
     gc.collect([gc.Garbage(artifact, "test", lambda: answers.pop(0))])
     assert artifact.is_dir()
+
+    def unknown() -> bool:  # the second time the volume does not answer
+        if not artifact.exists():
+            raise VolumeUnavailable("cannot list it")
+        return True
+
+    with pytest.raises(VolumeUnavailable):
+        gc.collect([gc.Garbage(artifact, "test", unknown)])
+    assert artifact.is_dir()
     with pytest.MonkeyPatch.context() as patch:  # removed between register's look and its record
         real = Registry.append
 

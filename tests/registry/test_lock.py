@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,12 +122,31 @@ def test_without_their_folder_writes_go_on(
 def test_the_refused_are_remembered_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many leases are refused, the memory of them does not grow for ever."""
     monkeypatch.setattr(lock, "_contended", {})
+    monkeypatch.setattr(lock, "_unchanged", {})
     monkeypatch.setattr(lock, "_REMEMBERED", 2)
     for number in range(4):
         left_by_another_host(tmp_path / f"{number}.lock")
         with lease(tmp_path / f"{number}.lock", wait_s=0) as had:
             assert not had
-    assert len(lock._contended) == 2
+    latest = [str(tmp_path / f"{number}.lock") for number in (2, 3)]  # else a dead holder is never taken over
+    assert list(lock._contended) == list(lock._unchanged) == latest
+
+
+def test_a_process_without_threads_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a pod's bound on processes nothing could refresh it: it is passed over, and given back."""
+
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "a.lock"
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with lease(path, wait_s=0) as had:
+            assert not had
+    with lease(path, wait_s=0) as had:
+        assert had
 
 
 def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
