@@ -185,10 +185,10 @@ class Copies:
         used = {Path(path).parent.name for path in in_use}
         with self._room:
             self._released.difference_update(used)
-            copies = [path for path in self._folder.glob("*/*") if _is_copy(path.parent)]
-            self._copies = set(map(str, copies))
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._measure(again=True)
             present = set(self._sizes)
+            self._copies = {copy for name in present for copy in _names_of(self._folder / name)}
             for name in sorted(present - used):
                 out_of_use_s = now - self._unused_since.setdefault(name, now)
                 if out_of_use_s >= GRACE_S and f"{_DIGEST}{name}" not in registered:
@@ -269,8 +269,12 @@ class Copies:
         return whole
 
 
-def _is_copy(entry: Path) -> bool:
-    return _COPY.fullmatch(entry.name) is not None
+def _names_of(folder: Path) -> list[str]:
+    """The copy under each of its names; none where another process removed it, or it is no folder."""
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _signature(copy: Path) -> Signature:

@@ -201,9 +201,18 @@ class Registrations:
         """
         scope, name = self._scope(upload.name)
         AdapterKey.checked(*scope, upload.revision or "v1", name)
-        return await self._run(
-            await self._uploads.receive(scope, name, upload, writer), f"register the upload of {name}"
-        )
+        received, begun = await self._uploads.receive(scope, name, upload, writer), False
+
+        def call() -> registration.Registered:
+            nonlocal begun
+            begun = True
+            return received.register()
+
+        try:
+            return await self._run(call, f"register the upload of {name}")
+        finally:
+            if not begun:
+                received.discard()
 
     def _check_remote(self, lora_path: str) -> None:
         """Refuse a place that may not be asked before anything is begun for it."""
@@ -228,6 +237,7 @@ class Registrations:
         scope, name = at
 
         def call() -> object:
+            self._registry.check_identity()  # of a volume that is lost nothing is known not to be there
             if served is None and not operations.present_revisions(self._registry, scope, name):
                 raise NotFound(unknown)
             return operations.unregister(

@@ -105,7 +105,10 @@ class Stager(Copies):
 
     def _kept(self, record: Record) -> str | None:
         self.aside()
-        kept = self.kept(record)
+        try:
+            kept = self.kept(record)
+        except OSError as error:
+            raise refused(error, f"cannot look for the copy of {record.key}") from error
         return str(kept) if kept is not None else None
 
     def _stage(self, record: Record, make_room: bool) -> str:

@@ -6,6 +6,7 @@ or broken off is removed at once; what a killed replica leaves is gc's.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import anyio
 
@@ -49,6 +50,18 @@ class Upload:
     size_bytes: int | None = None
 
 
+class Received(NamedTuple):
+    """What lies on the volume. One of the two is to be called.
+
+    Attributes:
+        register: registers it, blocking, and then removes it.
+        discard: has it removed, by a thread of the uploads'; for what is not begun to be registered.
+    """
+
+    register: Callable[[], Registered]
+    discard: Callable[[], object]
+
+
 @dataclass(slots=True)
 class Uploads:
     """Those of one replica. ``most_bytes``, ``most_s``: bounds on each."""
@@ -59,8 +72,8 @@ class Uploads:
     most_s: float
     _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
 
-    async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Callable[[], Registered]:
-        """Write all of it onto the volume; returns what registers it, blocking, and then removes it.
+    async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Received:
+        """Write all of it onto the volume.
 
         Raises:
             TooLarge, OverQuota, InputError: it is not taken.
@@ -80,12 +93,16 @@ class Uploads:
             raise SourceUnavailable(f"the upload of {name} took more than {self.most_s:.0f} s") from error
         finally:
             if not kept:
+                discarded = asyncio.wrap_future(self._threads.submit(arriving.discard))
                 with anyio.move_on_after(DISCARD_S, shield=True):
-                    await self._threads.run(arriving.discard)
+                    await asyncio.shield(discarded)  # it is done after that, too
         wanted = Registration(
             name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
         )
-        return partial(self._register, scope, wanted, folder, writer)
+        return Received(
+            partial(self._register, scope, wanted, folder, writer),
+            partial(self._threads.submit, artifacts.discard, folder),
+        )
 
     def _begin(self, key: AdapterKey, arriving: _Arriving, size_bytes: int) -> None:
         self.registry.check_writable()

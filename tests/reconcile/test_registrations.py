@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import Conflict, RegistryLost, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile import registrations
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.fetching import Fetching
 from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.uploads import Upload
 from lora_fs.sidecar.reconcile.volume import Volume
 from lora_fs.sidecar.registry import operations, registration
 from lora_fs.sidecar.registry.registration import Registration
@@ -209,3 +212,43 @@ async def test_a_volume_that_hangs_takes_so_many_threads(
         hang.set()
     assert told == [True, True, False, False]
     assert [begun.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+async def test_an_upload_that_finds_no_thread_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told that nothing was begun, and repeats it, does not fill the volume."""
+    monkeypatch.setattr(registrations, "AT_ONCE", 1)
+    site, hang, begun = Site(tmp_path, timeout_s=0.2), threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        hang.wait(BOUND_S)
+
+    async def files() -> AsyncIterator[tuple[str, bytes]]:
+        yield "adapter_config.json", b"{}"
+
+    try:
+        with pytest.raises(VolumeUnavailable, match="may have been written"):
+            await site.http._run(stuck, "wait")
+        assert begun.is_set()
+        with pytest.raises(VolumeUnavailable, match="nothing was begun"):
+            await site.http.upload(Upload("a", files()), "test")
+        incoming = site.registry.layout.incoming(SCOPE)
+        for _ in range(1000):
+            if not list(incoming.iterdir()):
+                break
+            await anyio.sleep(0.01)
+        assert not list(incoming.iterdir())
+    finally:
+        hang.set()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_registry_that_is_lost_is_not_empty(site: Site, kept: bool) -> None:
+    """Whether a name is registered there is not known: it is not said to be gone."""
+    site.put(1)
+    served = Served("a", next(iter(site.volume.desired.records.values()))) if kept else None
+    site.registry.layout.root.rename(site.folder / "elsewhere")
+    with pytest.raises(RegistryLost):
+        await site.http.unregister("a", served, "test")

@@ -173,6 +173,60 @@ async def test_a_stage_that_is_gone(registry: Registry, register: Register, tmp_
     assert Path(await stager.stage(record)).is_dir()
 
 
+async def test_a_stage_that_is_gone_is_made_anew(
+    registry: Registry, register: Register, tmp_path: Path
+) -> None:
+    """By whoever comes by, as after a cleaner of temporary folders: a replica that loads nothing is ready."""
+    stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
+    await stager.stage(record)
+    shutil.rmtree(tmp_path / "stage")
+    stager.sweep(set())
+    assert not stager.has(record)
+    assert Path(await stager.stage(record)).is_dir()
+
+
+async def test_a_stage_that_changes_while_it_is_looked_through(
+    registry: Registry, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes copies, and what it is copying goes away: the rest is seen."""
+    stager, records = (
+        make_stager(registry, tmp_path / "stage"),
+        [register(name, n) for n, name in enumerate("abc")],
+    )
+    paths = [Path(await stager.stage(record)) for record in records]
+    (tmp_path / "stage" / ".copying-1").mkdir()
+    listed = os.listdir
+
+    def listing(folder: str | Path) -> list[str]:
+        if Path(folder) == paths[0].parent:
+            shutil.rmtree(paths[0].parent)
+        assert ".copying-" not in str(folder)
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", listing)
+    stager.sweep(set(map(str, paths)))
+    assert [stager.has(record) for record in records] == [False, True, True]
+
+
+async def test_a_stage_that_may_not_be_looked_into(
+    registry: Registry, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as the stage's, and tried again as anything that may pass."""
+    stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
+    is_dir = Path.is_dir
+
+    def refusing(path: Path) -> bool:
+        if tmp_path / "stage" in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_dir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", refusing)
+        with pytest.raises(VolumeUnavailable, match="LORA_FS_STAGE_DIR"):
+            await stager.stage(record)
+    assert Path(await stager.stage(record)).is_dir()
+
+
 @pytest.mark.parametrize("when", ["written", "placed"])
 async def test_a_stage_s_disk_that_is_full(
     registry: Registry, register: Register, tmp_path: Path, when: str
