@@ -34,7 +34,7 @@ HTTP = """\
 # HTTP API
 
 Written from the sidecar's own `/openapi.json` by `make schemas`. The sidecar answers on port 8001. With the
-[plugin](../engine.md) the same routes are on vLLM's port, but for the dashboard, and for `/health` and
+[plugin](../engine.md) the same routes are on vLLM's port, but for `/health` and
 `/metrics`, which stay vLLM's. Every other path under `/v1/` goes to the engine, once the adapter is loaded
 that the body names as its `model`. Who may call what: [security](../howto/security.md).
 

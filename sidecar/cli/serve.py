@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import socket
@@ -24,7 +25,7 @@ from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, read_settings
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.layout import Layout
@@ -220,6 +221,8 @@ def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> Non
     Example:
       lora-fs demo --keep
     """
+    if importlib.util.find_spec("httpx") is None:
+        raise InputError("the demo needs an engine and more: pip install 'lora-fs[engine,demo]'")
     arguments = [
         *(["--keep"] if keep else []),
         *(["--sidecar"] if beside else []),

@@ -70,7 +70,9 @@ def create_app(
             async with board.running(), background() if background is not None else nullcontext():
                 yield
 
-    app = FastAPI(title="lora-fs sidecar", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="lora-fs sidecar", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.end = board.end
     app.include_router(models.router(replica, admin))
     app.include_router(lora.router(replica, admin, trail))
@@ -90,6 +92,13 @@ def create_app(
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":  # its place is one in the text, and no field's name
+        why = f"the body is no JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
+        return error_response(why, 400, "Bad Request")
+    if first["type"] == "model_attributes_type" and isinstance(first["input"], bytes):
+        sent = request.headers.get("content-type", "")[:80]
+        why = f"the body was sent as {sent!a}: send JSON, with Content-Type: application/json"
+        return error_response(why, 400, "Bad Request")
     field = ".".join(str(part) for part in first["loc"] if part != "body")
     return error_response(f"{field or 'body'}: {first['msg']}", 400, "Bad Request", field or None)
 

@@ -17,6 +17,7 @@ from lora_fs.sidecar.errors import (
     LoraFsError,
     NotFound,
     OverQuota,
+    RegistryLost,
     TemporaryError,
     TooLarge,
     TooManyRegistrations,
@@ -33,9 +34,12 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (InputError, 400, "InvalidUserInput"),
     (TooManyRegistrations, 429, "RateLimitError"),
     (TemporaryError, 503, "ServiceUnavailableError"),
+    (RegistryLost, 503, "ServiceUnavailableError"),
     (EngineRejected, 400, "BadRequestError"),
     (LoraFsError, 500, "InternalServerError"),
 )
+
+LOST_S = 10  # until somebody who lost the registry may have mounted it again
 
 KINDS = {
     401: "AuthenticationError",
@@ -60,6 +64,8 @@ def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
     headers = None
     if isinstance(error, TemporaryError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    elif isinstance(error, RegistryLost):
+        headers = {"Retry-After": str(LOST_S)}
     return error_response(str(error), status, kind, param, headers)
 
 

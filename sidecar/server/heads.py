@@ -22,12 +22,14 @@ HEAD_S = 60.0
 class BoundedHeads(HttpToolsProtocol):
     """Refuses a head of more than HEAD_BYTES and one piece of what was read at once, or of HEAD_S.
 
-    Trailers, and what stands beside a chunk's size, are bounded likewise.
+    Trailers, and what stands beside a chunk's size, are bounded likewise. Trailers are read over: whoever
+    they would be taken from as header fields, a proxy in front has not seen them (RFC 9110, 6.5.1).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._got_on, self._without_bytes = False, 0
+        self._in_head = True
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,13 +52,17 @@ class BoundedHeads(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is over {HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
-        self._got_on = True
+        self._got_on = self._in_head = True
         if self._late is None:
             self._wait()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._got_on = True
+        self._got_on, self._in_head = True, False
         self._waited()
         super().on_headers_complete()
 

@@ -11,7 +11,8 @@ BY_HOP = frozenset(
     b"transfer-encoding upgrade".split()
 )
 _OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
-_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", HEADER.encode()}
+# "expect" was answered here, when the body was read.
+_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", HEADER.encode()}
 
 
 def onward(headers: Iterable[tuple[bytes, bytes]], *, coded: bool) -> Iterator[tuple[bytes, bytes]]:

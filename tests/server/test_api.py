@@ -351,6 +351,26 @@ def test_bad_bodies_have_vllms_error_shape(http: httpx.Client) -> None:
     assert "lora_path" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "kind", "why"),
+    [
+        ('{"lora_name": "a1"}', "application/x-www-form-urlencoded", "Content-Type: application/json"),
+        (
+            "{",
+            "application/json",
+            "no JSON: Expecting property name enclosed in double quotes, at character 1",
+        ),
+    ],
+)
+def test_bodies_that_are_no_json_are_told_so(http: httpx.Client, sent: str, kind: str, why: str) -> None:
+    """``curl -d`` without a header is the commonest of them."""
+    answer = http.post("/v1/load_lora_adapter", content=sent, headers={"content-type": kind})
+    assert answer.status_code == 400
+    told = answer.json()["error"]
+    assert why in told["message"]
+    assert told["param"] is None
+
+
 def test_openapi_lists_every_route(http: httpx.Client) -> None:
     """The documented paths are those of the API."""
     paths = http.get("/openapi.json").json()["paths"].keys()

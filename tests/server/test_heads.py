@@ -210,3 +210,11 @@ def test_what_is_within(address: tuple[str, int]) -> None:
         status, body = answered(sock)
     assert status == 200
     assert body.count(b"3 %d" % size) == 3
+
+
+def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
+    """What a proxy in front takes off, or sets, cannot be put back behind the body."""
+    begin = CHUNKED.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n"
+    with connected(address) as sock:
+        sock.sendall(begin + b"1\r\na\r\n0\r\nX-User: b\r\nAuthorization: c\r\n\r\n")
+        assert answered(sock) == (200, b"3 1")

@@ -30,7 +30,9 @@ def test_what_is_read_here_is_not_compressed(
     assert list(onward(given, coded=coded)) == sent
 
 
-@pytest.mark.parametrize("name", [b"host", b"content-length", b"te", b"keep-alive", HEADER.encode()])
+@pytest.mark.parametrize(
+    "name", [b"host", b"content-length", b"expect", b"te", b"keep-alive", HEADER.encode()]
+)
 def test_what_is_for_the_next_hop_alone_stays_here(name: bytes) -> None:
     """The connection's own headers, and lora-fs's own token, are not the engine's business."""
     assert list(onward([(name, b"x"), GZIP], coded=True)) == [GZIP]
