@@ -37,7 +37,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A name to be loaded unasked. ``may_try``: no failure is waiting out its delay."""
+    """A name to be loaded unasked. ``may_try``: no failure waits out its delay, and there may be room."""
 
     name: str
     policy: Policy

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 # From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
 _LOADS = ("loads_total", "load_failures_total", "unloads_total")
 COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
+CROWDED_S = 300.0  # until what had to make room is loaded unasked again, in case there is some
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -79,6 +80,7 @@ class Residents:
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self._tiers: Mapping[str, str] = {}
+        self._crowded: dict[str, float] = {}
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -104,6 +106,10 @@ class Residents:
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
 
+    def is_crowded_out(self, name: str) -> bool:
+        """Whether it had to make room a while ago, and none was made since."""
+        return name in self._crowded and self._clock() < self._crowded[name]
+
     @property
     def loading(self) -> int:
         """Loads under way."""
@@ -118,6 +124,8 @@ class Residents:
                 known[name] = path
         for name in self.paths.keys() - known.keys():
             self._tell("Evicted", "the engine let it go", name)
+            if loaded.tiers:  # the plugin's, whose memory is full
+                self._crowded[name] = self._clock() + CROWDED_S
         self.paths, self._tiers = known, loaded.tiers
 
     def note_activity(self, activity: Activity) -> None:
@@ -290,6 +298,7 @@ class Residents:
         finally:
             del self._under_unload[name]
         self.counters["unloads_total"] += 1
+        self._crowded.clear()
 
     # -- forgetting ----------------------------------------------------------------------------
 
@@ -301,6 +310,7 @@ class Residents:
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
+        self._crowded = {name: until for name, until in self._crowded.items() if self.is_crowded_out(name)}
         self.records = {name: record for name, record in self.records.items() if name in self.paths}
         self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
 

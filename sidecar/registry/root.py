@@ -155,7 +155,7 @@ def read_marker(root: Path) -> Marker:
     if data is None:
         raise NotFound(
             f"{root} holds no registry (no {layout.marker.name}). Is the volume mounted? "
-            "`lora-fs register` and the sidecar create one in an empty folder."
+            "`lora-fs register` and the sidecar make one where there is none."
         )
     try:
         needs = unseal(data).get("min_reader", FORMAT)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +15,7 @@ import pytest
 from lora_fs.sidecar import errors
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken
-from lora_fs.sidecar.model import Finding, Record, Severity
+from lora_fs.sidecar.model import Finding, Policy, PolicyKind, Record, Severity
 from lora_fs.sidecar.reconcile import backoff
 from tests.reconcile.conftest import Rig
 
@@ -319,3 +320,42 @@ def test_an_error_that_is_raised_anew_says_the_same(error: LoraFsError) -> None:
     assert type(anew) is type(error)
     assert (str(anew), vars(anew)) == (str(error), vars(error))
     assert (anew.__traceback__, anew.__cause__, anew.__context__) == (None, None, None)
+
+
+async def test_eager_ones_that_do_not_fit_do_not_take_turns(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had to make room in the plugin's memory waits until some was made, or for a while."""
+    rig, size = make_rig(), 2
+    load, loaded, loads = rig.engine.load, rig.engine.loaded, []
+
+    async def crowding(name: str, path: str, record: Record) -> None:
+        await load(name, path, record)
+        loads.append(name)
+        for evicted in list(rig.engine.adapters)[:-size]:
+            del rig.engine.adapters[evicted]
+
+    async def tiered() -> Loaded:
+        told = await loaded()
+        return replace(told, tiers=dict.fromkeys(told.adapters, "host"))
+
+    monkeypatch.setattr(rig.engine, "load", crowding)
+    monkeypatch.setattr(rig.engine, "loaded", tiered)
+    for name in "abcd":
+        rig.volume.put(name, policy=Policy(kind=PolicyKind.EAGER))
+    for _ in range(10):
+        await rig.settle()
+        await rig.replica.reconcile()
+    assert sorted(loads) == list("abcd")
+    async with rig.replica.hold("a", 5):  # asked for it comes at once
+        assert len(loads) == 5
+    rig.volume.remove("d")
+    for _ in range(10):
+        await rig.settle()
+        await rig.replica.reconcile()
+    assert len(loads) > 5
+    settled = len(loads)
+    for _ in range(10):
+        await rig.settle()
+        await rig.replica.reconcile()
+    assert len(loads) == settled
