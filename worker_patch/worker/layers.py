@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +179,8 @@ class DeviceLayers(ModelLayers):
         try:
             self._arena.load(slot, adapter)
         except BaseException:
-            self._arena.free(slot)
+            with suppress(KeyError):  # it had taken no room yet
+                self._arena.free(slot)
             raise
         self._filled.add(slot)
 
