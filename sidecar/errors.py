@@ -13,6 +13,7 @@
     │   ├── UnknownOutcome        a write may or may not have landed; retry by request id
     │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
+    │   ├── NoSpareRoom           the engine's memory is full, and no request asks for the adapter
     │   ├── TooManyRegistrations  the namespace registered as often as it may for now
     │   └── WaitTimeout           a bounded wait ran out
     └── OperatorError             a person has to act
@@ -121,6 +122,10 @@ class TooManyRegistrations(TemporaryError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NoSpareRoom(TemporaryError):
+    """What no request asks for makes nobody go, and there is no room without that."""
 
 
 class WaitTimeout(TemporaryError):

@@ -36,7 +36,7 @@ class MemoryEngine:
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         pass
 
-    async def load(self, name: str, path: str, record: Record) -> None:
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         self._adapters[name] = path
 
     async def unload(self, name: str) -> None:

@@ -51,10 +51,11 @@ class Engine(Protocol):
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """Say by what policy each name that was loaded is kept, for an engine that makes room by itself."""
 
-    async def load(self, name: str, path: str, record: Record) -> None:
-        """Load the bytes of ``record``, which lie at ``path``.
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        """Load the bytes of ``record``, which lie at ``path``. An engine that makes room by itself makes
+        none for what is ``spare``.
 
-        Raises EngineRejected with the engine's reason, EngineUnavailable (it may have loaded).
+        Raises EngineRejected with the engine's reason, NoSpareRoom, EngineUnavailable (it may have loaded).
         """
 
     async def unload(self, name: str) -> None:

@@ -67,7 +67,7 @@ class VllmHttp:
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """A stock vLLM takes no such advice."""
 
-    async def load(self, name: str, path: str, record: Record) -> None:
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         body = {"lora_name": name, "lora_path": path}
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
         if status == 200:

@@ -178,9 +178,18 @@ class Copies:
     ) -> None:
         """Remove copies that have been out of use for GRACE_S and are nobody's any more.
 
+        What the disk refuses is told, and hinders nobody who needs no copy: it is tried again.
+
         Args:
             registered: the digests of all adapters there are.
         """
+        try:
+            self._sweep(in_use, registered, now)
+        except OSError as error:
+            told = event("stage.not_swept", error=type(error).__name__)
+            logger.warning("%s cannot be looked through: %s", self._folder, error, extra=told)
+
+    def _sweep(self, in_use: Collection[str], registered: Container[str], now: float | None) -> None:
         now = time.monotonic() if now is None else now
         used = {Path(path).parent.name for path in in_use}
         with self._room:

@@ -12,19 +12,25 @@ from lora_fs.sidecar.reconcile.staging import Stager
 
 
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
-    """What the engine holds, by the name that clients send, or else by the engine's."""
-    found = {}
-    for engine_name, held in residents.residency().items():
+    """What the engine holds, by the name that clients send, or else by the engine's: ``bodies.Residency``."""
+    found: dict[str, JsonObject] = {}
+    for engine_name, path in residents.paths.items():
         plain = engine_name.partition("@")[0]
         active = catalog.served.get(plain)
         serves_plain = active is not None and residents.name_of(active) == engine_name
-        found[plain if serves_plain else engine_name] = {**held, "engine_name": engine_name}
+        found[plain if serves_plain else engine_name] = {
+            "engine_name": engine_name,
+            "in_flight": residents.in_flight(engine_name),
+            "idle_s": round(residents.idle_s(engine_name), 1),
+            "path": path,
+            "tier": residents.tiers.get(engine_name),
+        }
     return found
 
 
 def tiers(residents: Residents, stager: Stager) -> dict[str, int]:
     """Adapters by where they are: as ``server.ports.ReplicaPort`` says."""
-    counted = Counter(str(held["tier"] or "engine") for held in residents.residency().values())
+    counted = Counter(residents.tiers.get(name, "engine") for name in residents.paths)
     return {"disk": stager.copies, **counted}
 
 

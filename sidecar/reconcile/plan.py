@@ -37,7 +37,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A name to be loaded unasked. ``may_try``: no failure waits out its delay, and there may be room."""
+    """A name to be loaded unasked. ``may_try``: no failure is waiting out its delay."""
 
     name: str
     policy: Policy
@@ -47,11 +47,15 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Names to unload with the reason, names that wait for their requests, names to load in order."""
+    """Names to unload with the reason, names that wait for their requests, names to load in order.
+
+    ``spare``: those for which nobody makes room in an engine that has a bound of its own either.
+    """
 
     unload: Mapping[str, str]
     draining: tuple[str, ...]
     load: tuple[str, ...]
+    spare: frozenset[str]
 
 
 def decide(
@@ -83,8 +87,9 @@ def decide(
     wanting.sort(key=lambda one: (-one.policy.priority, one.name))
     pinned = [one for one in wanting if one.policy.kind is PolicyKind.PINNED]
     eager = [one for one in wanting if one.policy.kind is not PolicyKind.PINNED]
+    spare = frozenset(one.name for one in eager)
     if capacity is None:
-        return Plan(unload, tuple(draining), tuple(one.name for one in (*pinned, *eager)))
+        return Plan(unload, tuple(draining), tuple(one.name for one in (*pinned, *eager)), spare)
     firm = _firm(kept.values(), capacity)
     pinned = pinned[: max(0, capacity - 1 - len(firm))]
     free = capacity - len(kept)
@@ -96,7 +101,7 @@ def decide(
         free += 1
     pinned = pinned[: max(free, 0)]
     load = [*pinned, *shares.take(pinned, eager, free - len(pinned))]
-    return Plan(unload, tuple(draining), tuple(one.name for one in load))
+    return Plan(unload, tuple(draining), tuple(one.name for one in load), spare)
 
 
 def give_way(

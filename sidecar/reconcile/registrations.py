@@ -201,18 +201,8 @@ class Registrations:
         """
         scope, name = self._scope(upload.name)
         AdapterKey.checked(*scope, upload.revision or "v1", name)
-        received, begun = await self._uploads.receive(scope, name, upload, writer), False
-
-        def call() -> registration.Registered:
-            nonlocal begun
-            begun = True
-            return received.register()
-
-        try:
-            return await self._run(call, f"register the upload of {name}")
-        finally:
-            if not begun:
-                received.discard()
+        received = await self._uploads.receive(scope, name, upload, writer)
+        return await self._run(received.register, f"register the upload of {name}", received.discard)
 
     def _check_remote(self, lora_path: str) -> None:
         """Refuse a place that may not be asked before anything is begun for it."""
@@ -271,14 +261,16 @@ class Registrations:
             "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
         )
 
-    async def _run(self, call: Callable[[], Result], what: str) -> Result:
+    async def _run(
+        self, call: Callable[[], Result], what: str, unbegun: Callable[[], object] | None = None
+    ) -> Result:
         def work() -> Result:
             result = call()
             self._volume.look_now()
             return result
 
         try:
-            return await self._threads.run(work, self._timeout_s)
+            return await self._threads.run(work, self._timeout_s, unbegun)
         except AllTaken as error:
             raise VolumeUnavailable(
                 f"cannot {what}: nothing was begun in {self._timeout_s:.0f} s, since {AT_ONCE} calls before "

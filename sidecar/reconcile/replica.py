@@ -264,7 +264,8 @@ class Replica:
                     with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
                         await self.reconcile()
                     if self._engine_problem is None and self._volume.read_once:
-                        await self._sweep()
+                        in_use, registered = self._residents.copies_in_use(), self.catalog().digests
+                        await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
                 with self._goes_on():  # apart, so that a pass that failed is told of
                     if self._ahead is not None and self._volume.read_once:
                         self._ahead.look(self.catalog())
@@ -277,15 +278,6 @@ class Replica:
         except Exception as error:
             self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
             raise
-
-    async def _sweep(self) -> None:
-        """What the stage folder's disk refuses hinders nobody who needs no copy; who does is told."""
-        in_use, registered = self._residents.copies_in_use(), self.catalog().digests
-        try:
-            await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
-        except OSError as error:
-            told = event("stage.not_swept", error=type(error).__name__)
-            logger.warning("the stage folder could not be looked through: %s", error, extra=told)
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:
@@ -319,7 +311,7 @@ class Replica:
         for name in decided.load[: max(0, UNASKED_LOADS - self._residents.loading)]:
             served = self.lookup(name)
             if served is not None:
-                self._residents.load(served)
+                self._residents.load(served, spare=name in decided.spare)
         self._forget()
 
     def _resident(self) -> list[plan.Resident]:

@@ -18,7 +18,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.errors import LoraFsError, NameTaken, TemporaryError, WaitTimeout
+from lora_fs.sidecar.errors import LoraFsError, NameTaken, NoSpareRoom, TemporaryError, WaitTimeout
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Phase, Record
 from lora_fs.sidecar.reconcile import backoff
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 # From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
 _LOADS = ("loads_total", "load_failures_total", "unloads_total")
 COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
-CROWDED_S = 300.0  # until what had to make room is loaded unasked again, in case there is some
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -47,7 +46,7 @@ class Residents:
     """Lives on the event loop. ``on_change``: a load ended, or a draining name came free.
 
     Attributes:
-        paths: the engine's name → the staged copy it serves.
+        paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names that are to be unloaded when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
@@ -79,8 +78,7 @@ class Residents:
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
-        self._tiers: Mapping[str, str] = {}
-        self._crowded: dict[str, float] = {}
+        self.tiers: Mapping[str, str] = {}
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -106,10 +104,6 @@ class Residents:
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
 
-    def is_crowded_out(self, name: str) -> bool:
-        """Whether it had to make room a while ago, and none was made since."""
-        return name in self._crowded and self._clock() < self._crowded[name]
-
     @property
     def loading(self) -> int:
         """Loads under way."""
@@ -124,9 +118,7 @@ class Residents:
                 known[name] = path
         for name in self.paths.keys() - known.keys():
             self._tell("Evicted", "the engine let it go", name)
-            if loaded.tiers:  # the plugin's, whose memory is full
-                self._crowded[name] = self._clock() + CROWDED_S
-        self.paths, self._tiers = known, loaded.tiers
+        self.paths, self.tiers = known, loaded.tiers
 
     def note_activity(self, activity: Activity) -> None:
         """Count requests that reached the engine without the proxy as uses."""
@@ -191,17 +183,24 @@ class Residents:
                     name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
+            except NoSpareRoom:  # it was joined, and begun for nobody
+                continue
             if self.name_of(served) == name:
                 return name
             if self._clock() >= deadline:
                 raise WaitTimeout(f"{served.name} was unloaded while it was waited for")
 
-    def load(self, served: Served) -> asyncio.Task[str]:
-        """Start to load ``served``, or join the load under way."""
+    def load(self, served: Served, *, spare: bool = False) -> asyncio.Task[str]:
+        """Start to load ``served``, or join the load under way.
+
+        Args:
+            spare: nobody asked for it, and nobody makes room for it.
+        """
         key = (served.name, served.record.spec.digest)
         task = self._loads.get(key)
         if task is None or task.done():  # who joined one that ended would never let it be taken away
-            task = self._loads[key] = asyncio.create_task(self._load(served), name=f"load {served.name}")
+            load = self._load(served, spare)
+            task = self._loads[key] = asyncio.create_task(load, name=f"load {served.name}")
             task.add_done_callback(lambda done: self._load_done(key, done))
         return task
 
@@ -214,7 +213,7 @@ class Residents:
             logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
         self._on_change()
 
-    async def _load(self, served: Served) -> str:
+    async def _load(self, served: Served, spare: bool) -> str:
         async with self._change(served.name):
             key, failure = served.record.key, self.failures.get(served.name)
             again = failure is not None and failure.concerns(served.record)
@@ -226,12 +225,13 @@ class Residents:
                     self._events.tell("Retrying" if again else "Loading", key=key)
                     path = await staging
                 self.phases[served.name] = Phase.LOADING
-                name = await self._place(served, path)
+                name = await self._place(served, path, spare)
             except LoraFsError as error:
-                self.counters["load_failures_total"] += 1
                 previous = self.failures.get(served.name)
                 self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
-                self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
+                if not isinstance(error, NoSpareRoom):
+                    self.counters["load_failures_total"] += 1
+                    self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
                 raise
             finally:
                 del self.phases[served.name], self._under_load[served.name]
@@ -243,7 +243,7 @@ class Residents:
             logger.info("%s is loaded", served.name, extra=told)
             return name
 
-    async def _place(self, served: Served, path: str) -> str:
+    async def _place(self, served: Served, path: str, spare: bool) -> str:
         """Load ``path`` under the plain name, or beside it while requests need the old bytes."""
         name, old = served.name, self.paths.get(served.name)
         if old == path:
@@ -255,13 +255,13 @@ class Residents:
             self._tell("Evicted", "another revision takes its place", name)
         try:
             with self._measured("load", served.record):
-                await self._engine.load(name, path, served.record)
+                await self._engine.load(name, path, served.record, spare=spare)
         except NameTaken as error:
             ours = error.path is not None and self._stager.owns(error.path)
             if old is not None or name in self.paths or not ours:
                 raise
             self.paths[name] = str(error.path)  # it goes as any that is replaced
-            return await self._place(served, path)
+            return await self._place(served, path, spare)
         self.paths[name], self.records[name] = path, served.record
         return name
 
@@ -298,7 +298,7 @@ class Residents:
         finally:
             del self._under_unload[name]
         self.counters["unloads_total"] += 1
-        self._crowded.clear()
+        self.failures = {n: f for n, f in self.failures.items() if not isinstance(f.error, NoSpareRoom)}
 
     # -- forgetting ----------------------------------------------------------------------------
 
@@ -310,21 +310,8 @@ class Residents:
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
-        self._crowded = {name: until for name, until in self._crowded.items() if self.is_crowded_out(name)}
         self.records = {name: record for name, record in self.records.items() if name in self.paths}
         self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
-
-    def residency(self) -> Mapping[str, dict[str, object]]:
-        """By the engine's name: what ``bodies.Residency`` tells of it, but the name."""
-        return {
-            name: {
-                "in_flight": self.in_flight(name),
-                "idle_s": round(self.idle_s(name), 1),
-                "path": path,
-                "tier": self._tiers.get(name),
-            }
-            for name, path in self.paths.items()
-        }
 
     @contextmanager
     def _measured(self, what: str, record: Record | None) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from lora_fs.sidecar.errors import NoSpareRoom
 from lora_fs.sidecar.model import AdapterStatus, Phase, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.residents import Residents
@@ -70,7 +71,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
     if failure is not None and failure.concerns(record):
         return _make(
             record,
-            Phase.FAILED,
+            Phase.PENDING if isinstance(failure.error, NoSpareRoom) else Phase.FAILED,
             type(failure.error).__name__,
             str(failure.error),
             failure.attempts,

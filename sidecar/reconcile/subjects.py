@@ -68,9 +68,8 @@ class Subjects:
         policies |= {name: catalog.policy_of(one, self._default) for name, one in catalog.unasked.items()}
         found = (lookup(name) for name in policies)
         missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
-        waits, crowded, tenant = self._residents.waits, self._residents.is_crowded_out, self._tenant
-        may = {s.name: not waits(s) and not crowded(s.name) for s in missing}
-        return [plan.Absent(s.name, policies[s.name], may[s.name], tenant(s.name)) for s in missing]
+        waits, tenant = self._residents.waits, self._tenant
+        return [plan.Absent(s.name, policies[s.name], not waits(s), tenant(s.name)) for s in missing]
 
     def pin_problem(self, catalog: Catalog, capacity: int | None) -> str | None:
         """More is pinned than may be, in words."""

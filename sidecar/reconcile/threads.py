@@ -84,13 +84,19 @@ class Threads:
     def __init__(self, most: int) -> None:
         self._daemons = Daemons(most, "lora-fs-bounded")
 
-    async def run(self, call: Callable[[], Result], within_s: float) -> Result:
+    async def run(
+        self, call: Callable[[], Result], within_s: float, unbegun: Callable[[], object] | None = None
+    ) -> Result:
         """Wait for a thread and for ``call`` in it, ``within_s`` in all.
 
+        Args:
+            unbegun: what is done if it will never begin, whyever nobody waits for it; it must not block.
         Raises:
             AllTaken: it was not begun. TimeoutError: it goes on. What ``call`` raises.
         """
         begun = self._daemons.submit(copy_context().run, call)
+        if unbegun is not None:
+            begun.add_done_callback(lambda done: unbegun() if done.cancelled() else None)
         try:
             with anyio.fail_after(within_s):
                 return await asyncio.wrap_future(begun)

@@ -98,9 +98,8 @@ def _remove_abandoned(path: Path) -> None:
     """Take the lockfile of a dead holder away; a living one has refreshed its mtime meanwhile."""
     try:
         sight, now = _look(path), time.monotonic()
-        seen, since = _unchanged.get(str(path), (sight, now))
+        seen, since = _unchanged.pop(str(path), (sight, now))  # and behind all others again
         if seen == sight and now - since >= (LEASE_S if sight[0] else ABANDONED_S):
-            _unchanged.pop(str(path), None)
             _take_away(path, sight)
         else:
             _unchanged[str(path)] = (sight, since if seen == sight else now)

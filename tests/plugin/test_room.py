@@ -19,7 +19,7 @@ from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.alike import Alike
 from lora_fs.worker_patch.worker.loader import Loader
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
-from lora_fs.worker_patch.worker.resident import AsOnDisk
+from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident
 from tests.plugin.block import WHOLE, WORDS, Make, Model
 
 ID = 7
@@ -77,7 +77,16 @@ def load(manager: TieredWorkerManager, files: Files, **more: object) -> dict[str
         "size_bytes": files.size_bytes,
         "dtype": "float32",
     }
-    ask |= {"priority": 0, "pinned": False, "user": "api", "sequence": 1, "again": True, "wait_s": 20, **more}
+    ask |= {
+        "priority": 0,
+        "pinned": False,
+        "spare": False,
+        "user": "api",
+        "sequence": 1,
+        "again": True,
+        "wait_s": 20,
+        **more,
+    }
     runner = SimpleNamespace(lora_manager=manager)
     return rpc.answer(SimpleNamespace(model_runner=runner), "load", ask)
 
@@ -164,3 +173,28 @@ def test_a_step_that_cannot_wait_for_a_load(
     assert load(manager, files, again=False)["state"] == "ready"
     assert (manager.blank, manager.failures) == (set(), {})
     assert manager.tiers.entries[ID].size_bytes > 0
+
+
+@pytest.mark.parametrize("said", [1.0, 0.1])
+def test_nobody_goes_for_what_nobody_asked_for(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch, said: float
+) -> None:
+    """It is not read; or once, where that it is too large is known then alone."""
+    manager = worker(make, 2 * files.size_bytes)
+    reads: list[LoRARequest] = []
+    prepare = manager._prepare
+
+    def reading(request: LoRARequest) -> Resident:
+        reads.append(request)
+        return prepare(request)
+
+    monkeypatch.setattr(manager, "_prepare", reading)
+    manager.tiers.admit(1, int(1.5 * files.size_bytes))
+    size_bytes = int(said * files.size_bytes)
+    for _ in range(3):
+        assert load(manager, files, spare=True, size_bytes=size_bytes)["state"] in ("full", "loading")
+    assert load(manager, files, spare=True, size_bytes=size_bytes)["state"] == "full"
+    assert len(reads) == (said < 1)
+    assert manager.tiers.entries.keys() == {1}
+    assert load(manager, files, size_bytes=size_bytes)["state"] == "ready"
+    assert manager.tiers.entries.keys() == {ID}

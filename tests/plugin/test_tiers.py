@@ -51,15 +51,17 @@ class Machine(RuleBasedStateMachine):
     def taken(self, adapters: Iterable[int]) -> int:
         return sum(self.sizes[adapter] for adapter in adapters)
 
-    @rule(adapter=IDS, size=SIZES)
-    def reserve(self, adapter: int, size: int) -> None:
-        """Nobody is evicted, and what is promised to all can be kept."""
+    @rule(adapter=IDS, size=SIZES, spare=st.booleans())
+    def reserve(self, adapter: int, size: int, spare: bool) -> None:
+        """Nobody is evicted, and what is promised can be kept; to a spare one with all who are there."""
         if adapter in self.sizes:
             return
         self.reserved.pop(adapter, None)
-        staying = self.taken(self.sizes.keys() - self.may_go) + sum(self.reserved.values())
+        staying = self.taken(self.sizes.keys() - (set() if spare else self.may_go)) + sum(
+            self.reserved.values()
+        )
         try:
-            self.tiers.reserve(adapter, size)
+            self.tiers.reserve(adapter, size, spare=spare)
         except NoRoom:
             assert staying + size > self.tiers.budget_bytes
         else:
@@ -71,16 +73,16 @@ class Machine(RuleBasedStateMachine):
         self.tiers.cancel(adapter)
         self.reserved.pop(adapter, None)
 
-    @rule(adapter=IDS, size=SIZES, priority=st.integers(0, 2), pin=st.booleans())
-    def admit(self, adapter: int, size: int, priority: int, pin: bool) -> None:
-        """The least recently used of the lowest priority go, no more than needed; or nobody does."""
+    @rule(adapter=IDS, size=SIZES, priority=st.integers(0, 2), pin=st.booleans(), spare=st.booleans())
+    def admit(self, adapter: int, size: int, priority: int, pin: bool, spare: bool) -> None:
+        """The least recently used of the lowest priority go, no more than needed; for a spare one nobody."""
         if adapter in self.sizes:
             return
         self.reserved.pop(adapter, None)
-        may_go = {one: self.order(one) for one in self.may_go}
+        may_go = {} if spare else {one: self.order(one) for one in self.may_go}
         lacking = self.taken(self.sizes) + size - self.tiers.budget_bytes
         try:
-            evicted = self.tiers.admit(adapter, size, priority=priority, pinned=pin)
+            evicted = self.tiers.admit(adapter, size, priority=priority, pinned=pin, spare=spare)
         except NoRoom:
             assert lacking > self.taken(may_go)
             return

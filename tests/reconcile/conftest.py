@@ -54,7 +54,7 @@ class FakeEngine:
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         self.policies = policies
 
-    async def load(self, name: str, path: str, record: Record) -> None:
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         self._check_up()
         self.loads.append(name)
         self.asked.set()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -14,8 +13,8 @@ import pytest
 
 from lora_fs.sidecar import errors
 from lora_fs.sidecar.engine.protocol import Loaded
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken
-from lora_fs.sidecar.model import Finding, Policy, PolicyKind, Record, Severity
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken, NoSpareRoom
+from lora_fs.sidecar.model import Finding, Phase, Policy, PolicyKind, Record, Severity
 from lora_fs.sidecar.reconcile import backoff
 from tests.reconcile.conftest import Rig
 
@@ -60,7 +59,7 @@ async def test_a_load_that_has_just_ended_is_not_joined(
     await rig.settle()
     reloaded = asyncio.Event()
 
-    async def load(name: str, path: str, record: Record) -> None:
+    async def load(name: str, path: str, record: Record, *, spare: bool = False) -> None:
         nonlocal reloads
         reloads += 1
         await reloaded.wait()
@@ -232,7 +231,7 @@ async def test_what_was_forgotten_and_is_there_makes_room(
     await rig.settle()
     load = rig.engine.load
 
-    async def load_once(name: str, path: str, record: Record) -> None:
+    async def load_once(name: str, path: str, record: Record, *, spare: bool = False) -> None:
         there = rig.engine.adapters.get(name)
         if there not in (None, path):
             raise NameTaken(f"{name} is taken", reason="taken", status=400, path=there)
@@ -271,7 +270,7 @@ async def test_nothing_is_kept_of_who_was_refused(make_rig: MakeRig, error: Lora
     kind, told = type(error), backoff.afresh(error)
     alive: WeakSet[Request] = WeakSet()
 
-    async def load(name: str, path: str, record: Record) -> None:
+    async def load(name: str, path: str, record: Record, *, spare: bool = False) -> None:
         await asyncio.sleep(0)
         raise kind.__new__(kind, *told.args)
 
@@ -322,40 +321,63 @@ def test_an_error_that_is_raised_anew_says_the_same(error: LoraFsError) -> None:
     assert (anew.__traceback__, anew.__cause__, anew.__context__) == (None, None, None)
 
 
-async def test_eager_ones_that_do_not_fit_do_not_take_turns(
+async def test_nobody_makes_room_for_what_no_request_asks_for(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who had to make room in the plugin's memory waits until some was made, or for a while."""
+    """In an engine with a bound of its own: it is pending, and comes when asked for or when there is room."""
     rig, size = make_rig(), 2
-    load, loaded, loads = rig.engine.load, rig.engine.loaded, []
+    load = rig.engine.load
+    asked: list[tuple[str, bool]] = []
 
-    async def crowding(name: str, path: str, record: Record) -> None:
+    async def bounded(name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        asked.append((name, spare))
+        if len(rig.engine.adapters) >= size:
+            if spare:
+                raise NoSpareRoom("no room")
+            del rig.engine.adapters[next(iter(rig.engine.adapters))]
         await load(name, path, record)
-        loads.append(name)
-        for evicted in list(rig.engine.adapters)[:-size]:
-            del rig.engine.adapters[evicted]
 
-    async def tiered() -> Loaded:
-        told = await loaded()
-        return replace(told, tiers=dict.fromkeys(told.adapters, "host"))
+    monkeypatch.setattr(rig.engine, "load", bounded)
+    for name, priority in (("a", 1), ("b", 3), ("c", 2)):
+        rig.volume.put(name, policy=Policy(kind=PolicyKind.EAGER, priority=priority))
 
-    monkeypatch.setattr(rig.engine, "load", crowding)
-    monkeypatch.setattr(rig.engine, "loaded", tiered)
-    for name in "abcd":
-        rig.volume.put(name, policy=Policy(kind=PolicyKind.EAGER))
-    for _ in range(10):
-        await rig.settle()
-        await rig.replica.reconcile()
-    assert sorted(loads) == list("abcd")
-    async with rig.replica.hold("a", 5):  # asked for it comes at once
-        assert len(loads) == 5
-    rig.volume.remove("d")
-    for _ in range(10):
-        await rig.settle()
-        await rig.replica.reconcile()
-    assert len(loads) > 5
-    settled = len(loads)
-    for _ in range(10):
-        await rig.settle()
-        await rig.replica.reconcile()
-    assert len(loads) == settled
+    async def passes() -> dict[str, tuple[Phase, str]]:
+        for _ in range(5):
+            await rig.settle()
+            await rig.replica.reconcile()
+        return {name: (one.phase, one.reason) for name, one in rig.replica.notable()[0].items()}
+
+    loaded, pending = (Phase.READY, "Loaded"), (Phase.PENDING, "NoSpareRoom")
+    assert await passes() == {"b": loaded, "c": loaded, "a": pending}
+    assert asked == [("b", True), ("c", True), ("a", True)]
+    assert rig.replica.figures()["load_failures"] == 0
+    async with rig.replica.hold("a", 5):
+        assert asked[3:] == [("a", False)]
+    assert (await passes())["b"] == pending
+    rig.volume.remove("c")
+    assert await passes() == {"a": loaded, "b": loaded}
+
+
+async def test_a_request_that_joins_what_nobody_asked_for(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not told that there is no spare room: room is made for it."""
+    rig = make_rig()
+    load, begun, go = rig.engine.load, asyncio.Event(), asyncio.Event()
+
+    async def full(name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        if spare:
+            begun.set()
+            await go.wait()
+            raise NoSpareRoom("no room")
+        await load(name, path, record)
+
+    monkeypatch.setattr(rig.engine, "load", full)
+    rig.volume.put("a", policy=Policy(kind=PolicyKind.EAGER))
+    await rig.replica.reconcile()
+    await begun.wait()
+    async with asyncio.timeout(5), AsyncExitStack() as held:
+        holding = asyncio.create_task(held.enter_async_context(rig.replica.hold("a", 5)))
+        await asyncio.sleep(0)
+        go.set()
+        assert await holding == "a"

@@ -34,7 +34,7 @@ class ReadingEngine(FakeEngine):
 
     gone: list[str] = field(default_factory=list)
 
-    async def load(self, name: str, path: str, record: Record) -> None:
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         await asyncio.sleep(0)
         await super().load(name, path, record)
         self.gone += [one for one in self.adapters.values() if not Path(one, "adapter_config.json").is_file()]
@@ -300,7 +300,7 @@ async def test_a_load_whose_answer_did_not_come(make_pod: MakePod, monkeypatch: 
     await pod.rig.settle()
     load = pod.engine.load
 
-    async def silent(name: str, path: str, record: Record) -> None:
+    async def silent(name: str, path: str, record: Record, *, spare: bool = False) -> None:
         await load(name, path, record)
         if name == "a":
             raise EngineUnavailable("it did not answer in 60 s")

@@ -16,8 +16,8 @@ SAME = [
     ("Qwen/Qwen2.5-7B", "/models/Qwen2.5-7B/"),
     ("Qwen/Qwen2.5-7B", "./Qwen2.5-7B"),
     ("Qwen/Qwen2.5-7B", "/models/Qwen--Qwen2.5-7B"),
-    ("Qwen/Qwen2.5-7B", "/root/.cache/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b2c"),
-    ("Qwen/Qwen2.5-7B", "/root/.cache/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b2c/"),
+    ("Qwen/Qwen2.5-7B", "/home/vllm/.cache/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b2c"),
+    ("Qwen/Qwen2.5-7B", "/home/vllm/.cache/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b2c/"),
     ("/a/llama", "/b/llama"),
     ("llama", "/b/llama"),
 ]

@@ -23,7 +23,7 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api.ending import Ending
@@ -103,7 +103,7 @@ class InProcess:
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         self._policies = policies  # the next sync tells them
 
-    async def load(self, name: str, path: str, record: Record) -> None:
+    async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         spec = record.spec
         policy = spec.policy
         ask = {
@@ -114,6 +114,7 @@ class InProcess:
             "dtype": spec.lora.dtype,
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
+            "spare": spare,
         }
         self._loading[spec.int_id] += 1
         try:
@@ -139,6 +140,9 @@ class InProcess:
             if states.keys() == {"ready"}:
                 return
             again = "full" in states
+            if again and ask["spare"]:
+                await self._give_up(ask["id"])
+                raise NoSpareRoom(f"no room in host memory for {name}: {states['full']}")
             if waited_s > (min(FULL_WAIT_S, self._timeout_s) if again else self._timeout_s):
                 await self._give_up(ask["id"])
                 if again:

@@ -159,14 +159,16 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Start to load.
 
         Args:
-            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned`` and the ``user``.
+            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare`` and the
+                ``user``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
         """
         adapter = request.lora_int_id
         self.failures.pop(adapter, None)
-        self.tiers.reserve(adapter, self._too_big.get(adapter) or self._packed_bytes(wanted))
+        size = self._too_big.get(adapter) or self._packed_bytes(wanted)
+        self.tiers.reserve(adapter, size, spare=wanted["spare"])
         for gone in self.named.keys() - self.tiers.entries.keys():
             del self.named[gone]
         self.blank &= self.tiers.entries.keys()
@@ -229,7 +231,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             self.tiers.entries[done.id].users.add(wanted["user"])
             return
         try:
-            self._adapter_manager.admit(adapter, size, priority=wanted["priority"], pinned=wanted["pinned"])
+            how = {key: wanted[key] for key in ("priority", "pinned", "spare")}
+            self._adapter_manager.admit(adapter, size, **how)
         except NoRoom:  # whoever asks for it next is told, or finds room for its true size
             self._too_big = _latest({**self._too_big, done.id: size})
             return

@@ -58,8 +58,9 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def begin_step(self) -> None:
         """A step begins, with the mapping of the last one or another."""
-        for wrapper in self.punica_wrapper_mapping.values():
-            wrapper.sampled_is_next = True
+        if self._ours:
+            for wrapper in self.punica_wrapper_mapping.values():
+                wrapper.sampled_is_next = True
 
     def _init_punica_wrapper(self, max_num_batched_tokens: int, vllm_config: Any) -> None:
         super()._init_punica_wrapper(max_num_batched_tokens, vllm_config)
@@ -139,13 +140,13 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self._warm_ups.add(lora.id)
         return True
 
-    def admit(self, lora: Resident, size: int, *, priority: int = 0, pinned: bool = False) -> None:
-        """Take a packed adapter into the host tier.
+    def admit(self, lora: Resident, size: int, **how: Any) -> None:
+        """Take a packed adapter into the host tier, as ``Tiers.admit`` says.
 
         Raises:
             NoRoom: nobody was evicted.
         """
-        for victim in self.tiers.admit(lora.id, size, priority=priority, pinned=pinned):
+        for victim in self.tiers.admit(lora.id, size, **how):
             self._forget(victim)
         self._registered_adapters[lora.id] = lora
 

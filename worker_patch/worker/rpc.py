@@ -24,8 +24,8 @@ Answer = dict[str, Any]
 def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
-    ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, again`` (a failure is
-    forgotten) and ``wait_s``: for so long the engine has nothing better to do.
+    ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (nobody makes room
+    for it), ``again`` (a failure is forgotten), ``wait_s`` (for so long the engine has nothing better to do).
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()

@@ -69,23 +69,27 @@ class Tiers:
 
     # -- the host tier ---------------------------------------------------------------------------
 
-    def reserve(self, adapter: int, size_bytes: int) -> None:
+    def reserve(self, adapter: int, size_bytes: int, *, spare: bool = False) -> None:
         """See that there will be room for a load. Nobody is evicted: what is loaded may be good for nothing.
 
+        Args:
+            spare: nobody is to go for it, then either.
         Raises:
             NoRoom: what is in use, pinned or reserved leaves too little; nothing is reserved. TooLarge: the
                 budget does.
         """
         self.cancel(adapter)
-        staying = sum(entry.size_bytes for one, entry in self.entries.items() if not self._may_go(one))
-        self._see_to(size_bytes, staying + sum(self._reserved.values()))
+        staying = sum(e.size_bytes for one, e in self.entries.items() if spare or not self._may_go(one))
+        self._see_to(size_bytes, staying + sum(self._reserved.values()), spare)
         self._reserved[adapter] = size_bytes
 
     def cancel(self, adapter: int) -> None:
         """Give a reservation back."""
         self._reserved.pop(adapter, None)
 
-    def admit(self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False) -> list[int]:
+    def admit(
+        self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False, spare: bool = False
+    ) -> list[int]:
         """A load ended: its reservation becomes an entry. Returns who was evicted for it.
 
         Raises:
@@ -93,8 +97,8 @@ class Tiers:
                 evicted and nothing is reserved.
         """
         self.cancel(adapter)
-        going = sorted(filter(self._may_go, self.entries), key=self._order)
-        self._see_to(size_bytes, self.used_bytes - sum(self.entries[one].size_bytes for one in going))
+        going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order)
+        self._see_to(size_bytes, self.used_bytes - sum(self.entries[one].size_bytes for one in going), spare)
         victims = []
         for victim in going:
             if self.used_bytes + size_bytes <= self.budget_bytes:
@@ -106,14 +110,12 @@ class Tiers:
         self.touch(adapter)
         return victims
 
-    def _see_to(self, size_bytes: int, taken_bytes: int) -> None:
+    def _see_to(self, size_bytes: int, taken_bytes: int, spare: bool) -> None:
         if size_bytes > self.budget_bytes:
             raise TooLarge(f"it takes {size_bytes} bytes, and LORA_FS_HOST_BYTES is {self.budget_bytes}")
         if taken_bytes + size_bytes > self.budget_bytes:
-            raise NoRoom(
-                f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken, "
-                "by adapters that are in use, pinned or being loaded"
-            )
+            by = "" if spare else ", by adapters that are in use, pinned or being loaded"
+            raise NoRoom(f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken{by}")
 
     def remove(self, adapter: int) -> None:
         """Forget an adapter, its slot and its reservation, whoever uses it."""
