@@ -93,6 +93,14 @@ class Client:
         told = json.loads(answer.body)["choices"][0]["logprobs"]
         return [value for best in told["top_logprobs"] if best for value in sorted(best.values())[-4:]]
 
+    def prompt_logprobs(self, model: str, tokens: list[int]) -> list[float]:
+        """The log-probability of each of a prompt's tokens but the first."""
+        body = {"model": model, "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 0}
+        answer = self._post("/v1/completions", body, COMPUTED_LIMIT_S)
+        assert answer.status == 200, answer
+        told = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
+        return [best[str(token)]["logprob"] for token, best in zip(tokens[1:], told[1:], strict=True)]
+
     def logprobs_of_all(self, models: Iterable[str], *, echo: bool = True) -> list[list[float]]:
         """The same, all at once."""
         models = list(models)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from lora_fs.demo.waiting import wait_until
 from tests.engine.bad_adapters import CONFIG, WEIGHTS
 from tests.engine.client import LONG_PROMPT, Client, owned
 from tests.engine.plugin import FOLLOWED_S, Plugin, plugin_engine
+from tests.engine.stream import Stream
 
 Adapters = Callable[[int], Path]
 Replace = Callable[[Path, int], Path]
@@ -128,6 +130,20 @@ def test_all_in_one_batch(
     for name, probabilities in zip(names, found, strict=True):
         generated = wanted[name][-len(probabilities) :]
         np.testing.assert_allclose(probabilities, generated, atol=MOST_APART, err_msg=name)
+
+
+@pytest.mark.parametrize("plugin", ["numba", "torch", "reference"], indirect=True)
+def test_a_prompt_beside_a_neighbours_head(client: Client) -> None:
+    """Also where its rows are as many as those that are sampled from, as they are of five tokens here."""
+    prompts = [list(range(300, 300 + length)) for length in range(2, 8)]
+    wanted = [client.prompt_logprobs(MODEL_NAME, prompt) for prompt in prompts]
+    with ExitStack() as streams:
+        for _ in range(3):
+            streams.enter_context(Stream(client.url, VOCABULARY_LAYERS))
+        for _ in range(3):
+            found = [client.prompt_logprobs(MODEL_NAME, prompt) for prompt in prompts]
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other, atol=MOST_APART)
 
 
 @quick
