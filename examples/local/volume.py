@@ -6,6 +6,7 @@ would export.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ class CommandFailed(DemoFailed):
         command = " ".join(("lora-fs", *ran.arguments))
         super().__init__(f"{command} ended with {ran.exit_code}\n{ran.stdout}{ran.stderr}")
         self.ran = ran
+
+
+class CommandHung(CommandFailed):
+    """A ``lora-fs`` command had not ended after ``_COMMAND_LIMIT_S``, and was ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +79,23 @@ class Volume:
         return ran
 
     def try_run(self, *arguments: str) -> Ran:
-        """Run ``lora-fs ARGUMENTS`` to its end, whatever its exit code."""
-        done = subprocess.run(
-            [LORA_FS, *arguments],
-            cwd=self.cwd,
-            env=child_environment(self.env),
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_LIMIT_S,
-            check=False,
-        )
-        return Ran(arguments, done.returncode, done.stdout, done.stderr)
+        """Run ``lora-fs ARGUMENTS`` to its end, whatever its exit code.
+
+        Raises:
+            CommandHung: it did not end, and what it was doing.
+        """
+        pipe = subprocess.PIPE
+        environment = child_environment(self.env | {"PYTHONFAULTHANDLER": "1"})
+        with subprocess.Popen(
+            [LORA_FS, *arguments], cwd=self.cwd, env=environment, stdout=pipe, stderr=pipe, text=True
+        ) as child:
+            try:
+                stdout, stderr = child.communicate(timeout=_COMMAND_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGABRT)  # at which Python tells where its threads are
+                stdout, stderr = child.communicate()
+                raise CommandHung(Ran(arguments, child.returncode, stdout, stderr)) from None
+            except BaseException:
+                child.kill()
+                raise
+        return Ran(arguments, child.returncode, stdout, stderr)

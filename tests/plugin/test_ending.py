@@ -262,3 +262,25 @@ def test_its_events_are_told() -> None:
     logged = set(re.findall(r'\bevent\("([^"]+)"', code))
     assert {"plugin.begins", "plugin.ends"} <= logged
     assert not [name for name in logged if f"| `{name}` |" not in page]
+
+
+@pytest.mark.parametrize(("ends", "answers"), [(True, False), (True, True), (False, False)])
+async def test_a_loop_that_is_torn_down(ends: bool, answers: bool) -> None:
+    """Who waits is told so where the server ends; not one whose answer has begun, nor where it goes on."""
+    ending, waits, ended = Ending(), asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        async with ending.waiting() as begun:
+            if answers:
+                begun()
+            waits.set()
+            await asyncio.sleep(BOUND_S)
+
+    async with ending.watched(ended.is_set, ending.begin):
+        waiting = asyncio.create_task(wait())
+        await waits.wait()
+        if ends:
+            ended.set()
+        waiting.cancel()  # before the watcher looks again
+        with pytest.raises(EngineUnavailable if ends and not answers else asyncio.CancelledError):
+            await waiting

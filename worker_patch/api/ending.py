@@ -2,6 +2,8 @@
 
 A uvicorn that ends waits for its connections, and vLLM sets it no bound: a request that waits for an
 adapter would keep the process up for as long as it waits. Answers that have begun are left alone.
+Should vLLM's own end fail (0.32's may look at a process that has just ended), the loop is torn down under
+all that waits, which is told the same.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Ending:
     def __init__(self) -> None:
         self._begun = False
         self._waits: set[asyncio.Timeout] = set()
+        self._ends: Callable[[], bool] = lambda: False
 
     def begin(self) -> None:
         """End what waits, and what comes to wait from now on."""
@@ -49,6 +52,10 @@ class Ending:
                 self._waits.add(wait)
                 try:
                     yield lambda: self._waits.discard(wait)
+                except asyncio.CancelledError as error:
+                    if wait in self._waits and self._ends():
+                        raise EngineUnavailable(TOLD) from error
+                    raise
                 finally:
                     self._waits.discard(wait)
         except TimeoutError as error:
@@ -73,6 +80,7 @@ class Ending:
     @asynccontextmanager
     async def watched(self, ends: Callable[[], bool], begin: Callable[[], None]) -> AsyncIterator[None]:
         """Call ``begin`` as soon as ``ends`` says so, while the context is open."""
+        self._ends = ends
 
         async def watch() -> None:
             while not ends():  # noqa: ASYNC110 - nothing of vLLM's tells
