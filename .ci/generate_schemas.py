@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
-from lora_fs.sidecar.registry.head import Head
-from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.registry.store.head import Head
+from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.server import bodies, dynamo
 
 FOLDER = Path(__file__).parents[1] / "schemas"

@@ -23,9 +23,9 @@ from stub_engine import stub_engine
 
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.sidecar.model import Policy, PolicyKind, Scope
-from lora_fs.sidecar.registry import registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 
 SCOPE = Scope("default", "tiny")
@@ -90,7 +90,7 @@ def _register(root: Path, base: Path, work: Path, markets: Sequence[str]) -> lis
             policy = Policy(kind=kind) if kind is not None else None
             labels = {"team": task, "market": market}
             wanted = Registration(name, folder, folder.as_uri(), policy=policy, labels=labels)
-            done = registration.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="ci@build-7")
+            done = ingest.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="ci@build-7")
             names.append(name)
             if name in DAMAGED:
                 weights = registry.layout.artifact(done.record.key) / "adapter_model.safetensors"

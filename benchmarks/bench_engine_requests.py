@@ -43,7 +43,7 @@ from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
 from lora_fs.sidecar.model import Policy, Scope
 from lora_fs.sidecar.reconcile.catalog import build, find
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.view.view import RegistryView
 
 CONCURRENT, MANY, REPEATS, UNLOADED = 32, 8, 5, 4
 RESOLVED = 1000

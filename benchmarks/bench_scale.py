@@ -34,7 +34,7 @@ from population import fill, register, unregister
 from small import make_adapter
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 
 READER = Path(__file__).parent / "scale/reader.py"
 Told = dict[str, Any]

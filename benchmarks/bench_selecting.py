@@ -32,7 +32,7 @@ from lora_fs.demo.process import Process
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 
 PER_NAMESPACE = 1_000
 ASKED = {  # what is asked → how many of each namespace it leaves

@@ -12,26 +12,27 @@ import struct
 from pathlib import Path
 
 from lora_fs.sidecar.model import FileEntry, Scope
-from lora_fs.sidecar.registry import artifacts, operations, registration
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 
 SCOPE = Scope("default", "tiny")
 WEIGHTS = "adapter_model.safetensors"
 
 
-def register(registry: Registry, name: str, folder: Path, scope: Scope = SCOPE) -> registration.Registered:
+def register(registry: Registry, name: str, folder: Path, scope: Scope = SCOPE) -> ingest.Registered:
     """Register as the command does."""
     wanted = Registration(name, folder, folder.as_uri())
-    return registration.register(registry, scope, wanted, Expectation(("tiny",)), writer="benchmark")
+    return ingest.register(registry, scope, wanted, Expectation(("tiny",)), writer="benchmark")
 
 
 def unregister(registry: Registry, name: str, scope: Scope = SCOPE) -> None:
     """Unregister as the command does."""
-    operations.unregister(registry, scope, name, all_revisions=True, writer="benchmark")
+    release.unregister(registry, scope, name, all_revisions=True, writer="benchmark")
 
 
 def populate(root: Path, folder: Path, count: int) -> Registry:
@@ -44,7 +45,7 @@ def populate(root: Path, folder: Path, count: int) -> Registry:
 def fill(registry: Registry, scope: Scope, folder: Path, count: int, *, own_bytes: bool = False) -> None:
     """Register ``count`` adapters in a scope that has none; ``own_bytes``: no two of them alike."""
     first = register(registry, "many-00000", folder, scope).record
-    pointer = operations.active(registry, scope, first.name)
+    pointer = release.active(registry, scope, first.name)
     assert pointer is not None
     layout, bytes_of = registry.layout, _contents(registry.layout.artifact(first.key))
     for number in range(1, count):
@@ -55,9 +56,9 @@ def fill(registry: Registry, scope: Scope, folder: Path, count: int, *, own_byte
         else:
             shutil.copytree(layout.artifact(first.key), artifact, copy_function=os.link)
         digest = artifacts.digest_of(files)
-        int_id = registration.int_id(registry.marker.registry_uuid, key, digest)
+        identity = int_id(registry.marker.registry_uuid, key, digest)
         path = f"{scope}/{key.revision}/{key.name}"
-        of_it = {"path": path, "int_id": int_id, "digest": digest, "files": files}
+        of_it = {"path": path, "int_id": identity, "digest": digest, "files": files}
         spec = first.spec.model_copy(update=of_it)
         own = {name: secrets.token_hex(16) for name in ("uid", "request_id", "token")}
         record = first.model_copy(update={**own, "name": key.name, "spec": spec})

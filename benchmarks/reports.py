@@ -10,9 +10,9 @@ from pathlib import Path
 from population import SCOPE
 
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import atomic
 
 OTHERS = (Phase.LOADING, Phase.VALIDATING, Phase.PENDING, Phase.DRAINING, Phase.FAILED)
 

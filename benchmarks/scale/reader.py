@@ -22,11 +22,11 @@ from calls import Calls, per
 from replica import Running
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.filesystem import Timing
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume.mounts import Timing
 from lora_fs.sidecar.validate import Expectation
 
 Told = dict[str, Any]

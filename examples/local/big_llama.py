@@ -15,9 +15,9 @@ from lora_fs.demo.engine import WORKER_APART, EngineFarm
 from lora_fs.demo.process import Process
 from lora_fs.demo.tiny_llama import MODEL_NAME, TARGET_MODULES, ensure_model
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 
 RANK = 64
@@ -100,7 +100,7 @@ def register_all(root: Path, model: Path, adapters: Path) -> None:
     scope = Scope("default", model.name)
     for folder in sorted(adapters.iterdir()):
         wanted = Registration(folder.name, folder, folder.as_uri())
-        registration.register(registry, scope, wanted, Expectation((model.name,)), writer="benchmark")
+        ingest.register(registry, scope, wanted, Expectation((model.name,)), writer="benchmark")
 
 
 def engine_pair(

@@ -11,7 +11,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
-from lora_fs.sidecar.registry import amend
+from lora_fs.sidecar.registry.lifecycle import amend
 from lora_fs.sidecar.settings import writer_id
 
 

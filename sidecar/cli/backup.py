@@ -18,9 +18,11 @@ from lora_fs.sidecar.cli.context import Context, complain, unread
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import archive, atomic, export, fsck, imports, merge, restore, survey
-from lora_fs.sidecar.registry.layout import MARKER
-from lora_fs.sidecar.registry.mend import Mender
+from lora_fs.sidecar.registry.backup import archive, export, imports, merge, restore
+from lora_fs.sidecar.registry.format.layout import MARKER
+from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")

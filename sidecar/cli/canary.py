@@ -9,8 +9,8 @@ from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import writer_id
 
 
@@ -52,11 +52,11 @@ def canary(
     scope = context.scope()
     with context.opened() as registry:
         if finish or abort:
-            pointer = operations.end_canary(registry, scope, name, finish=finish, writer=writer_id())
+            pointer = release.end_canary(registry, scope, name, finish=finish, writer=writer_id())
         elif revision is None and percent is None:
             pointer = _running(context, registry, name)
         else:
-            pointer = operations.set_canary(registry, scope, name, revision, percent, writer=writer_id())
+            pointer = release.set_canary(registry, scope, name, revision, percent, writer=writer_id())
     trial = pointer.canary
     tried = trial.revision if trial is not None else pointer.revision
     context.noted.update(revision=tried)
@@ -70,7 +70,7 @@ def canary(
 
 
 def _running(context: Context, registry: Registry, name: str) -> Pointer:
-    pointer = operations.active(registry, context.scope(), name)
+    pointer = release.active(registry, context.scope(), name)
     if pointer is None or pointer.canary is None:
         raise NotFound(f"{name} has no canary in {context.scope()}: say which revision to try")
     return pointer

@@ -34,7 +34,7 @@ from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate.report import printable
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.registry.store import Registry
+    from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.validate import Expectation
 
 GAP = "  "
@@ -68,8 +68,10 @@ class Context:
         return self.settings.root
 
     def registry(self, *, create: bool = False) -> Registry:
-        from lora_fs.sidecar.registry.root import is_registry  # not needed to say what commands there are
-        from lora_fs.sidecar.registry.store import Registry
+        from lora_fs.sidecar.registry.store.marker import (
+            is_registry,  # not needed to say what commands there are
+        )
+        from lora_fs.sidecar.registry.store.writer import Registry
 
         makes = create and not is_registry(self.root())
         registry = Registry(self.root(), create=create)

@@ -24,11 +24,11 @@ from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.conformance.verdict import told
 from lora_fs.sidecar.errors import LoraFsError, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.atomic import TemporaryNames
-from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
+from lora_fs.sidecar.registry.volume.mounts import kind_of, timing_for
 
 
 class Check(NamedTuple):

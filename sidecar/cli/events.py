@@ -14,9 +14,9 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import Event, EventList, Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.volume import atomic
 
 LOOK_S = 1.0
 COLUMNS = ("LAST", "TYPE", "REASON", "ADAPTER", "REPLICA", "COUNT", "MESSAGE")

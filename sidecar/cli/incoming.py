@@ -12,11 +12,11 @@ from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.register import check_linked
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
-from lora_fs.sidecar.reconcile.fetching import Fetching
-from lora_fs.sidecar.reconcile.fetching import register as fetch_and_register
-from lora_fs.sidecar.registry import operations, registration
-from lora_fs.sidecar.registry.registration import Registered, Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching
+from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import writer_id
 from lora_fs.sidecar.sources import gie, nim
 from lora_fs.sidecar.sources.known import opened
@@ -142,7 +142,7 @@ def _register(
         check_linked(folder, context.root(), context.settings)
     wanted = Registration(name, folder, folder.as_uri(), base_model=base_model, link=link, origin="import")
     expectation = context.expectation(base_model, allow)
-    done = registration.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
+    done = ingest.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
     return _registered(scope, done)
 
 
@@ -183,8 +183,8 @@ def _registered(scope: Scope, done: Registered) -> Row:
 def _unregister(registry: Registry, scope: Scope, name: str, dry_run: bool) -> Row:
     check_segment("name", name)
     what = f"{scope}: {name}"
-    if not operations.present_revisions(registry, scope, name):
+    if not release.present_revisions(registry, scope, name):
         return _row(what, "unchanged", "is not registered")
     if not dry_run:
-        operations.unregister(registry, scope, name, writer=writer_id(), all_revisions=True)
+        release.unregister(registry, scope, name, writer=writer_id(), all_revisions=True)
     return _row(what, "unregistered")

@@ -12,8 +12,8 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain, shown_bytes, shown_time
 from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.registry.selection import Selection
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.lifecycle.selectors import Selection
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import click
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain, shown_bytes
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
-from lora_fs.sidecar.registry import atomic, gc
-from lora_fs.sidecar.registry.lock import LEASE_S, lease, take_over
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease, take_over
 from lora_fs.sidecar.settings import writer_id
 
 DEAD_AFTER_S = 1.5 * LEASE_S

@@ -8,7 +8,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.model import AdapterKey, Pointer
-from lora_fs.sidecar.registry import operations
+from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.settings import writer_id
 
 
@@ -41,7 +41,7 @@ def unregister(
         raise click.UsageError("--revision and --all-revisions exclude each other")
     scope = context.scope()
     with context.opened() as registry:
-        gone = operations.unregister(
+        gone = release.unregister(
             registry,
             scope,
             name,
@@ -73,7 +73,7 @@ def promote(context: Context, name: str, revision: str, wait: float | None, outp
       lora-fs promote support v2 --wait 20
     """
     with context.opened() as registry:
-        pointer = operations.promote(registry, context.scope(), name, revision, writer=writer_id())
+        pointer = release.promote(registry, context.scope(), name, revision, writer=writer_id())
     _follow(context, pointer, "promoted", wait, output)
 
 
@@ -90,7 +90,7 @@ def rollback(context: Context, name: str, wait: float | None, output: str) -> No
       lora-fs rollback support --wait 20
     """
     with context.opened() as registry:
-        pointer = operations.rollback(registry, context.scope(), name, writer=writer_id())
+        pointer = release.rollback(registry, context.scope(), name, writer=writer_id())
     _follow(context, pointer, "rolled back", wait, output)
 
 

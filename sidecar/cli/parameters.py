@@ -19,7 +19,7 @@ from lora_fs.sidecar.model import AdapterKey, Scope, check_segment, model_slug
 from lora_fs.sidecar.settings import load_settings
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.registry.store import Registry
+    from lora_fs.sidecar.registry.store.writer import Registry
 
 MAX_LOOKED_AT = 200  # records read for one completion; beyond it withdrawn names are proposed, too
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -97,7 +97,7 @@ def _registry(context: click.Context) -> tuple[Registry, Scope]:
     settings = load_settings(**given, namespace=namespaces[0] if namespaces else None)
     if settings.root is None or settings.model is None:
         raise click.UsageError("no registry")
-    from lora_fs.sidecar.registry.store import Registry
+    from lora_fs.sidecar.registry.store.writer import Registry
 
     scope = Scope(check_segment("namespace", settings.namespace), model_slug(settings.model))
     return Registry(settings.root), scope
@@ -129,11 +129,11 @@ def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[
 
 def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     try:
-        from lora_fs.sidecar.registry import operations
+        from lora_fs.sidecar.registry.lifecycle import release
 
         registry, scope = _registry(context)
         named = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
-        found = operations.present_revisions(registry, scope, named)
+        found = release.present_revisions(registry, scope, named)
     except Exception:
         return []
     return [CompletionItem(revision) for revision in sorted(found) if revision.startswith(incomplete)]

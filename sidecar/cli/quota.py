@@ -12,7 +12,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.model import Quota, check_segment
-from lora_fs.sidecar.registry.quota import Usage
+from lora_fs.sidecar.registry.store.quota import Usage
 from lora_fs.sidecar.settings import writer_id
 
 UNBOUNDED = "none"

@@ -14,14 +14,14 @@ from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import InputError, NotFound
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
-from lora_fs.sidecar.reconcile.fetching import Fetching, brought
-from lora_fs.sidecar.reconcile.fetching import register as fetching_register
-from lora_fs.sidecar.registry import operations, registration
-from lora_fs.sidecar.registry.layout import MARKER
-from lora_fs.sidecar.registry.registration import Registered, Registration
-from lora_fs.sidecar.registry.revisions import policy_of_served
-from lora_fs.sidecar.registry.root import is_registry
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching, brought
+from lora_fs.sidecar.reconcile.admin.fetching import register as fetching_register
+from lora_fs.sidecar.registry.format.layout import MARKER
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.lifecycle.revisions import policy_of_served
+from lora_fs.sidecar.registry.store.marker import is_registry
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.sources.known import is_remote
@@ -119,13 +119,13 @@ def register(
             "`lora-fs register` without --dry-run does, and `lora-fs validate` checks a folder without one."
         )
     with context.opened(create=not dry_run) as registry:
-        before = operations.active(registry, scope, name)
+        before = release.active(registry, scope, name)
         wanted = replace(wanted, policy=_policy(context, registry, name, policy, ttl, priority))
         if is_remote(source, plugin):
             done = _fetch(context, registry, wanted, source, plugin, expectation, dry_run)
         else:
             with reading(folder, times=3) as advance:
-                done = registration.register(
+                done = ingest.register(
                     registry,
                     scope,
                     wanted,
@@ -135,7 +135,7 @@ def register(
                     progress=advance,
                 )
         context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
-        pointer = before if dry_run else operations.active(registry, scope, name)
+        pointer = before if dry_run else release.active(registry, scope, name)
     _tell(context, done, (before, pointer), wanted, dry_run, output)
     if wait is not None and not dry_run:
         moved = [pointer] if activate and pointer is not None else []
@@ -161,9 +161,7 @@ def _fetch(
             )
         with brought(source, fetching) as (folder, offer):
             wanted = replace(wanted, source=folder, uri=offer.uri, pin=offer.recorded)
-            return registration.register(
-                registry, scope, wanted, expectation, writer=writer_id(), dry_run=True
-            )
+            return ingest.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=True)
 
 
 def _policy(
@@ -176,7 +174,7 @@ def _policy(
         return None
     begins = context.default_policy()
     if policy is None:
-        existing = operations.present_revisions(registry, context.scope(), name)
+        existing = release.present_revisions(registry, context.scope(), name)
         begins = policy_of_served(registry, context.scope(), name, existing) or begins
     return Policy.model_validate({**begins.model_dump(), **said})
 

@@ -28,7 +28,7 @@ from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard.fleet import Fleet

@@ -14,9 +14,9 @@ from lora_fs.sidecar.cli.context import Context, complain
 from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, not_seen, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.reconcile.downloads import progress
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 WATCH_S = 1.0
 NOT_SEEN = "this replica has not seen it yet"

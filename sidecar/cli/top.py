@@ -24,8 +24,8 @@ from lora_fs.sidecar.cli.status import ago, seen_s
 from lora_fs.sidecar.cli.wait import LIVE_S, age_s, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.validate.report import printable
 
 EVERY_S = 1.0

@@ -22,10 +22,10 @@ from lora_fs.sidecar.cli.wait import (
 )
 from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Record, ReplicaStatus, Scope
-from lora_fs.sidecar.reconcile.conditions import TYPES
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.telemetry.conditions import TYPES
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
 
 READY, DELETED, CONDITION = "ready", "deleted", "condition="
 
@@ -93,11 +93,11 @@ def wait(context: Context, name: str, aim: str, timeout: float) -> None:
 
 def _lagging(registry: Registry, layout: Layout, scope: Scope, name: str, aim: str) -> Iterator[str]:
     """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
-    pointer = operations.active(registry, scope, name)
+    pointer = release.active(registry, scope, name)
     record = _served(registry, scope, name, pointer)
     if record is None and aim != DELETED:
         raise NotFound(f"{name} serves nothing in {scope}: `lora-fs list` shows what is registered")
-    if aim == DELETED and (left := operations.present_revisions(registry, scope, name)):
+    if aim == DELETED and (left := release.present_revisions(registry, scope, name)):
         yield f"{', '.join(sorted(left))} {'is' if len(left) == 1 else 'are'} registered"
         return
     reports = read_reports(layout)

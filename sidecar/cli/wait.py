@@ -22,9 +22,9 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.model.status import RECENT
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.volume import atomic
 
 LIVE_S = 60
 LOOK_S, LOOK_MOST_S = 0.05, 0.5

@@ -19,11 +19,11 @@ from typing import Any, Literal
 from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import Pointer, Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, TemporaryNames
-from lora_fs.sidecar.registry.layout import Generation
-from lora_fs.sidecar.registry.lock import lease
-from lora_fs.sidecar.registry.store import LEASE_WAIT_S, Registry
+from lora_fs.sidecar.registry.format.layout import Generation
+from lora_fs.sidecar.registry.store.writer import LEASE_WAIT_S, Registry
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import Ambiguous, LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.leases import lease
 
 SCOPE = Scope("doctor", "probe")
 HELD_S = 0.001

@@ -16,9 +16,9 @@ from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
 from lora_fs.sidecar.conformance.report import Rates
 from lora_fs.sidecar.conformance.visibility import create
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.layout import HEAD, LEASES
+from lora_fs.sidecar.registry.format.layout import HEAD, LEASES
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.volume import atomic
 
 Read = Literal["whole", "torn", "empty", "missing", "backwards", "refused"]
 SIZES_BYTES = (0, 300, 5_000, 40, 9_000)  # of the padding: shorter, longer, over a page

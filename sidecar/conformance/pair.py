@@ -18,9 +18,9 @@ from pathlib import Path
 
 from lora_fs.sidecar.conformance.agent import Agent
 from lora_fs.sidecar.errors import InputError, NotFound, OperatorError, VolumeUnavailable
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.filesystem import kind_of
-from lora_fs.sidecar.registry.layout import TEMPORARY
+from lora_fs.sidecar.registry.format.layout import TEMPORARY
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.mounts import kind_of
 
 SCRATCH = f"{TEMPORARY}doctor-"
 ANSWER_S = 30.0  # beyond what a probe may take: a mount that is silent for longer hangs

@@ -13,7 +13,7 @@ from pathlib import Path
 from lora_fs.sidecar.conformance.contention import Fenced, Races, Turns
 from lora_fs.sidecar.conformance.files import Replaced
 from lora_fs.sidecar.conformance.report import Delay, Promise, Rates, Verdict
-from lora_fs.sidecar.registry.filesystem import LOCAL, Timing, timing_for
+from lora_fs.sidecar.registry.volume.mounts import LOCAL, Timing, timing_for
 
 PROMPT_S = 0.25  # what shows within it needs no advice
 POLL_MOST_S, SETTLE_MOST_S = 30.0, 120.0

@@ -23,13 +23,14 @@ from lora_fs.sidecar.conformance.contention import SCOPE
 from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
 from lora_fs.sidecar.conformance.report import Delay
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.reconcile.volume import EVENTS
-from lora_fs.sidecar.registry import artifacts, atomic
-from lora_fs.sidecar.registry.atomic import LinkUnsupported, TemporaryNames
-from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
-from lora_fs.sidecar.registry.layout import HEAD, LEASES
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.watch.watcher import EVENTS
+from lora_fs.sidecar.registry.format.layout import HEAD, LEASES
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.mounts import kind_of, timing_for
 
 TRIES = 25
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05

@@ -15,25 +15,25 @@ from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 
+from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
-from lora_fs.sidecar.reconcile.ahead import Ahead
-from lora_fs.sidecar.reconcile.fetching import Fetching
-from lora_fs.sidecar.reconcile.flat import FlatStore
-from lora_fs.sidecar.reconcile.registrations import Registrations
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching
+from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
-from lora_fs.sidecar.reconcile.report import Reporter
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.reconcile.threads import Daemons
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.filesystem import LOCAL, kind_of, timing_for
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.root import is_registry
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
+from lora_fs.sidecar.reconcile.status_file import Reporter
+from lora_fs.sidecar.reconcile.watch.flat_store import FlatStore
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.store.marker import is_registry
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume.mounts import LOCAL, kind_of, timing_for
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.registry.desired import ByScope, Desired, touched
+from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, touched
 
 Value = TypeVar("Value")
 

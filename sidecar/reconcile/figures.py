@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from lora_fs.sidecar.model import JsonObject
 from lora_fs.sidecar.reconcile.catalog import Catalog
-from lora_fs.sidecar.reconcile.residents import Residents
-from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:

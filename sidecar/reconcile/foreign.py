@@ -14,7 +14,7 @@ from typing import Final
 
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope
-from lora_fs.sidecar.registry.desired import Desired
+from lora_fs.sidecar.registry.view.snapshot import Desired
 
 UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")  # what a stage folder calls a copy

@@ -23,22 +23,22 @@ from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, Tem
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Policy, Record
 from lora_fs.sidecar.reconcile import figures, plan, status
-from lora_fs.sidecar.reconcile.ahead import Ahead
+from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn, public_name
-from lora_fs.sidecar.reconcile.conditions import Readiness, Since
-from lora_fs.sidecar.reconcile.events import EventLog, News
+from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.eviction import Room
 from lora_fs.sidecar.reconcile.foreign import Foreign
-from lora_fs.sidecar.reconcile.measures import Durations
-from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
-from lora_fs.sidecar.reconcile.residents import Residents
-from lora_fs.sidecar.reconcile.room import Room
-from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.subjects import Subjects
-from lora_fs.sidecar.reconcile.tally import Tally
-from lora_fs.sidecar.reconcile.uploads import Upload
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.desired import Desired, touched
-from lora_fs.sidecar.registry.registration import Registered
+from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.telemetry.events import EventLog, News
+from lora_fs.sidecar.reconcile.telemetry.request_counts import Tally
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered
+from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from lora_fs.sidecar.model import Policy, PolicyKind
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.residents import Residents
-from lora_fs.sidecar.reconcile.staging import Stager
+from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 Lookup = Callable[[str], Served | None]
 

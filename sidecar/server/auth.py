@@ -24,7 +24,7 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from lora_fs.sidecar.reconcile.threads import Threads
+from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key

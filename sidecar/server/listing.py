@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, JsonObject, Phase
 from lora_fs.sidecar.reconcile.status import resting
-from lora_fs.sidecar.registry.selection import Selection
+from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from lora_fs.sidecar.server.auth import Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 

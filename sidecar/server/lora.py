@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
-from lora_fs.sidecar.registry.selection import Selection
+from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from lora_fs.sidecar.server.acts import Acts
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (

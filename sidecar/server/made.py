@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from lora_fs.sidecar.registry.desired import changes
+from lora_fs.sidecar.registry.view.snapshot import changes
 from lora_fs.sidecar.server.ports import Served
 
 One = TypeVar("One")

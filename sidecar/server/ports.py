@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.reconcile.admin.service import LoadRequest
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
-from lora_fs.sidecar.reconcile.conditions import Readiness
-from lora_fs.sidecar.reconcile.events import EventLog
-from lora_fs.sidecar.reconcile.measures import Durations
-from lora_fs.sidecar.reconcile.registrations import LoadRequest
-from lora_fs.sidecar.reconcile.uploads import Upload
-from lora_fs.sidecar.registry.registration import Registered
+from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 
 __all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "full_name", "namespace_of"]
 

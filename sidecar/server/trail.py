@@ -10,8 +10,8 @@ from typing import Final
 import anyio
 
 from lora_fs.sidecar import audit
+from lora_fs.sidecar.concurrency import AllTaken, Threads
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.reconcile.threads import AllTaken, Threads
 from lora_fs.sidecar.server.auth import Caller
 
 WRITE_WAIT_S: Final = 2.0

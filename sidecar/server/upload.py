@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.reconcile.uploads import Upload
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.server.acts import Acts
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody, Uploaded

@@ -17,8 +17,8 @@ import pytest
 
 from lora_fs.sidecar.cli.main import cli, run
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import atomic
 from tests.registry.conftest import write_adapter
 
 MODEL = "tiny"

@@ -11,8 +11,8 @@ import pytest
 
 from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.conformance import Effort, Verdict
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.root import read_marker
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.store.marker import read_marker
 from tests.cli.conftest import LoraFs
 
 BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.05, wait_s=0.5, rounds=1)

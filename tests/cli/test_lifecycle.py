@@ -17,8 +17,8 @@ from lora_fs.sidecar.cli.context import shown_time
 from lora_fs.sidecar.cli.events import _local
 from lora_fs.sidecar.cli.main import COMMANDS, cli
 from lora_fs.sidecar.model import Event, EventList, Phase
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import seal
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import atomic
 from tests.cli.conftest import LORA_FS, MODEL, LoraFs, seen
 
 Folder = Callable[[int], str]

@@ -16,11 +16,11 @@ from lora_fs.sidecar.cli import maintain, wait
 from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
 from lora_fs.sidecar.model.status import RECENT
-from lora_fs.sidecar.registry import lock
-from lora_fs.sidecar.registry.atomic import unavailable
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import leases
+from lora_fs.sidecar.registry.volume.atomic import unavailable
+from lora_fs.sidecar.registry.volume.leases import lease
 from tests.cli.conftest import LoraFs, seen
 from tests.registry.faults import fail
 from tests.registry.test_lock import left_by_another_host
@@ -392,7 +392,7 @@ def test_gc_after_one_that_was_killed_on_another_host(
     lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease is found to be dead by watching it, in the one run there is: no later run starts earlier."""
-    monkeypatch.setattr(lock, "LEASE_S", 0.3)
+    monkeypatch.setattr(leases, "LEASE_S", 0.3)
     monkeypatch.setattr(maintain, "DEAD_AFTER_S", 5.0)
     lora_fs("register", "a", folder(1))
     lora_fs("unregister", "a")

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from lora_fs.sidecar.cli.top import AdapterLine, Rates, Sight, replica_line, screen
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import atomic
 from tests.cli.conftest import LORA_FS, LoraFs, interruptible
 
 START = datetime.datetime.now(datetime.UTC)

@@ -16,8 +16,8 @@ from lora_fs.sidecar.conformance import Effort, Verdict, contention, examine, su
 from lora_fs.sidecar.conformance.agent import Agent, AgentError
 from lora_fs.sidecar.conformance.pair import SCRATCH, Pair
 from lora_fs.sidecar.errors import InputError, NotFound, VolumeUnavailable
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.atomic import TemporaryNames
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
 BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.15, wait_s=0.8, rounds=1)
 LAG_S = 0.4

@@ -13,11 +13,13 @@ import pytest
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import artifacts, atomic, gc, operations
-from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.lock import lease
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.lifecycle import artifacts, release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.leases import lease
 from tests.crash.tracing import Acknowledged
 from tests.registry.conftest import write_adapter
 from tests.registry.faults import without_links
@@ -125,7 +127,7 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         look_at_folders(registry, SCOPE)
         shutil.rmtree(dropped)
     if what == "gc":
-        operations.unregister(registry, SCOPE, "a1", writer="test", revision="v1")
+        release.unregister(registry, SCOPE, "a1", writer="test", revision="v1")
         put(registry, SCOPE, first, name="b1", link=True)
         atomic.make_folder(registry.layout.incoming(SCOPE))
         write_adapter(artifacts.temporary_in(registry.layout.incoming(SCOPE)))
@@ -141,9 +143,9 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         elif what == "register again":
             put(registry, SCOPE, second)
         elif what == "promote":
-            operations.promote(registry, SCOPE, "a1", "v1", writer="test")
+            release.promote(registry, SCOPE, "a1", "v1", writer="test")
         elif what == "unregister":
-            operations.unregister(registry, SCOPE, "a1", writer="test", all_revisions=True)
+            release.unregister(registry, SCOPE, "a1", writer="test", all_revisions=True)
         elif what == "gc":
             collect(registry)
         else:

@@ -11,7 +11,8 @@ from pathlib import Path
 import filelock._soft
 import pytest
 
-from lora_fs.sidecar.registry import lock, store
+from lora_fs.sidecar.registry.store import writer
+from lora_fs.sidecar.registry.volume import leases
 from tests.crash import tracing
 
 MEMORY = Path("/dev/shm")
@@ -35,6 +36,6 @@ def scratch(folder: Path) -> Path:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty or torn lockfile is not waited out; how long that takes is a test of its own."""
-    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
-    monkeypatch.setattr(store, "LEASE_WAIT_S", 0.02)
+    monkeypatch.setattr(leases, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(writer, "LEASE_WAIT_S", 0.02)
     monkeypatch.setattr(filelock._soft, "MALFORMED_LOCK_AGE_THRESHOLD", 0.0)

@@ -24,12 +24,12 @@ from typing import IO, Any, NoReturn
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.reading import Body, Series
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.reader import Body, Series
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 from tests.registry.test_operations import put
@@ -176,12 +176,12 @@ def _register(registry: Registry, chance: random.Random, sources: list[Path]) ->
 
 
 def _unregister(registry: Registry, chance: random.Random, _: list[Path]) -> None:
-    operations.unregister(registry, SCOPE, chance.choice(NAMES), writer="test", all_revisions=True)
+    release.unregister(registry, SCOPE, chance.choice(NAMES), writer="test", all_revisions=True)
 
 
 def _promote(registry: Registry, chance: random.Random, sources: list[Path]) -> None:
     revision = chance.choice([f"r{seed}" for seed in range(len(sources))])
-    operations.promote(registry, SCOPE, chance.choice(NAMES), revision, writer="test")
+    release.promote(registry, SCOPE, chance.choice(NAMES), revision, writer="test")
 
 
 def _drop(registry: Registry, chance: random.Random, sources: list[Path]) -> None:

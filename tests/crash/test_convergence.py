@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.crash.convergence import Pace, Run, converge, judge
 from tests.registry.faults import without_links
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.registry import lock
-from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.volume import leases
+from lora_fs.sidecar.registry.volume.leases import lease
 from tests.crash import tracing
 from tests.crash.acts import SCOPE, stage
 from tests.crash.tracing import Point
@@ -55,10 +55,10 @@ def test_a_dead_holders_lease_is_had_in_time(
     if not waits:
         monkeypatch.setattr(time, "monotonic", clock)
     started, had = time.monotonic(), False
-    while not had and time.monotonic() - started < 10 * lock.LEASE_S:
+    while not had and time.monotonic() - started < 10 * leases.LEASE_S:
         with lease(path, wait_s=ASK_AGAIN_S if waits else 0) as had:
             took_s = time.monotonic() - started
         clock.sleep(ASK_AGAIN_S)
     assert had
-    assert took_s <= lock.LEASE_S + TAKEN_WITHIN_S
-    print(f"{left}: taken over after {took_s:.2f} s of a lease of {lock.LEASE_S} s")
+    assert took_s <= leases.LEASE_S + TAKEN_WITHIN_S
+    print(f"{left}: taken over after {took_s:.2f} s of a lease of {leases.LEASE_S} s")

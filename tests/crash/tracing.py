@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.reading import Body, Series
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.reader import Body, Series
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 
 Act = Callable[[Registry], object]
 

@@ -17,11 +17,12 @@ import uvicorn
 from lora_fs.sidecar.cli.serve import Server
 from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.assembly import assemble
-from lora_fs.sidecar.registry import atomic, operations, registration
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
@@ -48,11 +49,11 @@ class Live:
         """As the command does."""
         folder = write_adapter(self.sources / name, seed=hash(name) % 1000)
         wanted = Registration(name, folder, folder.as_uri(), labels=labels or {})
-        registration.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
+        ingest.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
 
     def unregister(self, name: str, scope: Scope = SCOPE) -> None:
         """As the command does."""
-        operations.unregister(self.registry, scope, name, all_revisions=True, writer="test")
+        release.unregister(self.registry, scope, name, all_revisions=True, writer="test")
 
     def report(
         self,

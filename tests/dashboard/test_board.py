@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from lora_fs.sidecar.model import Phase, Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import board
 from tests.dashboard.conftest import HERE, Live, sidecar

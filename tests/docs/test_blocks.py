@@ -18,7 +18,7 @@ import click
 import pytest
 
 from lora_fs.sidecar.cli import doctor
-from lora_fs.sidecar.registry import atomic
+from lora_fs.sidecar.registry.volume import atomic
 from tests.cli.conftest import parse
 from tests.cli.test_doctor import BRIEF
 from tests.cli.test_examples import INTERRUPTED

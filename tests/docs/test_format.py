@@ -16,18 +16,18 @@ from jsonschema import Draft202012Validator
 from lora_fs import schemas
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, FileEntry, Phase, Record
 from lora_fs.sidecar.model.status import RECENT
-from lora_fs.sidecar.reconcile.report import HEARTBEAT_S
-from lora_fs.sidecar.reconcile.volume import FOLDER_SCAN_S, SCAN_SHARE
-from lora_fs.sidecar.registry import artifacts
-from lora_fs.sidecar.registry.atomic import UNLINK_AFTER_S
-from lora_fs.sidecar.registry.codec import decode, seal, unseal
-from lora_fs.sidecar.registry.filesystem import timing_for
-from lora_fs.sidecar.registry.layout import generation_name, parse_generation
-from lora_fs.sidecar.registry.lock import ABANDONED_S, LEASE_S
-from lora_fs.sidecar.registry.quota import WAIT_S, WINDOW_S
-from lora_fs.sidecar.registry.registration import int_id
-from lora_fs.sidecar.registry.store import LEASE_WAIT_S, RACES
-from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S, LAG_LOOK_S
+from lora_fs.sidecar.reconcile.status_file import HEARTBEAT_S
+from lora_fs.sidecar.reconcile.watch.watcher import FOLDER_SCAN_S, SCAN_SHARE
+from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.registry.format.layout import generation_name, parse_generation
+from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.store.quota import WAIT_S, WINDOW_S
+from lora_fs.sidecar.registry.store.writer import LEASE_WAIT_S, RACES
+from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S, LAG_LOOK_S
+from lora_fs.sidecar.registry.volume.atomic import UNLINK_AFTER_S
+from lora_fs.sidecar.registry.volume.leases import ABANDONED_S, LEASE_S
+from lora_fs.sidecar.registry.volume.mounts import timing_for
 from tests.registry.conftest import write_adapter
 
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,9 @@ from pydantic import AliasChoices
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
-from lora_fs.sidecar.reconcile.conditions import Readiness
-from lora_fs.sidecar.reconcile.measures import Durations
-from lora_fs.sidecar.reconcile.residents import COUNTERS
+from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.server import observe
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
@@ -88,7 +88,7 @@ class ScrapedReplica:
 
 def counter_names() -> set[str]:
     """Every counter that ``sidecar/reconcile`` counts."""
-    texts = (path.read_text() for path in RECONCILE.glob("*.py"))
+    texts = (path.read_text() for path in RECONCILE.rglob("*.py"))
     return {*COUNTERS, *(name for text in texts for name in re.findall(r'counters\["(\w+)"\]', text))}
 
 
@@ -225,7 +225,7 @@ def told_reasons() -> set[str]:
     """Names of conditions and reasons: texts that begin with ``Name: ``, and reasons of a status."""
     found = {
         match[1]
-        for path in RECONCILE.glob("*.py")
+        for path in RECONCILE.rglob("*.py")
         for text in texts_of(path)
         if (match := re.match(r"([A-Z][A-Za-z]+): ", text))
     }

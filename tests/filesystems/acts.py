@@ -10,11 +10,11 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import Pointer, Scope
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.filesystem import kind_of, timing_for
-from lora_fs.sidecar.registry.registration import Registration, register
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration, register
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.volume.mounts import kind_of, timing_for
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 
@@ -71,7 +71,7 @@ def one_registers_the_other_sees(here: Path, there: Path, local: Path) -> Seen:
     registered_s = wait(view, lambda desired: served(desired) == {"a": "v1"})
     put(registry, write_adapter(local / "second", 2), "a", "v2")
     promoted_s = wait(view, lambda desired: served(desired) == {"a": "v2"})
-    operations.unregister(registry, SCOPE, "a", writer="test", all_revisions=True)
+    release.unregister(registry, SCOPE, "a", writer="test", all_revisions=True)
     unregistered_s = wait(view, lambda desired: served(desired) == {} and not present(desired))
     registry.close()
     return Seen(registered_s, promoted_s, unregistered_s)
@@ -83,11 +83,11 @@ def one_changes_its_mind(here: Path, there: Path, local: Path) -> tuple[Pointer,
     for seed, revision in enumerate(("v1", "v2")):
         put(registry, write_adapter(local / revision, seed), "a", revision)
     other = Registry(there)
-    before = operations.active(other, SCOPE, "a")
+    before = release.active(other, SCOPE, "a")
     assert before is not None
     assert before.revision == "v2"
-    away = operations.promote(registry, SCOPE, "a", "v1", writer="here")
-    back = operations.promote(other, SCOPE, "a", "v2", writer="there")
+    away = release.promote(registry, SCOPE, "a", "v1", writer="here")
+    back = release.promote(other, SCOPE, "a", "v2", writer="there")
     registry.close()
     other.close()
     return away, back

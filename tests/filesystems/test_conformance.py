@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
-from lora_fs.sidecar.registry.filesystem import timing_for
+from lora_fs.sidecar.registry.volume.mounts import timing_for
 from tests.filesystems.rigs import Mounted
 
 KIND = {

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from _pytest.mark import ParameterSet
 
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.crash.convergence import Pace, Run, converge
 from tests.filesystems import serve
 from tests.filesystems.rigs import Mounted

@@ -26,7 +26,7 @@ from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
 from lora_fs.demo.waiting import wait_until
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.filesystems import rigs, serve
 from tests.filesystems.conftest import skip_or_fail
 

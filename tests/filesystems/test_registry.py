@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S
+from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S
 from tests.filesystems import acts, serve
 from tests.filesystems.acts import Seen
 from tests.filesystems.rigs import Mounted

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.registry import lock
-from lora_fs.sidecar.registry.lock import lease
+from lora_fs.sidecar.registry.volume import leases
+from lora_fs.sidecar.registry.volume.leases import lease
 from tests.filesystems import serve
 from tests.filesystems.rigs import Mounted
 
@@ -52,7 +52,7 @@ def hold(path: Path) -> tuple[int, int]:
 
 def taken_over(held: Path, asked: Path, lease_s: float) -> float:
     """Seconds from the holder's death until who kept asking on the other mount has it."""
-    lock.LEASE_S = lock.ABANDONED_S = lease_s  # of this process inside the rig alone
+    leases.LEASE_S = leases.ABANDONED_S = lease_s  # of this process inside the rig alone
     held.parent.mkdir()
     serve.wait_for(f"the folder of {asked}", asked.parent.is_dir, held)
     parent, holder = hold(held)
@@ -72,7 +72,7 @@ def taken_over(held: Path, asked: Path, lease_s: float) -> float:
 
 
 @pytest.mark.parametrize("volume", ["tmpfs", "glusterfs", "sshfs", "nfs"], indirect=True)  # s3fs keeps none
-@pytest.mark.parametrize("lease_s", [1.0, pytest.param(lock.LEASE_S, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lease_s", [1.0, pytest.param(leases.LEASE_S, marks=pytest.mark.long)])
 def test_a_lease_of_another_host_is_had_in_time(volume: Mounted, lease_s: float) -> None:
     """Never from one that lives; from a dead one within the lease's time and 2 s."""
     here, there = volume.pair(FLAVOUR.get(volume.name, "plain"))

@@ -27,11 +27,13 @@ from lora_fs.sidecar.errors import (
     RegistryLost,
 )
 from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
-from lora_fs.sidecar.registry import archive, head, lock, root
-from lora_fs.sidecar.registry.codec import decode, seal
-from lora_fs.sidecar.registry.head import Head
-from lora_fs.sidecar.registry.layout import Listing, generation_name
-from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.registry.backup import archive
+from lora_fs.sidecar.registry.format.layout import Listing, generation_name
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.store import head, marker
+from lora_fs.sidecar.registry.store.head import Head
+from lora_fs.sidecar.registry.store.marker import Marker
+from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.server import tokens
 from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
@@ -111,7 +113,7 @@ def read_marker(data: bytes) -> None:
     """The marker: another registry's, a newer one's, or damaged."""
     for version in (resealed(data), data):
         if version is not None:
-            root.read_marker(_in_a_root(version))
+            marker.read_marker(_in_a_root(version))
 
 
 def read_head(data: bytes) -> None:
@@ -129,10 +131,10 @@ def read_lease(data: bytes) -> None:
     """A lockfile of whatever content is had, or not: nothing else."""
     path = SCRATCH / "lease.lock"
     path.write_bytes(data)
-    with lock.lease(path, wait_s=0) as had:
+    with leases.lease(path, wait_s=0) as had:
         assert isinstance(had, bool)
     path.unlink(missing_ok=True)
-    lock._contended.clear()  # a claim that was seen is remembered for as long as the process lives
+    leases._contended.clear()  # a claim that was seen is remembered for as long as the process lives
 
 
 def _judge(config: bytes | None = None, weights: bytes | None = None, base: object = BASE_CONFIG) -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import Record, ReplicaStatus
-from lora_fs.sidecar.registry import archive
-from lora_fs.sidecar.registry.codec import _checksum, decode
+from lora_fs.sidecar.registry.backup import archive
+from lora_fs.sidecar.registry.format.sealed import _checksum, decode
 from lora_fs.sidecar.server.model_field import find_model
 from lora_fs.sidecar.server.tokens import parse
 from lora_fs.sidecar.validate import Expectation, validate

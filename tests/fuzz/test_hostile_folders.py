@@ -17,14 +17,15 @@ import pytest
 from lora_fs.sidecar.errors import CorruptRecord, InvalidAdapter, InvalidName, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.reconcile.assembly import locator
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.registry import adopt, artifacts, registration
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.artifacts import MAX_CARRIED_BYTES, MAX_ENTRIES
-from lora_fs.sidecar.registry.codec import decode, seal
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.registry.drops import adopt
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
+from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_CARRIED_BYTES, MAX_ENTRIES
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 from tests.registry.conftest import Clock, write_adapter
@@ -62,7 +63,7 @@ class Site:
 
     def register(self, name: str, source: Path) -> Record:
         wanted = Registration(name, source, source.as_uri())
-        return registration.register(self.registry, SCOPE, wanted, Expectation(), writer="t").record
+        return ingest.register(self.registry, SCOPE, wanted, Expectation(), writer="t").record
 
     def stager(self, folder: Path) -> Stager:
         stager = Stager(

@@ -14,13 +14,14 @@ from pydantic import BaseModel
 from lora_fs import schemas
 from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, EventList, Phase, Pointer, Quota, Record, ReplicaStatus, Scope
-from lora_fs.sidecar.registry import gc, operations
-from lora_fs.sidecar.registry.codec import decode, seal, unseal
-from lora_fs.sidecar.registry.head import Head
-from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.root import Marker, read_marker
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.head import Head
+from lora_fs.sidecar.registry.store.marker import Marker, read_marker
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 
 V1 = Path(__file__).parent / "v1"
 OWN = Scope("default", "Qwen--Qwen2.5-7B")
@@ -140,7 +141,7 @@ def test_the_whole_tree_is_a_registry(registry: Registry) -> None:
 
 def test_fields_of_a_newer_writer_outlive_a_withdrawal(registry: Registry) -> None:
     """The tombstone that this version writes has all that the record had."""
-    (gone,) = operations.unregister(registry, OWN, "tomorrow", writer="test")
+    (gone,) = release.unregister(registry, OWN, "tomorrow", writer="test")
     registry.close()
     path = registry.layout.revision(OWN, "v1") / "tomorrow.@00000002.json"
     before, after = json.loads(FUTURE.read_bytes()), unseal(path.read_bytes())

@@ -23,9 +23,9 @@ from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar import __version__, tracing
 from lora_fs.sidecar.model import Scope as Served
-from lora_fs.sidecar.registry import registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.observability.receiver import Answers, Receiver, receiver
 from tests.registry.conftest import write_adapter
@@ -65,7 +65,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_adapter(tmp_path_factory.mktemp("source"))
     registry = Registry(root, create=True)
     wanted = Registration("sql", folder, folder.as_uri())
-    registration.register(registry, Served("default", "tiny"), wanted, Expectation(), writer="test")
+    ingest.register(registry, Served("default", "tiny"), wanted, Expectation(), writer="test")
     registry.close()
     return root
 

@@ -126,7 +126,7 @@ def test_everything_the_plugin_stands_on_imports(engine_python: Path, plugin: Pa
         "for m in pkgutil.walk_packages(s.__path__, 'lora_fs.sidecar.'):\n"
         "    if m.name.split('.')[2] in sys.argv[2:]: importlib.import_module(m.name)\n"
         "import lora_fs.sidecar.server.app, lora_fs.sidecar.reconcile.replica\n"
-        "import lora_fs.sidecar.registry.adopt, lora_fs.sidecar.settings, lora_fs.schemas\n"
+        "import lora_fs.sidecar.registry.drops.adopt, lora_fs.sidecar.settings, lora_fs.schemas\n"
         "tops = {n.partition('.')[0] for n, m in sys.modules.items()\n"
         "        if (getattr(m, '__file__', None) or '').startswith(sys.argv[1])}\n"
         "print(*sorted(tops), 'error' in lora_fs.schemas.names())"

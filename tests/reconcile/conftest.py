@@ -14,12 +14,12 @@ import pytest
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.registrations import Registrations
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry.desired import Desired, Growing
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.view.snapshot import Desired, Growing
 from tests.reconcile.test_plan import RECORD
 
 SCOPE = Scope("default", "tiny")

@@ -8,9 +8,9 @@ import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile.ahead import Ahead
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.copies import StageFull
+from lora_fs.sidecar.reconcile.stage.cache import StageFull
+from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, PolicyKind, Record, Scope, State
 from lora_fs.sidecar.reconcile.catalog import Catalog, build, find
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.registry.desired import Desired, Growing, no_pointers, no_records
+from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, no_pointers, no_records
 from tests.reconcile.test_plan import RECORD
 
 ONE = ("team",)

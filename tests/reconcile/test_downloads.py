@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.errors import WaitTimeout
-from lora_fs.sidecar.reconcile.downloads import Downloads, begun
-from lora_fs.sidecar.reconcile.fetching import CHECKING, Tell
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
+from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Canary, Event, EventList, Policy, PolicyKind, ReplicaStatus
-from lora_fs.sidecar.reconcile import report
-from lora_fs.sidecar.reconcile.conditions import Since
-from lora_fs.sidecar.reconcile.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
-from lora_fs.sidecar.reconcile.report import Reporter
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import decode, seal
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile import status_file
+from lora_fs.sidecar.reconcile.status_file import Reporter
+from lora_fs.sidecar.reconcile.telemetry.conditions import Since
+from lora_fs.sidecar.reconcile.telemetry.events import KEPT, KEPT_OF_ONE, MESSAGE_CHARACTERS, EventLog
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 from tests.reconcile.conftest import Clock, Rig
 
 MakeRig = Callable[..., Rig]
@@ -162,7 +162,7 @@ async def test_what_the_engine_lets_go(make_rig: MakeRig) -> None:
 @anyio
 async def test_the_replicas_own_troubles(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
     """They come as warnings, and it is told when they end; in the log, too, which outlives the replica."""
-    caplog.set_level("INFO", logger="lora_fs.sidecar.reconcile.events")
+    caplog.set_level("INFO", logger="lora_fs.sidecar.reconcile.telemetry.events")
     rig = make_rig()
     rig.engine.up = False
     await rig.replica.reconcile()
@@ -224,7 +224,7 @@ class Site:
     def __init__(self, rig: Rig, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.rig, self.registry, self.clock = rig, Registry(root, create=True), Clock()
         self.reporter = Reporter(self.registry, cast("Volume", rig.volume), None, self.clock)
-        patch.setattr(report, "GATHER_S", 0.0)
+        patch.setattr(status_file, "GATHER_S", 0.0)
         for told_by_others in ("downloads", "figures"):
             patch.setattr(rig.replica, told_by_others, dict)
 
@@ -252,11 +252,11 @@ async def test_events_are_published(
     log.tell("Evicted")
     await site.report()
     assert len(site.events().events) == 1
-    site.clock.now += report.EVENTS_S
+    site.clock.now += status_file.EVENTS_S
     await site.report()
     assert len(site.events().events) == 2
     written = site.registry.layout.event_list("r0").stat().st_ino
-    site.clock.now += report.EVENTS_S
+    site.clock.now += status_file.EVENTS_S
     await site.report()
     assert site.registry.layout.event_list("r0").stat().st_ino == written
     await site.reporter.withdraw("r0")
@@ -269,13 +269,13 @@ async def test_two_replicas_of_one_id_are_told(
 ) -> None:
     """Each overwrites the other's report, so nobody waits for both; told until one of them is gone."""
     one, other = (Site(make_rig(), tmp_path / "root", monkeypatch) for _ in range(2))
-    monkeypatch.setattr(report, "_time", lambda: "2026-11-21T10:00:00+00:00")  # both began together
+    monkeypatch.setattr(status_file, "_time", lambda: "2026-11-21T10:00:00+00:00")  # both began together
     left = one.registry.layout.replica("r0")
     left.write_bytes(seal(ReplicaStatus(replica="r0", model="tiny", namespaces=("default",))))
 
     async def beats(*sites: Site) -> list[str | None]:
         for site in sites:
-            site.clock.now += report.HEARTBEAT_S
+            site.clock.now += status_file.HEARTBEAT_S
             await site.report()
         return [site.rig.volume.status_problem for site in sites]
 
@@ -311,7 +311,7 @@ async def test_an_earlier_process_is_no_other(
         for _ in range(2):
             await site.report()
             assert "read-only" in str(site.rig.volume.status_problem)
-            site.clock.now += report.HEARTBEAT_S
+            site.clock.now += status_file.HEARTBEAT_S
     await site.report()
     assert site.rig.volume.status_problem is None
 
@@ -327,7 +327,7 @@ async def test_nothing_is_written_to_another_registry(
     assert decode(ReplicaStatus, site.registry.layout.replica("r0").read_bytes()).replica == "r0"
     root.rename(tmp_path / "away")
     Registry(root, create=True).close()
-    site.clock.now += report.HEARTBEAT_S
+    site.clock.now += status_file.HEARTBEAT_S
     site.rig.replica.events.tell("Loaded")
     await asyncio.gather(site.report())
     assert list(site.registry.layout.replicas.iterdir()) == []

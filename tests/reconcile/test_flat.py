@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import pytest
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.reconcile.flat import LABEL, FlatStore
-from lora_fs.sidecar.registry import operations
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, write_adapter
@@ -92,7 +92,7 @@ def test_new_bytes_are_the_next_revision(site: Site) -> None:
     write_adapter(site.store / "a0", seed=1)
     site.rounds()
     assert [record.revision for _, _, record in site.view.desired.active()] == ["v2"]
-    operations.rollback(site.registry, SCOPE, "a0", writer="person")
+    release.rollback(site.registry, SCOPE, "a0", writer="person")
     site.rounds()
     assert [record.revision for _, _, record in site.view.desired.active()] == ["v1"]
 
@@ -112,7 +112,7 @@ def test_what_a_person_withdrew_stays_withdrawn(site: Site) -> None:
     """Until its folder changes."""
     write_adapter(site.store / "a0", seed=0)
     site.rounds()
-    operations.unregister(site.registry, SCOPE, "a0", writer="person", all_revisions=True)
+    release.unregister(site.registry, SCOPE, "a0", writer="person", all_revisions=True)
     assert site.rounds() == []
     write_adapter(site.store / "a0", seed=1)
     assert site.rounds() == ["a0"]
@@ -189,7 +189,7 @@ def test_back_after_a_restart_is_back(
     (site.store / "a1").rename(tmp_path / "away")
     if dies:
         with monkeypatch.context() as patch:
-            patch.setattr(operations, "unregister", Mock(side_effect=SystemExit))
+            patch.setattr(release, "unregister", Mock(side_effect=SystemExit))
             with pytest.raises(SystemExit):
                 site.rounds()
     else:
@@ -198,5 +198,5 @@ def test_back_after_a_restart_is_back(
     assert site.rounds() == ["a0"]
     (tmp_path / "away").rename(site.store / "a1")
     assert site.rounds() == ["a0", "a1"]
-    operations.unregister(site.registry, SCOPE, "a1", writer="person", all_revisions=True)
+    release.unregister(site.registry, SCOPE, "a1", writer="person", all_revisions=True)
     assert site.rounds() == ["a0"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lora_fs.sidecar.reconcile.foreign import UNKNOWN
-from lora_fs.sidecar.registry.desired import no_pointers
+from lora_fs.sidecar.registry.view.snapshot import no_pointers
 from tests.reconcile.conftest import Rig
 
 pytestmark = pytest.mark.anyio

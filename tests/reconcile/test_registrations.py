@@ -13,16 +13,16 @@ import anyio
 import pytest
 
 from lora_fs.sidecar.errors import Conflict, RegistryLost, VolumeUnavailable, WaitTimeout
-from lora_fs.sidecar.reconcile import registrations
+from lora_fs.sidecar.reconcile.admin import service
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching
+from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.fetching import Fetching
-from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
-from lora_fs.sidecar.reconcile.uploads import Upload
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry import operations, registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
@@ -70,7 +70,7 @@ class Site:
     def put(self, seed: int, *, activate: bool = True) -> None:
         """Register by another client."""
         wanted = Registration("a", self.source(seed), "file:///x", activate=activate)
-        registration.register(self.registry, SCOPE, wanted, Expectation(), writer="ci")
+        ingest.register(self.registry, SCOPE, wanted, Expectation(), writer="ci")
         self.volume.look_now()
 
     def request(self, seed: int, *, inplace: bool = True) -> LoadRequest:
@@ -79,12 +79,12 @@ class Site:
 
     def serves(self) -> str | None:
         """The revision that the name serves."""
-        pointer = operations.active(self.registry, SCOPE, "a")
+        pointer = release.active(self.registry, SCOPE, "a")
         return pointer.revision if pointer is not None else None
 
     def revisions(self) -> set[str]:
         """Those that are registered."""
-        return set(operations.present_revisions(self.registry, SCOPE, "a"))
+        return set(release.present_revisions(self.registry, SCOPE, "a"))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_a_load_whose_pointer_was_not_written_is_repeated(
     url = web.put("/a.tar", tar_of(site.source(1)))
     request = LoadRequest("a", url) if remote else site.request(1, inplace=False)
     with monkeypatch.context() as patch:
-        patch.setattr(registration, "point", full)
+        patch.setattr(ingest, "point", full)
         with pytest.raises(VolumeUnavailable):
             await site.http.register(request, "test")
     assert (site.serves(), site.revisions()) == (None, {"v1"})
@@ -153,7 +153,7 @@ async def test_taking_back_leaves_what_is_tried_and_the_way_back(
     for seed in (1, 2):
         site.put(seed)
     site.put(3, activate=False)
-    operations.set_canary(site.registry, SCOPE, "a", "v3", 20, writer="ci")
+    release.set_canary(site.registry, SCOPE, "a", "v3", 20, writer="ci")
     url = web.put("/a.tar", tar_of(site.source(4)))
     for withdrawn, leaves in (
         (None, ("v2", "v1", "v3")),
@@ -163,9 +163,9 @@ async def test_taking_back_leaves_what_is_tried_and_the_way_back(
         request = LoadRequest("a", url, True) if remote else site.request(4)
         _, undo = await site.http.register(request, "test")
         if withdrawn is not None:
-            operations.unregister(site.registry, SCOPE, "a", revision=withdrawn, writer="ci")
+            release.unregister(site.registry, SCOPE, "a", revision=withdrawn, writer="ci")
         await undo()
-        pointer = operations.active(site.registry, SCOPE, "a")
+        pointer = release.active(site.registry, SCOPE, "a")
         assert pointer is not None
         canary = pointer.canary.revision if pointer.canary is not None else None
         assert (pointer.revision, pointer.previous_revision, canary) == leaves
@@ -192,7 +192,7 @@ async def test_a_volume_that_hangs_takes_so_many_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who comes when all are taken is told that nothing was begun, and in time."""
-    monkeypatch.setattr(registrations, "AT_ONCE", 2)
+    monkeypatch.setattr(service, "AT_ONCE", 2)
     site, hang, begun = Site(tmp_path, timeout_s=0.1), threading.Event(), threading.Semaphore(0)
 
     def stuck(_: str) -> Path:
@@ -218,7 +218,7 @@ async def test_an_upload_that_finds_no_thread_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is told that nothing was begun, and repeats it, does not fill the volume."""
-    monkeypatch.setattr(registrations, "AT_ONCE", 1)
+    monkeypatch.setattr(service, "AT_ONCE", 1)
     site, hang, begun = Site(tmp_path, timeout_s=0.2), threading.Event(), threading.Event()
 
     def stuck() -> None:

@@ -23,7 +23,7 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.registry.desired import ByScope, Desired, no_pointers, no_records
+from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server import observe
 from lora_fs.sidecar.server.auth import Admin
 from tests.reconcile.conftest import FakeEngine, Rig

@@ -19,7 +19,7 @@ import pytest
 from filelock import SoftFileLease
 
 from lora_fs.sidecar.reconcile.assembly import assemble
-from lora_fs.sidecar.registry import lock
+from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.settings import Settings
@@ -100,7 +100,7 @@ async def left(client: httpx.AsyncClient) -> dict[str, int]:
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
         "file descriptors": len(os.listdir("/proc/self/fd")),
-        "leases remembered": len(lock._contended),
+        "leases remembered": len(leases._contended),
         **{kind.__name__: objects[kind.__name__] for kind in COUNTED},
     }
 

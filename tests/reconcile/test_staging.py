@@ -19,11 +19,11 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.copies import GRACE_S, IDLE_S, Signature, StageFull
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.registry import artifacts, registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, IDLE_S, Signature, StageFull
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 from tests.registry.faults import fail, full_below
@@ -52,7 +52,7 @@ def register(registry: Registry, tmp_path: Path) -> Register:
     def run(name: str, seed: int) -> Record:
         folder = write_adapter(tmp_path / f"source-{name}", seed)
         wanted = Registration(name, folder, folder.as_uri())
-        return registration.register(registry, SCOPE, wanted, Expectation(), writer="test").record
+        return ingest.register(registry, SCOPE, wanted, Expectation(), writer="test").record
 
     return run
 
@@ -64,7 +64,7 @@ async def test_what_was_allowed_at_registration(registry: Registry, stager: Stag
     (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     wanted = Registration("dora", folder, folder.as_uri())
     expectation = Expectation(allow=frozenset({"dora", "pickle"}))
-    record = registration.register(registry, SCOPE, wanted, expectation, writer="test").record
+    record = ingest.register(registry, SCOPE, wanted, expectation, writer="test").record
     assert record.spec.allowed == ("dora", "pickle")
     assert Path(await stager.stage(record)).is_dir()
     other = tmp_path / "other"
@@ -74,7 +74,7 @@ async def test_what_was_allowed_at_registration(registry: Registry, stager: Stag
     pickled = write_adapter(tmp_path / "pickled")
     (pickled / WEIGHTS).rename(pickled / "adapter_model.bin")
     wanted = Registration("pickled", pickled, pickled.as_uri())
-    record = registration.register(registry, SCOPE, wanted, expectation, writer="test").record
+    record = ingest.register(registry, SCOPE, wanted, expectation, writer="test").record
     with pytest.raises(InvalidAdapter, match="pickle"):
         await stager.stage(record)
 

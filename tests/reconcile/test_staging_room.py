@@ -14,11 +14,11 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.reconcile.copies import StageFull
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.registry import registration
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.stage.cache import StageFull
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine, FakeStager, Rig
 from tests.registry.conftest import write_adapter
@@ -69,7 +69,7 @@ class Pod:
         source = write_adapter(self._folder / f"source-{name}", sum(name.encode()))
         wanted = Registration(name, source, source.as_uri(), policy=policy)
         scope = Scope("default", "tiny")
-        record = registration.register(self.registry, scope, wanted, Expectation(), writer="test").record
+        record = ingest.register(self.registry, scope, wanted, Expectation(), writer="test").record
         self.rig.volume.write({record.key: record}, name, record.revision)
         return record
 

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from lora_fs.sidecar.reconcile.threads import AllTaken, Daemons, Threads
+from lora_fs.sidecar.concurrency import AllTaken, Daemons, Threads
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ SOON_S = 0.05
 BOUND_S = 20
 ENDS = """
 import asyncio, atexit, sys, threading
-from lora_fs.sidecar.reconcile.threads import Daemons, Threads
+from lora_fs.sidecar.concurrency import Daemons, Threads
 
 async def give_up():
     pool, hang = Daemons(1, "pool"), threading.Event()

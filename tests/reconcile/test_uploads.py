@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.reconcile import uploads
-from lora_fs.sidecar.reconcile.uploads import Upload, Uploads
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.admin import uploads
+from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,10 @@ import pytest
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.reconcile.volume import STALLED_AFTER_S, Volume
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.reconcile.watch.watcher import STALLED_AFTER_S, Volume
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail
@@ -93,7 +93,7 @@ async def test_the_watcher_outlives_a_shortage(
     }[short_of]
     if error is not None:
         error.side_effect = RuntimeError("can't start new thread")
-    monkeypatch.setattr("lora_fs.sidecar.reconcile.volume.Observer", fails)
+    monkeypatch.setattr("lora_fs.sidecar.reconcile.watch.watcher.Observer", fails)
     volume, changed = make_volume(registry, notify=True), asyncio.Event()
     volume.start(changed.set)
     async with asyncio.timeout(10):

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 
 MakeAdapter = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store.writer import Registry
 
 # The calls by which the registry and the lease touch a volume: those that change it, and all.
 CHANGES = "open write fsync link unlink rename replace mkdir rmdir utime ftruncate".split()

@@ -14,11 +14,13 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import adopt, artifacts, operations, registration, transfers
-from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter, natural_order
-from lora_fs.sidecar.registry.candidates import Candidate
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.drops import adopt, transfer_markers
+from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
+from lora_fs.sidecar.registry.drops.candidates import Candidate
+from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
@@ -243,7 +245,7 @@ def test_a_withdrawn_name_waits_for_another_folder(site: Site) -> None:
     """Unregistered with its folder left in place, it comes back only when the folder changes."""
     write_adapter(site.folder)
     site.settle()
-    operations.unregister(site.registry, site.scope, "dropped", writer="test")
+    release.unregister(site.registry, site.scope, "dropped", writer="test")
     assert site.settle() == {}
     assert site.settle() == {}
     write_adapter(site.folder, seed=1)
@@ -253,7 +255,7 @@ def test_a_withdrawn_name_waits_for_another_folder(site: Site) -> None:
 def test_a_withdrawn_registration_leaves_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
     """What an unregistered adapter left for gc is not adopted as if somebody had dropped it."""
     put(site.registry, site.scope, make_adapter(), name="dropped")
-    operations.unregister(site.registry, site.scope, "dropped", writer="test")
+    release.unregister(site.registry, site.scope, "dropped", writer="test")
     assert site.settle() == {}
     assert site.settle() == {}
     assert not site.adopter.waiting()
@@ -282,7 +284,7 @@ def test_touched_is_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> No
     site.settle()
     record = site.view.desired.records[AdapterKey(*site.scope, "v1", "dropped")]
     assert record.spec.digest == digest
-    monkeypatch.setattr(registration, "register", pytest.fail)
+    monkeypatch.setattr(ingest, "register", pytest.fail)
     site.settle()
     assert not site.adopter.waiting()
 
@@ -420,13 +422,13 @@ def test_many_folders_do_not_hide_other_changes(
     if not marked:
         site.step()
         site.clock.now += SETTLE_S
-    real = registration.register
+    real = ingest.register
 
     def slow(*args: object, **kwargs: object) -> object:
         site.clock.now += adopt.ADOPTING_S / 4
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(registration, "register", slow)
+    monkeypatch.setattr(ingest, "register", slow)
     steps = 0
     while len(site.step()) < len(names):
         assert site.adopter.waiting()
@@ -504,8 +506,8 @@ def test_a_pointer_that_failed_is_written_later(site: Site, moved: bool) -> None
         assert not site.adopter.waiting()
         assert site.step(adopt.RETRY_S) == {"dropped": "v1"}
     if moved:
-        operations.promote(site.registry, site.scope, "dropped", "v2", writer="test")
-        operations.rollback(site.registry, site.scope, "dropped", writer="test")
+        release.promote(site.registry, site.scope, "dropped", "v2", writer="test")
+        release.rollback(site.registry, site.scope, "dropped", writer="test")
     assert site.step(adopt.RETRY_S) == {"dropped": "v1" if moved else "v2"}
     assert site.step(adopt.FULL_LOOK_S) == {"dropped": "v1" if moved else "v2"}
     assert not site.adopter.waiting()
@@ -597,7 +599,7 @@ def test_a_damaged_record_is_no_drop(site: Site, make_adapter: MakeAdapter) -> N
 def test_a_damaged_tombstone_is_no_drop(site: Site, make_adapter: MakeAdapter) -> None:
     """What was withdrawn stays so, though none of its records can be read; readable again, it still does."""
     put(site.registry, site.scope, make_adapter(), name="prod")
-    operations.unregister(site.registry, site.scope, "prod", writer="test")
+    release.unregister(site.registry, site.scope, "prod", writer="test")
     folder = site.at("v1", "prod").parent
     kept = {path: path.read_bytes() for path in folder.glob("*.json")}
     damage(folder)
@@ -710,7 +712,7 @@ def test_other_names_are_no_transfer(site: Site, name: str) -> None:
     assert site.settle() == {"dropped": "v1"}
 
 
-@pytest.mark.parametrize("mark", sorted(transfers.READY_MARKS))
+@pytest.mark.parametrize("mark", sorted(transfer_markers.READY_MARKS))
 def test_a_mark_overrides_what_a_transfer_left(site: Site, mark: str) -> None:
     """Whoever marks the folder knows better than a name in it."""
     write_adapter(site.folder)

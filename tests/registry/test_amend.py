@@ -9,10 +9,10 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict, FormatTooNew, InputError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.registry import amend, operations
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.test_operations import before_append, put, served
 
@@ -94,7 +94,7 @@ def test_what_was_withdrawn_meanwhile_stays_so(
     """A policy does not bring a revision back."""
 
     def withdraw() -> None:
-        operations.unregister(registry, scope, "a1", revision="v1", writer="another")
+        release.unregister(registry, scope, "a1", revision="v1", writer="another")
 
     before_append(monkeypatch, withdraw, to="Record")
     with pytest.raises(Conflict, match="withdrawn meanwhile"):
@@ -108,7 +108,7 @@ def test_fields_of_a_newer_writer_survive(
     """Through a change, through a withdrawal, and through registering the same bytes again."""
     of_a_newer_writer(registry, two)
     amend.amend(registry, scope, "a1", [PINNED], writer="test", revision="v1")
-    operations.unregister(registry, scope, "a1", revision="v1", writer="test")
+    release.unregister(registry, scope, "a1", revision="v1", writer="test")
     put(registry, scope, make_adapter(), revision="v1", policy=EAGER)
     spec = newest(registry, two).spec.model_dump(mode="json")
     assert spec["quantized"] == {"bits": 4}
@@ -158,7 +158,7 @@ def test_a_folder_with_other_bytes_keeps_what_was_said(registry: Registry, scope
 
 
 def tried(registry: Registry, scope: Scope) -> tuple[str, int] | None:
-    pointer = operations.active(registry, scope, "a1")
+    pointer = release.active(registry, scope, "a1")
     assert pointer is not None
     return (pointer.canary.revision, pointer.canary.percent) if pointer.canary is not None else None
 
@@ -166,25 +166,25 @@ def tried(registry: Registry, scope: Scope) -> tuple[str, int] | None:
 def test_a_trial_to_its_end(registry: Registry, scope: Scope, two: AdapterKey) -> None:
     """Begun, raised, lowered and finished; what served before is what a rollback goes back to."""
     for revision, percent in (("v1", None), ("v1", 5), (None, 50), (None, 20)):
-        operations.set_canary(registry, scope, "a1", revision, percent, writer="test")
+        release.set_canary(registry, scope, "a1", revision, percent, writer="test")
         assert tried(registry, scope) == ("v1", percent or 0)
     assert served(registry, scope) == {"a1": "v2"}
-    pointer = operations.end_canary(registry, scope, "a1", finish=True, writer="test")
+    pointer = release.end_canary(registry, scope, "a1", finish=True, writer="test")
     assert (pointer.revision, pointer.previous_revision, pointer.canary) == ("v1", "v2", None)
-    operations.rollback(registry, scope, "a1", writer="test")
+    release.rollback(registry, scope, "a1", writer="test")
     assert served(registry, scope) == {"a1": "v2"}
 
 
 def test_a_trial_that_is_ended(registry: Registry, scope: Scope, two: AdapterKey) -> None:
     """Aborted, or by another revision that is promoted, it is over, and there is nothing to end."""
-    operations.set_canary(registry, scope, "a1", "v1", 5, writer="test")
-    pointer = operations.end_canary(registry, scope, "a1", finish=False, writer="test")
+    release.set_canary(registry, scope, "a1", "v1", 5, writer="test")
+    pointer = release.end_canary(registry, scope, "a1", finish=False, writer="test")
     assert (pointer.revision, pointer.canary) == ("v2", None)
-    operations.set_canary(registry, scope, "a1", "v1", 5, writer="test")
-    operations.promote(registry, scope, "a1", "v1", writer="test")
+    release.set_canary(registry, scope, "a1", "v1", 5, writer="test")
+    release.promote(registry, scope, "a1", "v1", writer="test")
     for act in (True, False):
         with pytest.raises(NotFound, match="no canary"):
-            operations.end_canary(registry, scope, "a1", finish=act, writer="test")
+            release.end_canary(registry, scope, "a1", finish=act, writer="test")
 
 
 def test_what_cannot_be_tried(
@@ -192,24 +192,24 @@ def test_what_cannot_be_tried(
 ) -> None:
     """What serves, what is not registered, a second one beside the first, and nothing at all."""
     with pytest.raises(NotFound, match="say which revision"):
-        operations.set_canary(registry, scope, "a1", None, 5, writer="test")
+        release.set_canary(registry, scope, "a1", None, 5, writer="test")
     with pytest.raises(InputError, match="serves v2 already"):
-        operations.set_canary(registry, scope, "a1", "v2", 5, writer="test")
+        release.set_canary(registry, scope, "a1", "v2", 5, writer="test")
     with pytest.raises(NotFound, match="no revision 'v9'"):
-        operations.set_canary(registry, scope, "a1", "v9", 5, writer="test")
+        release.set_canary(registry, scope, "a1", "v9", 5, writer="test")
     put(registry, scope, make_adapter(seed=2), activate=False)
-    operations.set_canary(registry, scope, "a1", "v1", 5, writer="test")
+    release.set_canary(registry, scope, "a1", "v1", 5, writer="test")
     with pytest.raises(Conflict, match="v1 answers 5 %"):
-        operations.set_canary(registry, scope, "a1", "v3", 5, writer="test")
+        release.set_canary(registry, scope, "a1", "v3", 5, writer="test")
     put(registry, scope, make_adapter(seed=3), name="silent", activate=False)
     with pytest.raises(NotFound, match="serves nothing"):
-        operations.set_canary(registry, scope, "silent", "v1", 5, writer="test")
+        release.set_canary(registry, scope, "silent", "v1", 5, writer="test")
 
 
 def test_a_trial_goes_with_its_revision(registry: Registry, scope: Scope, two: AdapterKey) -> None:
     """Withdrawn, it answers nobody, and finishing it says so; the name serves on."""
-    operations.set_canary(registry, scope, "a1", "v1", 5, writer="test")
-    operations.unregister(registry, scope, "a1", revision="v1", writer="test")
+    release.set_canary(registry, scope, "a1", "v1", 5, writer="test")
+    release.unregister(registry, scope, "a1", revision="v1", writer="test")
     assert tried(registry, scope) is None
     assert served(registry, scope) == {"a1": "v2"}
 
@@ -219,8 +219,8 @@ def test_how_many_are_kept_survives_a_promotion(
 ) -> None:
     """It is said of the name, whatever the name serves."""
     amend.keep_revisions(registry, scope, "a1", 3, writer="test")
-    operations.promote(registry, scope, "a1", "v1", writer="test")
-    pointer = operations.active(registry, scope, "a1")
+    release.promote(registry, scope, "a1", "v1", writer="test")
+    pointer = release.active(registry, scope, "a1")
     assert pointer is not None
     assert pointer.keep_revisions == 3
     assert amend.keep_revisions(registry, scope, "a1", 3, writer="test").generation == pointer.generation

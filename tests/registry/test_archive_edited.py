@@ -12,11 +12,12 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import AdapterKey, FileEntry, JsonObject, Scope
-from lora_fs.sidecar.registry import archive, fsck, restore, survey
-from lora_fs.sidecar.registry.artifacts import digest_of
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.registration import int_id
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.backup import archive, restore
+from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
+from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.cli.conftest import LoraFs, lora_fs, root
 from tests.registry.conftest import MakeAdapter
 from tests.registry.faults import without_links

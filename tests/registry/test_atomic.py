@@ -14,11 +14,12 @@ import pytest
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, UnknownOutcome, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import atomic, operations
-from lora_fs.sidecar.registry.atomic import Ambiguous, LinkUnsupported, NotRegular, TemporaryNames
-from lora_fs.sidecar.registry.layout import Generation, generation_name
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import Ambiguous, LinkUnsupported, NotRegular, TemporaryNames
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put, served
@@ -462,7 +463,7 @@ def test_what_was_never_synced_is_not_acknowledged_twice(
             registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)
         assert again.value.request_id == request_id
         with pytest.raises(VolumeUnavailable):
-            operations.promote(registry, scope, "a1", "v1", writer="test")
+            release.promote(registry, scope, "a1", "v1", writer="test")
         with pytest.raises(VolumeUnavailable):
             put(registry, scope, make_adapter())
     done = registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)

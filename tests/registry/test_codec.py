@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import JsonObject, Policy, Record
-from lora_fs.sidecar.registry.codec import decode, seal, unseal
-from lora_fs.sidecar.registry.root import Marker
+from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
+from lora_fs.sidecar.registry.store.marker import Marker
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 VALUES = st.recursive(

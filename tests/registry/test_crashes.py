@@ -16,11 +16,12 @@ import pytest
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import lock, operations
-from lora_fs.sidecar.registry.adopt import RETRY_S, Adopter
-from lora_fs.sidecar.registry.registration import Registered
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import CALLS, CHANGES
@@ -100,18 +101,18 @@ def test_killed_at_every_call(
     calls: list[str],
 ) -> None:
     """No point of a command leaves anything but its beginning, its end, or a revision not yet active."""
-    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(leases, "ABANDONED_S", 0.0)
     first, second = make_adapter("first"), make_adapter("second", seed=1)
 
     def act(registry: Registry) -> None:
         if what.startswith("register"):
             put(registry, scope, first if what == "register" else second)
         elif what == "promote":
-            operations.promote(registry, scope, "a1", "v1", writer="test")
+            release.promote(registry, scope, "a1", "v1", writer="test")
         elif what in ("adopt", "take away"):
             look_at_folders(registry, scope)
         else:
-            operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
+            release.unregister(registry, scope, "a1", writer="test", all_revisions=True)
 
     template = Registry(tmp_path / "template", create=True)
     dropped = template.layout.revision(scope, "v1") / "a1"
@@ -158,7 +159,7 @@ def test_killed_at_every_call_and_not_to_be_active(
     scope: Scope, make_adapter: MakeAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sidecar that comes by activates nothing, and the same command brings what it was to bring."""
-    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(leases, "ABANDONED_S", 0.0)
     first, second = make_adapter("first"), make_adapter("second", seed=1)
     template = Registry(tmp_path / "template", create=True)
     put(template, scope, first)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry.desired import ByScope, changes
+from lora_fs.sidecar.registry.view.snapshot import ByScope, changes
 
 Key = tuple[Scope, str]
 SCOPES = [Scope(namespace, "tiny") for namespace in ("a", "b", "c")]

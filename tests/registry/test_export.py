@@ -14,25 +14,18 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
-from lora_fs.sidecar.registry import (
-    archive,
-    artifacts,
-    export,
-    fsck,
-    imports,
-    operations,
-    restore,
-    root,
-    survey,
-)
-from lora_fs.sidecar.registry.archive import Contents
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.mend import Mender
-from lora_fs.sidecar.registry.merge import Rule, Verdict
-from lora_fs.sidecar.registry.registration import int_id
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.unpack import is_whole
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.backup import archive, export, imports, restore
+from lora_fs.sidecar.registry.backup.archive import Contents
+from lora_fs.sidecar.registry.backup.merge import Rule, Verdict
+from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.lifecycle import artifacts, release
+from lora_fs.sidecar.registry.lifecycle.mending import is_whole
+from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.store import marker
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
@@ -50,7 +43,7 @@ def filled(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> Regis
     put(registry, scope, make_adapter(), labels={"team": "care"})
     put(registry, scope, make_adapter(seed=1))
     put(registry, scope, make_adapter(seed=2), name="b1")
-    operations.unregister(registry, scope, "b1", writer="test")
+    release.unregister(registry, scope, "b1", writer="test")
     put(registry, scope, make_adapter("linked", seed=3), name="c1", link=True)
     put(registry, Scope("other", "tiny"), make_adapter(seed=4), name="d1")
     return registry
@@ -297,7 +290,7 @@ def test_a_restored_registry_is_the_one_that_was(
     assert again.marker.epoch > filled.marker.epoch
     assert again.marker.tier == tier
     assert state(again) == state(filled)
-    operations.promote(again, Scope("default", "tiny"), "a1", "v1", writer="test")
+    release.promote(again, Scope("default", "tiny"), "a1", "v1", writer="test")
     assert served(again, Scope("default", "tiny"))["a1"] == "v1"
 
 
@@ -306,7 +299,7 @@ def test_a_running_reader_follows_a_restore(filled: Registry, tmp_path: Path) ->
     scope = Scope("default", "tiny")
     file = exported(filled, tmp_path / "e.tar")
     view = RegistryView(filled, (scope,))
-    operations.promote(filled, scope, "a1", "v1", writer="test")
+    release.promote(filled, scope, "a1", "v1", writer="test")
     view.refresh()
     assert {name: r.revision for _, name, r in view.desired.active()}["a1"] == "v1"
     path = filled.layout.root
@@ -387,7 +380,7 @@ def test_a_linked_adapter_is_restored_with_its_own_copy(
     assert path_of(again) == again.layout.artifact(C1)
     assert state(again) == want
     assert set(carry_out(again, file).values()) == {Verdict.SAME}
-    operations.unregister(again, C1.scope, "c1", writer="test")
+    release.unregister(again, C1.scope, "c1", writer="test")
     assert carry_out(again, file)[str(C1)] is Verdict.NEWER
 
 
@@ -477,7 +470,7 @@ def test_a_restore_calls_nothing_lost_that_is_whole(
     ]
     registry.append(registry.records(second.key), lambda _: {"mood": "glad"}, writer="test")
     if withdrawn:
-        operations.unregister(registry, scope, "b1", writer="test")
+        release.unregister(registry, scope, "b1", writer="test")
         shutil.rmtree(registry.layout.artifact(second.key))
     registry.layout.marker.unlink()
     assert restore.restore(registry.layout.root, file, archive.read(file)) == []
@@ -531,8 +524,8 @@ def test_fields_of_a_later_version_survive(filled: Registry, scope: Scope, tmp_p
 def test_what_is_newer_here_is_kept(filled: Registry, scope: Scope, tmp_path: Path) -> None:
     """An old export takes nothing back: not a promote, not a tombstone."""
     file = exported(filled, tmp_path / "e.tar")
-    operations.promote(filled, scope, "a1", "v1", writer="test")
-    operations.unregister(filled, scope, "c1", writer="test")
+    release.promote(filled, scope, "a1", "v1", writer="test")
+    release.unregister(filled, scope, "c1", writer="test")
     want = state(filled)
     found = carry_out(filled, file)
     assert found["default/tiny: a1"] is Verdict.NEWER
@@ -694,7 +687,7 @@ def test_bytes_that_no_record_names_yet_are_not_overwritten(
 def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Scope, tmp_path: Path) -> None:
     """A write between an import's plan and its own write is told, and stays."""
     file = exported(filled, tmp_path / "e.tar")
-    operations.promote(filled, scope, "a1", "v1", writer="test")
+    release.promote(filled, scope, "a1", "v1", writer="test")
     contents: Contents = archive.read(file)
     chosen = imports.plan(filled, contents, Rule.TAKE)
     real = filled.latest
@@ -706,7 +699,7 @@ def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Sc
             found = real(series)
             if series.name == "a1" and not seen:
                 seen.append(1)
-                operations.promote(Registry(filled.layout.root), scope, "a1", "v2", writer="other")
+                release.promote(Registry(filled.layout.root), scope, "a1", "v2", writer="other")
             return found
 
         patch.setattr(filled, "latest", late)
@@ -718,4 +711,4 @@ def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:
     """Of two restores from one export neither has the epoch of what was exported."""
     file = exported(filled, tmp_path / "e.tar")
     restore.restore(tmp_path / "n", file, archive.read(file))
-    assert root.read_marker(tmp_path / "n").epoch not in (0, filled.marker.epoch, filled.marker.epoch + 1)
+    assert marker.read_marker(tmp_path / "n").epoch not in (0, filled.marker.epoch, filled.marker.epoch + 1)

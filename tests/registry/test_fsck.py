@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.model import AdapterKey, Record, Scope, State
-from lora_fs.sidecar.registry import artifacts, atomic, fsck, lock, operations, survey
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.fsck import Finding, Kind
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.mend import Mender
-from lora_fs.sidecar.registry.registration import int_id
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.ids import int_id, new_ids
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import artifacts, release
+from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
+from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic, leases
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail
@@ -76,7 +78,7 @@ def newest(registry: Registry, key: AdapterKey) -> Path:
 
 def test_a_sound_registry_has_no_findings(two: Registry, scope: Scope) -> None:
     """Tombstones, several revisions and another tenant are nothing wrong."""
-    operations.unregister(two, scope, "a1", writer="test", revision="v1")
+    release.unregister(two, scope, "a1", writer="test", revision="v1")
     assert look(two) == []
 
 
@@ -95,7 +97,7 @@ def test_a_damaged_record_that_is_served_is_said_anew(two: Registry, scope: Scop
 
 def test_a_damaged_tombstone_is_not_guessed(two: Registry, scope: Scope) -> None:
     """A revision that its name does not serve may have been withdrawn: nothing is written."""
-    operations.unregister(two, scope, "a1", writer="test", revision="v1")
+    release.unregister(two, scope, "a1", writer="test", revision="v1")
     newest(two, V1).write_bytes(b"")
     before = sorted(path.name for path in two.layout.revision(scope, "v1").iterdir())
     (finding,) = look(two)
@@ -107,13 +109,13 @@ def test_a_damaged_tombstone_is_not_guessed(two: Registry, scope: Scope) -> None
 
 def test_a_damaged_pointer_is_not_guessed_and_a_promote_settles_it(two: Registry, scope: Scope) -> None:
     """What a name was to serve takes a person, whose promote is written even if nothing moves by it."""
-    operations.promote(two, scope, "a1", "v1", writer="test")
+    release.promote(two, scope, "a1", "v1", writer="test")
     path = two.layout.active(scope) / generation_name("a1", 3)
     path.write_text("garbage")
     (finding,) = look(two)
     assert "lora-fs promote a1" in finding.text
     assert repair(two) == {Kind.UNREADABLE: "it takes a person"}
-    operations.promote(two, scope, "a1", "v2", writer="test")
+    release.promote(two, scope, "a1", "v2", writer="test")
     assert look(two) == []
     assert served(two, scope) == {"a1": "v2"}
 
@@ -384,7 +386,7 @@ def test_ids_that_collide_by_the_formula_differ_afterwards(two: Registry) -> Non
         AdapterKey("default", "tiny", "v1", f"n{number}"): one.model_copy(update={"name": f"n{number}"})
         for number in range(5)
     }
-    ids = fsck.new_ids(same, two.marker.registry_uuid)
+    ids = new_ids(same, two.marker.registry_uuid)
     after = [ids.get(key, record.spec.int_id) for key, record in same.items()]
     assert len(set(after)) == 5
     assert all(1 <= identity < 2**63 for identity in after)
@@ -435,7 +437,7 @@ class Waits(threading.local):
         if self.now == 0.0:
             self._asked.wait(20)
         self.now += wait_s
-        if path == self._held and self.now > self.refreshed * lock.LEASE_S / 3:
+        if path == self._held and self.now > self.refreshed * leases.LEASE_S / 3:
             self.refreshed += 1
             os.utime(path, (self.refreshed, self.refreshed))
 
@@ -444,7 +446,7 @@ def test_a_dead_holders_leases_go_and_a_live_ones_stays(
     two: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of holders elsewhere are waited out together; one that is refreshed meanwhile is told."""
-    monkeypatch.setattr(lock, "_unchanged", {})
+    monkeypatch.setattr(leases, "_unchanged", {})
     gone = [two.layout.lease(f"dead-{number}") for number in range(3)]
     held = two.layout.lease("held")
     for path in (*gone, held):
@@ -456,8 +458,8 @@ def test_a_dead_holders_leases_go_and_a_live_ones_stays(
     state = survey.look(two)
     found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
     assert {one.path for one in found} == {*gone, held}
-    waits = Waits(threading.Barrier(len(found)), held, lock.lease)
-    monkeypatch.setattr(lock, "lease", waits.lease)
+    waits = Waits(threading.Barrier(len(found)), held, leases.lease)
+    monkeypatch.setattr(leases, "lease", waits.lease)
     monkeypatch.setattr(time, "monotonic", waits.monotonic)
     mended = list(Mender(two, state, Expectation(), writer="test").mend(found))
     outcomes = {one.path: outcome for one, outcome in mended}
@@ -490,7 +492,7 @@ def test_what_changed_meanwhile_is_left_alone(two: Registry, scope: Scope) -> No
     newest(two, V2).write_bytes(b"")
     state = survey.look(two)
     found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
-    operations.unregister(two, scope, "a1", writer="test", all_revisions=True)
+    release.unregister(two, scope, "a1", writer="test", all_revisions=True)
     mended = Mender(two, state, Expectation(), writer="test").mend(found)
     assert ["meanwhile" in (outcome or "") for _, outcome in mended] == [True]
     assert served(two, scope) == {}

@@ -10,12 +10,13 @@ import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.registry import gc, operations
-from lora_fs.sidecar.registry.adopt import Adopter
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail
@@ -28,7 +29,7 @@ DAY_S = 24 * 3600.0
 def key(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> AdapterKey:
     """An adapter that was registered and withdrawn, its artifact left behind."""
     put(registry, scope, make_adapter())
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     return AdapterKey(*scope, "v1", "a1")
 
 
@@ -145,17 +146,17 @@ def test_what_another_record_names_stays(registry: Registry, key: AdapterKey) ->
     artifact = registry.layout.artifact(key)
     put(registry, Scope("other", "tiny"), artifact, name="linked", link=True)
     assert found(registry) == []
-    operations.unregister(registry, Scope("other", "tiny"), "linked", writer="test")
+    release.unregister(registry, Scope("other", "tiny"), "linked", writer="test")
     assert found(registry) == [artifact]
 
 
 def test_kept_files_stay(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
     """``keep_files``, and what was linked, is its owner's."""
     put(registry, scope, make_adapter(), name="kept")
-    operations.unregister(registry, scope, "kept", writer="test", keep_files=True)
+    release.unregister(registry, scope, "kept", writer="test", keep_files=True)
     linked = write_adapter(registry.layout.root / "default" / "tiny" / "v1" / "linked")
     put(registry, scope, linked, name="linked", revision="v1", link=True)
-    operations.unregister(registry, scope, "linked", writer="test")
+    release.unregister(registry, scope, "linked", writer="test")
     assert found(registry) == []
 
 
@@ -167,7 +168,7 @@ def test_a_dropped_folder_is_its_owner_s(registry: Registry, scope: Scope) -> No
     view.refresh()
     adopter.step(view.desired)
     assert served(registry, scope) == {"dropped": "v1"}
-    operations.unregister(registry, scope, "dropped", writer="test")
+    release.unregister(registry, scope, "dropped", writer="test")
     assert found(registry) == []
 
 

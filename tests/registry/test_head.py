@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import atomic, operations
-from lora_fs.sidecar.registry import head as heads
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.head import READ_BYTES, Announcer, Head, advance_head, parse_head, read_head
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store import head as heads
+from lora_fs.sidecar.registry.store.head import (
+    READ_BYTES,
+    Announcer,
+    Head,
+    advance_head,
+    parse_head,
+    read_head,
+)
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put
@@ -53,7 +61,7 @@ def test_what_is_told_is_read_and_nothing_is_listed(
     """Two registrations and a withdrawal between two polls: HEAD, the marker, and each new file once."""
     put(registry, scope, make_adapter("b", seed=1), name="b1")
     put(registry, scope, make_adapter("c", seed=2), name="c1")
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     registry.close()  # a writer looks at HEAD again a moment later: not while it is counted here
     monkeypatch.setattr(Registry, "scan", pytest.fail)
     opened = fail(monkeypatch, "open", errno.EIO, times=0)
@@ -115,7 +123,7 @@ def test_a_told_file_that_cannot_be_read_is_left_to_a_listing(
     assert [one.revision for _, _, one in view.desired.active()] == ["v1"]
     assert list(view.desired.problems) == [str(record)]
     record.write_bytes(good)
-    operations.rollback(registry, scope, "a1", writer="test")
+    release.rollback(registry, scope, "a1", writer="test")
     view.refresh()
     assert view.desired.problems == {}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.registry.layout import Generation, Listing, generation_name, parse_generation
+from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 GENERATIONS = st.integers(1, 10**18 - 1)

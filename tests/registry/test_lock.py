@@ -15,15 +15,16 @@ import pytest
 from filelock import SoftFileLease
 
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import lock, store
-from lora_fs.sidecar.registry.lock import lease
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.store import writer
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import leases
+from lora_fs.sidecar.registry.volume.leases import lease
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.test_operations import put, served
 from tests.registry.test_races import FORK
 
 
-def left_by_another_host(path: Path, lease_s: float = lock.LEASE_S) -> None:
+def left_by_another_host(path: Path, lease_s: float = leases.LEASE_S) -> None:
     """The lockfile of a holder that was killed on a host whose processes cannot be asked for."""
     held = SoftFileLease(path, lease_duration=lease_s)
     held.acquire()
@@ -54,7 +55,7 @@ def test_a_dead_holder_elsewhere_is_taken_over(tmp_path: Path, monkeypatch: pyte
         with lease(path, wait_s=0) as first:
             return first
 
-    for seconds in (0.0, lock.LEASE_S - 0.1):
+    for seconds in (0.0, leases.LEASE_S - 0.1):
         clock.now += seconds
         assert not had()
     clock.now += 0.2
@@ -71,7 +72,7 @@ def test_a_stuck_lease_costs_a_writer_a_bounded_wait(
     waiting = SimpleNamespace(perf_counter=clock, sleep=clock.sleep)
     monkeypatch.setattr(filelock._api, "time", waiting)
     put(registry, scope, source)
-    assert clock.now == pytest.approx(2 * store.LEASE_WAIT_S)
+    assert clock.now == pytest.approx(2 * writer.LEASE_WAIT_S)
     assert served(registry, scope) == {"a1": "v1"}
 
 
@@ -121,15 +122,15 @@ def test_without_their_folder_writes_go_on(
 
 def test_the_refused_are_remembered_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many leases are refused, the memory of them does not grow for ever."""
-    monkeypatch.setattr(lock, "_contended", {})
-    monkeypatch.setattr(lock, "_unchanged", {})
-    monkeypatch.setattr(lock, "_REMEMBERED", 2)
+    monkeypatch.setattr(leases, "_contended", {})
+    monkeypatch.setattr(leases, "_unchanged", {})
+    monkeypatch.setattr(leases, "_REMEMBERED", 2)
     for number in range(4):
         left_by_another_host(tmp_path / f"{number}.lock")
         with lease(tmp_path / f"{number}.lock", wait_s=0) as had:
             assert not had
     latest = [str(tmp_path / f"{number}.lock") for number in (2, 3)]  # else a dead holder is never taken over
-    assert list(lock._contended) == list(lock._unchanged) == latest
+    assert list(leases._contended) == list(leases._unchanged) == latest
 
 
 def test_a_process_without_threads_goes_on_without_it(
@@ -151,7 +152,7 @@ def test_a_process_without_threads_goes_on_without_it(
 
 def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a holder leaves that was killed before it wrote its name is nobody's after ABANDONED_S."""
-    monkeypatch.setattr(lock, "_unchanged", {})
+    monkeypatch.setattr(leases, "_unchanged", {})
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     path = tmp_path / "a.lock"
@@ -161,7 +162,7 @@ def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytes
             return first
 
     path.touch()
-    for seconds in (0.0, lock.ABANDONED_S - 0.1):
+    for seconds in (0.0, leases.ABANDONED_S - 0.1):
         clock.now += seconds
         assert not had()
     path.unlink()
@@ -169,7 +170,7 @@ def test_an_empty_lockfile_is_removed_in_time(tmp_path: Path, monkeypatch: pytes
     os.utime(path, (1, 1))
     clock.now += 0.2
     assert not had()
-    clock.now += lock.ABANDONED_S
+    clock.now += leases.ABANDONED_S
     assert not had()
     assert had()
 
@@ -178,7 +179,7 @@ def test_a_dead_holders_lease_where_names_cannot_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS and FUSE refuse what filelock takes a dead claim over with: it is had all the same, in time."""
-    monkeypatch.setattr(lock, "_unchanged", {})
+    monkeypatch.setattr(leases, "_unchanged", {})
     monkeypatch.setattr(filelock._soft, "exchange_names", lambda *_: False)
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
@@ -189,13 +190,13 @@ def test_a_dead_holders_lease_where_names_cannot_be_exchanged(
         with lease(path, wait_s=0) as first:
             return first
 
-    for seconds in (0.0, lock.LEASE_S - 0.1):
+    for seconds in (0.0, leases.LEASE_S - 0.1):
         clock.now += seconds
         assert not had()
     os.utime(path, (1, 1))  # its holder lives
     clock.now += 0.2
     assert not had()
-    clock.now += lock.LEASE_S
+    clock.now += leases.LEASE_S
     assert not had()
     assert had()
     assert list(tmp_path.iterdir()) == []
@@ -205,11 +206,11 @@ def test_what_is_not_the_lockfile_that_was_judged_is_put_back(tmp_path: Path) ->
     """Another holder's, taken a moment ago: it has its name again."""
     path = tmp_path / "a.lock"
     left_by_another_host(path)
-    judged = lock._look(path)
+    judged = leases._look(path)
     path.unlink()
     with lease(path, wait_s=0) as held:
         mine = path.read_bytes()
-        lock._take_away(path, judged)
+        leases._take_away(path, judged)
         assert held
         assert path.read_bytes() == mine
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +218,7 @@ def test_what_is_not_the_lockfile_that_was_judged_is_put_back(tmp_path: Path) ->
 
 def test_a_lease_that_is_held_is_not_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long others ask, a lockfile with its holder's name in it stays."""
-    monkeypatch.setattr(lock, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(leases, "ABANDONED_S", 0.0)
     path = tmp_path / "a.lock"
     with lease(path, wait_s=0) as held:
         assert held

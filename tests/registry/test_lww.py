@@ -11,10 +11,11 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
-from lora_fs.sidecar.registry import gc, operations
-from lora_fs.sidecar.registry.layout import generation_name, parse_generation
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import generation_name, parse_generation
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
 from tests.registry.conftest import MakeAdapter
 from tests.registry.faults import without_links
 from tests.registry.test_operations import put, served
@@ -47,11 +48,11 @@ def test_names_are_unique(registry: Registry, scope: Scope, make_adapter: MakeAd
     """Register, promote, roll back and unregister work, and every name carries its writer's token."""
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1))
-    operations.rollback(registry, scope, "a1", writer="test")
+    release.rollback(registry, scope, "a1", writer="test")
     assert served(registry, scope) == {"a1": "v1"}
     parsed = [parse_generation(name) for name in os.listdir(registry.layout.active(scope))]
     assert sorted(p[1].generation for p in parsed if p and p[1].token) == [1, 2, 3]
-    operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
+    release.unregister(registry, scope, "a1", writer="test", all_revisions=True)
     assert served(registry, scope) == {}
 
 
@@ -111,7 +112,7 @@ def test_two_writers_at_once_converge(registry: Registry, scope: Scope, make_ada
 
     def write(first: int) -> None:
         for turn in range(20):
-            operations.promote(registry, scope, "a1", f"v{1 + (turn + first) % 2}", writer=str(first))
+            release.promote(registry, scope, "a1", f"v{1 + (turn + first) % 2}", writer=str(first))
             views[first].refresh(force=True)
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
@@ -123,13 +124,13 @@ def test_two_writers_at_once_converge(registry: Registry, scope: Scope, make_ada
         view.refresh(force=True)
     pointers = [view.desired.pointers[scope, "a1"] for view in views]
     assert len({pointer.token for pointer in pointers}) == 1
-    assert pointers[0] == operations.active(registry, scope, "a1")
+    assert pointers[0] == release.active(registry, scope, "a1")
 
 
 def test_withdrawn_artifacts_are_found(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
     """The tombstone's name carries a token; gc finds it all the same."""
     put(registry, scope, make_adapter())
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     (item,) = gc.find(registry, scope, set(), 0)
     assert item.path == registry.layout.artifact(AdapterKey(*scope, "v1", "a1"))
 

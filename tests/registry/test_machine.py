@@ -24,13 +24,15 @@ from hypothesis.stateful import (
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.registry import amend, atomic, gc, operations
-from lora_fs.sidecar.registry.atomic import Ambiguous, TemporaryNames
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.reading import Body, Series
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired, RegistryView
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.reader import Body, Series
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
 from tests.registry.conftest import Clock, write_adapter
 from tests.registry.test_operations import put
 
@@ -110,27 +112,27 @@ class RegistryMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.away)
     @rule(name=NAME, revision=st.sampled_from(["v1", "v2"]))
     def promote(self, name: str, revision: str) -> None:
-        self.attempt(operations.promote, name, revision, writer="machine")
+        self.attempt(release.promote, name, revision, writer="machine")
 
     @precondition(lambda self: not self.away)
     @rule(name=NAME)
     def rollback(self, name: str) -> None:
-        self.attempt(operations.rollback, name, writer="machine")
+        self.attempt(release.rollback, name, writer="machine")
 
     @precondition(lambda self: not self.away)
     @rule(name=NAME)
     def unregister(self, name: str) -> None:
-        self.attempt(operations.unregister, name, writer="machine", all_revisions=True)
+        self.attempt(release.unregister, name, writer="machine", all_revisions=True)
 
     @precondition(lambda self: not self.away)
     @rule(name=NAME, revision=st.sampled_from([None, "v1", "v2"]), percent=st.sampled_from([0, 5, 100]))
     def try_a_revision(self, name: str, revision: str | None, percent: int) -> None:
-        self.attempt(operations.set_canary, name, revision, percent, writer="machine")
+        self.attempt(release.set_canary, name, revision, percent, writer="machine")
 
     @precondition(lambda self: not self.away)
     @rule(name=NAME, finish=st.booleans())
     def end_a_trial(self, name: str, finish: bool) -> None:
-        self.attempt(operations.end_canary, name, finish=finish, writer="machine")
+        self.attempt(release.end_canary, name, finish=finish, writer="machine")
 
     @precondition(lambda self: not self.away)
     @rule(name=NAME, kind=st.sampled_from(PolicyKind), label=st.sampled_from(["a", None]))
@@ -152,18 +154,18 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule()
     def collect_garbage(self) -> None:
         """Withdraws what is too many, and nothing that a name serves, served before, tries, or is pinned."""
-        before = {name: operations.active(self.registry, SCOPE, name) for name in NAMES}
-        revisions = {name: operations.present_revisions(self.registry, SCOPE, name) for name in NAMES}
+        before = {name: release.active(self.registry, SCOPE, name) for name in NAMES}
+        revisions = {name: release.present_revisions(self.registry, SCOPE, name) for name in NAMES}
         gc.collect(gc.find(self.registry, SCOPE, frozenset(), 0.0))
         for name, pointer in before.items():
-            left = operations.present_revisions(self.registry, SCOPE, name)
+            left = release.present_revisions(self.registry, SCOPE, name)
             tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
             wanted = {pointer.revision, pointer.previous_revision, tried} if pointer is not None else set()
             gone = revisions[name].keys() - left.keys()
             assert not gone & wanted
             assert not any(is_pinned(revisions[name][revision]) for revision in gone)
             assert not gone or (pointer is not None and len(left) >= (pointer.keep_revisions or 99))
-            assert operations.active(self.registry, SCOPE, name) == pointer
+            assert release.active(self.registry, SCOPE, name) == pointer
 
     @precondition(lambda self: not self.away)
     @rule(pick=SMALL)

@@ -11,9 +11,10 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
-from lora_fs.sidecar.registry import artifacts, fsck, gc, survey
-from lora_fs.sidecar.registry.mend import Mender
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.test_crashes import look_at_folders

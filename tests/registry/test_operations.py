@@ -25,14 +25,15 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
 )
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import artifacts, atomic, operations, registration
-from lora_fs.sidecar.registry.codec import seal
-from lora_fs.sidecar.registry.copying import Copy, Taken
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.reading import Body, Series
-from lora_fs.sidecar.registry.registration import Registered, Registration
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Taken
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.store.reader import Body, Series
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail, full_below
@@ -40,7 +41,7 @@ from tests.registry.faults import fail, full_below
 
 def put(registry: Registry, scope: Scope, source: Path, name: str = "a1", **more: object) -> Registered:
     wanted = Registration(name, source, source.as_uri(), **more)  # type: ignore[arg-type]
-    return registration.register(registry, scope, wanted, Expectation(), writer="test")
+    return ingest.register(registry, scope, wanted, Expectation(), writer="test")
 
 
 def served(registry: Registry, scope: Scope) -> dict[str, str]:
@@ -73,9 +74,9 @@ def test_a_newer_writers_revision_keeps_its_name(
     path = registry.records(second.key).folder / generation_name("a1", 2)
     path.write_bytes(seal({"apiVersion": "lora-fs/v2", "shape": "another"}))
     with pytest.raises(FormatTooNew, match=r"lora-fs/v2.*upgrade"):
-        operations.unregister(registry, scope, "a1", all_revisions=True, writer="test")
+        release.unregister(registry, scope, "a1", all_revisions=True, writer="test")
     assert served(registry, scope) == {"a1": "v2"}
-    assert operations.present_revisions(registry, scope, "a1").keys() == {"v1", "v2"}
+    assert release.present_revisions(registry, scope, "a1").keys() == {"v1", "v2"}
 
 
 def test_a_revision_never_changes(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
@@ -93,9 +94,9 @@ def test_next_revision_promote_and_rollback(
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1))
     assert served(registry, scope) == {"a1": "v2"}
-    operations.rollback(registry, scope, "a1", writer="test")
+    release.rollback(registry, scope, "a1", writer="test")
     assert served(registry, scope) == {"a1": "v1"}
-    operations.promote(registry, scope, "a1", "v2", writer="test")
+    release.promote(registry, scope, "a1", "v2", writer="test")
     assert served(registry, scope) == {"a1": "v2"}
 
 
@@ -106,14 +107,14 @@ def test_unregister_asks_which_of_several(
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1))
     with pytest.raises(InputError, match="2 revisions"):
-        operations.unregister(registry, scope, "a1", writer="test")
-    operations.unregister(registry, scope, "a1", writer="test", all_revisions=True)
+        release.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test", all_revisions=True)
     assert served(registry, scope) == {}
-    pointer = operations.active(registry, scope, "a1")
+    pointer = release.active(registry, scope, "a1")
     assert pointer is not None
     assert (pointer.revision, pointer.previous_revision) == (None, None)
     with pytest.raises(NotFound):
-        operations.unregister(registry, scope, "a1", writer="test")
+        release.unregister(registry, scope, "a1", writer="test")
 
 
 def test_the_loser_of_a_race_takes_the_next_revision(
@@ -148,7 +149,7 @@ def test_a_race_that_is_lost_for_ever_ends(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others take every next revision: it is told so, not that a revision nobody named has other bytes."""
-    monkeypatch.setattr(registration, "RACES", 3)
+    monkeypatch.setattr(ingest, "RACES", 3)
 
     def taken(copy: Copy, *_: object, **__: object) -> None:
         tried.append(copy.key.revision)
@@ -219,11 +220,11 @@ def test_a_dry_run_of_the_same_bytes_changes_nothing(
     weights = registry.layout.artifact(record.key) / "adapter_model.safetensors"
     weights.unlink()
     wanted = Registration("a1", source, source.as_uri(), labels={"team": "sql"})
-    told = registration.register(registry, scope, wanted, Expectation(), writer="test", dry_run=True)
+    told = ingest.register(registry, scope, wanted, Expectation(), writer="test", dry_run=True)
     assert (told.changed, told.restored, told.record) == (False, True, record)
     assert not weights.exists()
     assert registry.latest(registry.records(record.key))[1] == record
-    done = registration.register(registry, scope, wanted, Expectation(), writer="test")
+    done = ingest.register(registry, scope, wanted, Expectation(), writer="test")
     assert (done.changed, done.restored, done.record.generation) == (False, True, 2)
     assert weights.exists()
 
@@ -237,7 +238,7 @@ def test_what_was_allowed_once_stays_allowed(
     allowed = []
     for allow in ((), ("dora",), (), ("pickle",)):
         expectation = Expectation(allow=frozenset(allow))
-        again = registration.register(registry, scope, wanted, expectation, writer="test")
+        again = ingest.register(registry, scope, wanted, expectation, writer="test")
         allowed.append((again.record.spec.allowed, again.record.generation))
     assert allowed == [((), 1), (("dora",), 2), (("dora",), 2), (("pickle",), 3)]
 
@@ -259,16 +260,16 @@ def test_unregister_takes_back_no_promotion(
     """v2 promoted while v1 is unregistered stays served: only a pointer to v1 is withdrawn."""
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter(seed=1), activate=False)
-    real = operations.active
+    real = release.active
 
     def overtaken(*args: object) -> object:
         pointer = real(*args)  # type: ignore[arg-type]
         monkeypatch.undo()
-        operations.promote(registry, scope, "a1", "v2", writer="another")
+        release.promote(registry, scope, "a1", "v2", writer="another")
         return pointer
 
-    monkeypatch.setattr(operations, "active", overtaken)
-    operations.unregister(registry, scope, "a1", revision="v1", writer="test")
+    monkeypatch.setattr(release, "active", overtaken)
+    release.unregister(registry, scope, "a1", revision="v1", writer="test")
     assert served(registry, scope) == {"a1": "v2"}
 
 
@@ -324,7 +325,7 @@ def test_of_two_that_want_a_new_name_one_is_told(
     with pytest.raises(Conflict, match="already been loaded"):
         put(registry, scope, mine, must_be_new=True)
     assert served(registry, scope) == {"a1": "r1"}
-    assert set(operations.present_revisions(registry, scope, "a1")) == {"r1"}
+    assert set(release.present_revisions(registry, scope, "a1")) == {"r1"}
 
 
 def test_a_register_that_ended_before_its_pointer_is_repeated(
@@ -344,7 +345,7 @@ def test_a_register_that_ended_before_its_pointer_is_repeated(
     with pytest.raises(Conflict, match="already been loaded"):
         put(registry, scope, mine, must_be_new=True)
     assert served(registry, scope) == {"a1": "r1"}
-    operations.unregister(registry, scope, "a1", revision="r1", writer="another")
+    release.unregister(registry, scope, "a1", revision="r1", writer="another")
     again = put(registry, scope, mine, must_be_new=True)
     assert (again.changed, served(registry, scope)) == (False, {"a1": "v1"})
     with pytest.raises(Conflict, match="already been loaded"):
@@ -358,7 +359,7 @@ def test_withdrawn_while_registered_again(
     put(registry, scope, make_adapter())
 
     def withdraw() -> None:
-        operations.unregister(registry, scope, "a1", writer="another")
+        release.unregister(registry, scope, "a1", writer="another")
 
     before_append(monkeypatch, withdraw, to="Record")
     with pytest.raises(Conflict, match="withdrawn meanwhile"):
@@ -389,7 +390,7 @@ def test_a_withdrawn_revision_never_changes(
 ) -> None:
     """Its name stays bound to its bytes, though it was unregistered and its files are gone."""
     key = put(registry, scope, make_adapter(), revision="r1").record.key
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     shutil.rmtree(registry.layout.artifact(key))
     with pytest.raises(Conflict, match="revisions never change"):
         put(registry, scope, make_adapter("other", seed=1), revision="r1", link=link)

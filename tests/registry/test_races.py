@@ -14,8 +14,8 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.registry.conftest import MakeAdapter
 from tests.registry.test_operations import put
 

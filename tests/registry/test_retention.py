@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Quota, Scope
-from lora_fs.sidecar.registry import amend, gc, operations
-from lora_fs.sidecar.registry.retention import Revision, beyond
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.lifecycle.retention import Revision, beyond
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.registry.conftest import write_adapter
 from tests.registry.test_operations import before_append, put, served
 
@@ -87,8 +88,8 @@ def test_what_is_served_tried_pinned_or_in_use_never_goes(
     registry: Registry, scope: Scope, many: list[str]
 ) -> None:
     """However old it is, and however few are kept."""
-    operations.promote(registry, scope, "a1", "v2", writer="test")  # before it v7
-    operations.set_canary(registry, scope, "a1", "v3", 5, writer="test")
+    release.promote(registry, scope, "a1", "v2", writer="test")  # before it v7
+    release.set_canary(registry, scope, "a1", "v3", 5, writer="test")
     pinned = amend.with_policy(Policy(), {"kind": PolicyKind.PINNED})
     amend.amend(registry, scope, "a1", [pinned], writer="test", revision="v4")
     amend.keep_revisions(registry, scope, "a1", 1, writer="test")
@@ -104,9 +105,9 @@ def test_gc_withdraws_and_a_day_later_removes(registry: Registry, scope: Scope, 
     garbage = gc.find(registry, scope, frozenset(), DAY_S, writer="collector")
     assert [item.path.parent.name for item in garbage] == ["v4", "v3", "v2", "v1"]
     assert all(item.size_bytes > 500 and "keeps 3 revisions" in item.why for item in garbage)
-    assert set(operations.present_revisions(registry, scope, "a1")) == set(many)  # so far nothing happened
+    assert set(release.present_revisions(registry, scope, "a1")) == set(many)  # so far nothing happened
     gc.collect(garbage)
-    assert set(operations.present_revisions(registry, scope, "a1")) == {"v5", "v6", "v7"}
+    assert set(release.present_revisions(registry, scope, "a1")) == {"v5", "v6", "v7"}
     assert served(registry, scope) == {"a1": "v7"}
     assert gc.find(registry, scope, frozenset(), DAY_S) == []  # tombstones of today
     age(registry, scope)
@@ -146,13 +147,13 @@ def test_promoted_at_the_last_moment(
     [item] = gc.find(registry, scope, frozenset(), DAY_S)
 
     def promote() -> None:
-        operations.promote(registry, scope, "a1", "v1", writer="another")
+        release.promote(registry, scope, "a1", "v1", writer="another")
 
     before_append(monkeypatch, promote, to="Record")
     gc.collect([item])
     assert served(registry, scope) == {"a1": "v1"}
-    operations.promote(registry, scope, "a1", "v7", writer="test")
-    operations.promote(registry, scope, "a1", "v6", writer="test")
+    release.promote(registry, scope, "a1", "v7", writer="test")
+    release.promote(registry, scope, "a1", "v6", writer="test")
     age(registry, scope)
     [item] = gc.find(registry, scope, frozenset(), DAY_S)
     real = Registry.append

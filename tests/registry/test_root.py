@@ -11,12 +11,13 @@ from pyfakefs.fake_filesystem import FakeFilesystem
 
 from lora_fs.sidecar.errors import FormatTooNew, NotFound, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry import filesystem, head, root
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.root import Marker
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import RegistryView
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.store import head, marker
+from lora_fs.sidecar.registry.store.marker import Marker
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import RegistryView
+from lora_fs.sidecar.registry.volume import mounts
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put, served
@@ -34,8 +35,8 @@ def change_marker(path: Path, **fields: object) -> None:
 @pytest.mark.parametrize("folder", ["/volume", "/volume/a/b"])
 def test_created_once(fs: FakeFilesystem, folder: str) -> None:
     """Creating makes the folders, the marker and HEAD; creating again finds them, whole and the same."""
-    first = root.create(Path(folder))
-    assert root.create(Path(folder)) == first == root.read_marker(Path(folder))
+    first = marker.create(Path(folder))
+    assert marker.create(Path(folder)) == first == marker.read_marker(Path(folder))
     assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".leases", ".replicas"}
 
 
@@ -54,9 +55,9 @@ def test_a_damaged_marker_is_told_from_none(
 ) -> None:
     """It is RegistryLost, and no new registry is made over it."""
     monkeypatch.setattr("time.sleep", lambda _: None)
-    root.create(VOLUME)
+    marker.create(VOLUME)
     Layout(VOLUME).marker.write_bytes(content)
-    for attempt in (root.read_marker, root.create):
+    for attempt in (marker.read_marker, marker.create):
         with pytest.raises(RegistryLost, match="damaged"):
             attempt(VOLUME)
     assert Layout(VOLUME).marker.read_bytes() == content
@@ -64,18 +65,18 @@ def test_a_damaged_marker_is_told_from_none(
 
 def test_a_lost_marker_is_not_replaced(fs: FakeFilesystem) -> None:
     """Once records were written a missing marker is RegistryLost; a new registry is made on demand only."""
-    root.create(VOLUME)
+    marker.create(VOLUME)
     head.advance_head(VOLUME, 1)
     Layout(VOLUME).marker.unlink()
     with pytest.raises(RegistryLost, match="backup"):
-        root.create(VOLUME)
+        marker.create(VOLUME)
     Layout(VOLUME).head.unlink()
-    assert root.create(VOLUME).epoch == 1
+    assert marker.create(VOLUME).epoch == 1
 
 
 def test_a_newer_reader_is_asked_for(fs: FakeFilesystem) -> None:
     """A format this one cannot read is FormatTooNew, even where its marker has another shape."""
-    root.create(VOLUME)
+    marker.create(VOLUME)
     change_marker(VOLUME, format=2, min_reader=2, tier="quorum", registry_uuid=7)
     with pytest.raises(FormatTooNew, match="upgrade"):
         Registry(VOLUME)
@@ -173,7 +174,7 @@ def _create(path: Path, start: object, tier: str) -> None:
         if tier == "lww":
             without_links(patch)
         start.wait()  # type: ignore[attr-defined]
-        (path.parent / str(os.getpid())).write_text(root.create(path).registry_uuid)
+        (path.parent / str(os.getpid())).write_text(marker.create(path).registry_uuid)
 
 
 @pytest.mark.parametrize("tier", ["cas", "lww"])
@@ -189,7 +190,7 @@ def test_two_creators_agree(tmp_path: Path, tier: str) -> None:
         for creator in creators:
             creator.join(60)
         told = {entry.read_text() for entry in path.parent.iterdir() if entry.is_file()}
-        assert told == {root.read_marker(path).registry_uuid}
+        assert told == {marker.read_marker(path).registry_uuid}
         assert not list(path.glob(".tmp-*"))
 
 
@@ -201,25 +202,25 @@ def test_the_kind_of_a_mount(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch
     number = f"{os.major(device)}:{os.minor(device)}"
     line = f"1 1 {number} / /mnt/données\\040x rw - nfs4 server:/ rw\n"
     fs.create_file("/mounts", contents=f"1 1 {number} / / rw - ext4 /dev/a rw\n{line}")
-    monkeypatch.setattr(filesystem, "MOUNTS", Path("/mounts"))
-    assert filesystem.kind_of(folder) == "nfs4"
-    assert filesystem.kind_of(Path("/mnt")) == "ext4"
-    assert filesystem.timing_for("nfs4").settle_s > filesystem.timing_for("ext4").settle_s
-    monkeypatch.setattr(filesystem, "MOUNTS", Path("/nowhere"))
-    assert filesystem.kind_of(folder) == "unknown"
+    monkeypatch.setattr(mounts, "MOUNTS", Path("/mounts"))
+    assert mounts.kind_of(folder) == "nfs4"
+    assert mounts.kind_of(Path("/mnt")) == "ext4"
+    assert mounts.timing_for("nfs4").settle_s > mounts.timing_for("ext4").settle_s
+    monkeypatch.setattr(mounts, "MOUNTS", Path("/nowhere"))
+    assert mounts.kind_of(folder) == "unknown"
 
 
 def test_a_marker_keeps_what_it_does_not_know(fs: FakeFilesystem) -> None:
     """Unknown fields of a newer writer are read along."""
-    root.create(VOLUME)
+    marker.create(VOLUME)
     change_marker(VOLUME, shiny="new")
-    assert root.read_marker(VOLUME).model_dump()["shiny"] == "new"
-    assert isinstance(root.read_marker(VOLUME), Marker)
+    assert marker.read_marker(VOLUME).model_dump()["shiny"] == "new"
+    assert isinstance(marker.read_marker(VOLUME), Marker)
 
 
 def test_two_writers_of_one_head_differ(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both read the same HEAD: a reader that saw the first one's still sees that there is a second."""
-    root.create(VOLUME)
+    marker.create(VOLUME)
     before = head.read_head(VOLUME)
     seen = set()
     for _ in range(2):

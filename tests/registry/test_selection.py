@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.registry.selection import Selection
+from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from tests.reconcile.test_plan import RECORD
 
 texts = st.text("abc.-_/", min_size=1, max_size=4)

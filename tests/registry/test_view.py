@@ -11,12 +11,13 @@ import pytest
 
 from lora_fs.sidecar.errors import Conflict, OperatorError, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.registry import atomic, operations
-from lora_fs.sidecar.registry.atomic import TemporaryNames
-from lora_fs.sidecar.registry.codec import seal, unseal
-from lora_fs.sidecar.registry.layout import generation_name
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import LAG_LOOK_MOST_S, RETRY_MOST_S, RegistryView
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S, RETRY_MOST_S, RegistryView
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 from tests.registry.conftest import Clock, MakeAdapter
 from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put
@@ -114,7 +115,7 @@ def test_a_lost_race_is_run_again(
 
 def test_a_generation_only_rises(registry: Registry, scope: Scope, view: RegistryView) -> None:
     """A listing that forgets the newest generation takes nothing back."""
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     view.refresh()
     record_path(registry, scope, 2).rename(registry.layout.root / "away")
     shutil.rmtree(registry.layout.active(scope))
@@ -127,7 +128,7 @@ def test_a_stale_writer_cannot_resurrect(registry: Registry, scope: Scope, view:
     """A writer that slept since before the tombstone finds its generation taken."""
     slept = registry.latest(registry.records(AdapterKey(*scope, "v1", "a1")))[1]
     assert slept is not None
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     body = seal(slept.model_copy(update={"generation": 2}))
     assert not atomic.publish(record_path(registry, scope, 2), body, TemporaryNames())
     view.refresh(force=True)
@@ -176,7 +177,7 @@ def test_a_seal_broken_by_hand_is_not_acted_on(registry: Registry, scope: Scope,
 
 def test_a_tombstone_under_damage_is_seen(registry: Registry, scope: Scope, view: RegistryView) -> None:
     """A view that missed the tombstone takes it, though a damaged generation lies above it."""
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     record_path(registry, scope, 3).write_text("garbage")
     fresh = RegistryView(registry, (scope,))
     for one in (view, fresh):
@@ -224,7 +225,7 @@ def test_the_last_generation_there_can_be(registry: Registry, scope: Scope, view
     """A file that claims the greatest generation leaves no name for the next: the write is refused."""
     record_path(registry, scope, 10**18 - 1).write_text("garbage")
     with pytest.raises(OperatorError, match="remove that file"):
-        operations.unregister(registry, scope, "a1", writer="test")
+        release.unregister(registry, scope, "a1", writer="test")
 
 
 @pytest.mark.parametrize("call", ["listdir", "open"])
@@ -232,7 +233,7 @@ def test_unknown_is_never_empty(
     registry: Registry, scope: Scope, view: RegistryView, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A first look that fails is no state; a later one leaves the state as it was, and says so."""
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     registry.announce()  # by who does not know what was written
     fresh = RegistryView(registry, (scope,))
     with monkeypatch.context() as patch:
@@ -320,7 +321,7 @@ def test_pointers_that_vanish_freeze_as_records_do(eight: Registry, scope: Scope
         "starts serves none of these names: restore .active/ from a backup, or `lora-fs promote` each"
     )
     for index in range(3):
-        operations.promote(eight, scope, f"a{index}", "v1", writer="test")
+        release.promote(eight, scope, f"a{index}", "v1", writer="test")
     view.refresh(force=True)
     assert not frozen(view)
     assert len(names(view)) == 8
@@ -421,7 +422,7 @@ def test_a_pointer_written_anew_under_its_old_number_is_seen(
     view.refresh()
     shutil.rmtree(registry.layout.active(scope))
     view.refresh(force=True)
-    operations.promote(registry, scope, "a1", "v2", writer="test")
+    release.promote(registry, scope, "a1", "v2", writer="test")
     registry.layout.head.unlink()
     view.refresh(force=True)
     assert {name: record.revision for _, name, record in view.desired.active()} == {"a1": "v2"}
@@ -431,7 +432,7 @@ def test_a_restored_registry_is_read_anew(registry: Registry, scope: Scope, view
     """A raised epoch forgets what was known, lower generations included."""
     copy = registry.layout.root.with_name("backup")
     shutil.copytree(registry.layout.root, copy)
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     view.refresh()
     assert names(view) == []
     shutil.rmtree(registry.layout.root)
@@ -553,7 +554,7 @@ def test_what_was_removed_by_hand_and_registered_again_is_seen(
     registry = Registry(tmp_path / "removed", create=True)
     put(registry, scope, make_adapter(), revision="v1")
     for _ in range(generations // 2):
-        operations.unregister(registry, scope, "a1", writer="test")
+        release.unregister(registry, scope, "a1", writer="test")
         put(registry, scope, make_adapter(), revision="v1")
     put(registry, scope, make_adapter(seed=7), revision="v2", name="b1")
     view = RegistryView(registry, (scope,))
@@ -596,7 +597,7 @@ def test_a_listing_that_shows_less_than_there_is_takes_nothing_back(
 ) -> None:
     """A client that lists a folder as it was, of a revision whose newest file can be opened."""
     key = AdapterKey(*scope, "v1", "a1")
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     view.refresh()
     real = atomic.list_names
     newest = generation_name("a1", 2)

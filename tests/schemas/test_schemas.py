@@ -25,15 +25,15 @@ from lora_fs.sidecar.model import (
     Scope,
 )
 from lora_fs.sidecar.reconcile.replica import Limits
-from lora_fs.sidecar.reconcile.report import Reporter
-from lora_fs.sidecar.reconcile.volume import Volume
-from lora_fs.sidecar.registry import operations, registration
-from lora_fs.sidecar.registry.codec import decode, seal, unseal
-from lora_fs.sidecar.registry.head import Head
-from lora_fs.sidecar.registry.layout import parse_generation
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.root import Marker
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.status_file import Reporter
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.head import Head
+from lora_fs.sidecar.registry.store.marker import Marker
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import Clock, FakeEngine, FakeStager, FakeVolume, Rig
 from tests.registry.conftest import write_adapter
@@ -66,9 +66,9 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         folder = write_adapter(tmp_path / f"source{seed}", seed=seed)
         policy = Policy(kind=PolicyKind.EAGER, priority=seed) if seed else None
         wanted = Registration("a1", folder, folder.as_uri(), labels={"team": "x"}, policy=policy)
-        registration.register(opened, SCOPE, wanted, Expectation(), writer="test")
-    operations.rollback(opened, SCOPE, "a1", writer="test")
-    operations.unregister(opened, SCOPE, "a1", writer="test", all_revisions=True)
+        ingest.register(opened, SCOPE, wanted, Expectation(), writer="test")
+    release.rollback(opened, SCOPE, "a1", writer="test")
+    release.unregister(opened, SCOPE, "a1", writer="test", all_revisions=True)
     opened.close()
     return opened
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, InvalidName, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
+from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.assembly import locator
-from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
-from lora_fs.sidecar.reconcile.staging import Stager
-from lora_fs.sidecar.registry import artifacts
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.store import Registry
-from lora_fs.sidecar.registry.view import Desired
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.view import Desired
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation

@@ -13,9 +13,11 @@ import pytest
 
 from lora_fs.sidecar.errors import LoraFsError, OperatorError, OverQuota, TooManyRegistrations
 from lora_fs.sidecar.model import Quota, Scope
-from lora_fs.sidecar.registry import adopt, operations, quota, registration
-from lora_fs.sidecar.registry.quota import WINDOW_S, Accounts
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.drops import adopt
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.store import quota
+from lora_fs.sidecar.registry.store.quota import WINDOW_S, Accounts
+from lora_fs.sidecar.registry.store.writer import Registry
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.test_adopt import Site
@@ -65,7 +67,7 @@ def test_over_quota(
     assert tree(registry) == before
     put(registry, Scope("free", "tiny"), make_adapter("b", 1))
     put(registry, other, make_adapter(), labels={"same": "bytes"})
-    operations.unregister(registry, other, "a1", writer="test")
+    release.unregister(registry, other, "a1", writer="test")
     put(registry, scope, make_adapter("b", 1), name="b1")
 
 
@@ -74,7 +76,7 @@ def test_rate(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> No
     and the refusal says when to come back."""
     allow(registry, registrations_per_minute=2)
     put(registry, scope, make_adapter())
-    operations.unregister(registry, scope, "a1", writer="test")
+    release.unregister(registry, scope, "a1", writer="test")
     elsewhere = Registry(registry.layout.root)
     put(elsewhere, scope, make_adapter("b", 1), name="b1")
     with pytest.raises(TooManyRegistrations) as refused:
@@ -151,14 +153,14 @@ def test_dropped(
     site = Site(registry, scope)
     write_adapter(site.folder, 1)
     read = []
-    monkeypatch.setattr(registration, "validate", lambda *_, **__: read.append(1))
+    monkeypatch.setattr(ingest, "validate", lambda *_, **__: read.append(1))
     assert site.settle() == {"first": "v1"}
     assert site.refusal().startswith("OverQuota: dropped would be one adapter more")
     assert site.step(adopt.QUOTA_RETRY_S) == {"first": "v1"}
     assert not read, "what does not fit is not read again and again"
     assert (site.folder / "adapter_model.safetensors").exists()
     monkeypatch.undo()
-    operations.unregister(registry, scope, "first", writer="test")
+    release.unregister(registry, scope, "first", writer="test")
     assert site.step(1) == {}
     assert site.step(adopt.QUOTA_RETRY_S) == {"dropped": "v1"}
     assert site.refusal() == ""

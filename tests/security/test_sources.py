@@ -12,10 +12,10 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.reconcile.fetching import Fetching
-from lora_fs.sidecar.reconcile.registrations import LoadRequest, Registrations
-from lora_fs.sidecar.reconcile.uploads import Upload
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching
+from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import ARCHIVE, Options
 from lora_fs.sidecar.validate import Expectation

@@ -22,14 +22,14 @@ from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record
+from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.conditions import Since
-from lora_fs.sidecar.reconcile.events import EventLog
-from lora_fs.sidecar.reconcile.measures import Durations
-from lora_fs.sidecar.reconcile.residents import COUNTERS
-from lora_fs.sidecar.reconcile.uploads import Upload
-from lora_fs.sidecar.registry.registration import Registered
+from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.telemetry.conditions import Since
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.heads import BoundedHeads

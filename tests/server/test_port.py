@@ -15,8 +15,8 @@ from lora_fs.sidecar.cli import serve
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.reconcile.assembly import assemble
-from lora_fs.sidecar.registry.layout import Layout
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings
 
 

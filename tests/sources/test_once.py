@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.registry import fetched, lock
+from lora_fs.sidecar.registry.lifecycle import fetch_cache
+from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.sources import known, transfer
 from lora_fs.sidecar.sources.offer import Offer, Options, Piece
 from lora_fs.sidecar.sources.uri import Uri, parse
@@ -215,7 +216,7 @@ def test_waiting_is_bounded(
 ) -> None:
     """Who waits for another one that never ends is told what to look at."""
     monkeypatch.setenv("LORA_FS_FETCH_TIMEOUT_S", "60")
-    clock, asked, real = Clock(), list[float](), lock.lease
+    clock, asked, real = Clock(), list[float](), leases.lease
 
     @contextmanager
     def waited(path: Path, *, wait_s: float) -> Iterator[bool]:
@@ -228,15 +229,15 @@ def test_waiting_is_bounded(
     url = web.put("/sql.tar", tar_of(adapter), etag='"x"')
     lora_fs("register", "other", str(adapter))
     key = hashlib.sha256(f'{url}\n"x"'.encode()).hexdigest()[:32]
-    with lock.lease(root / f".leases/fetch-{key}.lock", wait_s=5) as had:
+    with leases.lease(root / f".leases/fetch-{key}.lock", wait_s=5) as had:
         assert had
-        monkeypatch.setattr(fetched, "lease", waited)
-        monkeypatch.setattr(fetched, "time", SimpleNamespace(monotonic=clock))
+        monkeypatch.setattr(fetch_cache, "lease", waited)
+        monkeypatch.setattr(fetch_cache, "time", SimpleNamespace(monotonic=clock))
         ran = lora_fs("register", "sql", url)
     assert ran.code == 6, ran.err
     assert f"another process has been fetching {url} for 60 s" in ran.err
     assert asked[0] == 0
-    assert asked[-1] == pytest.approx(60, abs=fetched.ASK_AGAIN_S)
+    assert asked[-1] == pytest.approx(60, abs=fetch_cache.ASK_AGAIN_S)
 
 
 class Slow:

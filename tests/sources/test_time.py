@@ -14,9 +14,9 @@ import pytest
 
 from lora_fs.sidecar.errors import SourceUnavailable
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.reconcile.fetching import Fetching, register
-from lora_fs.sidecar.registry.registration import Registration
-from lora_fs.sidecar.registry.store import Registry
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching, register
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter

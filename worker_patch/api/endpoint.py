@@ -26,7 +26,7 @@ from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.server import canary, dynamo, events, lora, models, observe, upload
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import routes as dashboard

@@ -23,11 +23,11 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
+from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
 from lora_fs.sidecar.reconcile.catalog import Catalog
-from lora_fs.sidecar.reconcile.threads import Threads
 from lora_fs.sidecar.server.auth import ALL, Sight
 from lora_fs.sidecar.server.dashboard.columns import column_of, row_of, summary_of
 from lora_fs.sidecar.server.dashboard.fleet import Fleet, Look

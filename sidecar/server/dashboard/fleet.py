@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
-from lora_fs.sidecar.registry import atomic
-from lora_fs.sidecar.registry.codec import decode
-from lora_fs.sidecar.registry.layout import Layout
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.volume import atomic
 
 MAX_REPLICAS = 1000
 

@@ -1,0 +1,1 @@
+"""Writes that clients ask a replica for: register, upload, fetch, unregister."""

@@ -1,0 +1,157 @@
+"""Registrations from elsewhere, which take longer than a caller waits: each goes on, and is told.
+
+One a name and source, whoever asks and however often. A caller waits so long and is then told how far it
+is; who asks again waits on, or gets the outcome. An outcome that nobody fetched is forgotten after KEPT_S,
+and where what it tells of was withdrawn or replaced since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import SourceUnavailable, TemporaryError, WaitTimeout
+from lora_fs.sidecar.model import Download, Phase
+from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
+
+AT_ONCE = 4
+MOST_KNOWN = 64
+KEPT_S = 600.0
+
+Result = TypeVar("Result")
+
+
+class Busy(TemporaryError):
+    """As many downloads as are known of at once are under way."""
+
+    retry_after_s = 10.0
+
+
+@dataclass(slots=True)
+class _Job(Generic[Result]):
+    task: asyncio.Task[Result]
+    told: Download
+    began: float
+    ended: float | None = None
+
+
+@dataclass(slots=True)
+class Downloads(Generic[Result]):
+    """Those of one replica. ``wait_s``: how long a caller waits; ``wake``: called when one begins or ends."""
+
+    wait_s: float
+    wake: Callable[[], None] = lambda: None
+    _jobs: dict[tuple[str, ...], _Job[Result]] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _threads: Daemons = field(default_factory=lambda: Daemons(AT_ONCE, "lora-fs-fetch"))
+
+    def under_way(self) -> Mapping[str, Download]:
+        """By served name, as far as they are now."""
+        return {job.told.name: job.told for job in self._jobs.values() if job.ended is None}
+
+    def stop(self) -> None:
+        """Let them end soon; what arrived stays on the volume."""
+        self._stopped.set()
+
+    async def run(
+        self,
+        what: tuple[str, ...],
+        told: Download,
+        call: Callable[[Tell, Callable[[], bool]], Result],
+        stands: Callable[[Result], Awaitable[bool]] | None = None,
+    ) -> Result:
+        """Do ``call`` in a thread, or wait for the same that is under way.
+
+        Args:
+            what: the same is the same work.
+            call: given how to tell how far it is, and whether it shall end.
+            stands: whether the outcome of one that ended before still holds; if not, it is done again.
+                None: it does.
+        Raises:
+            WaitTimeout: it goes on. Busy: it was not begun. What ``call`` and ``stands`` raise.
+        """
+        job = self._jobs.get(what)
+        if job is not None and job.task.done() and not await _holds(job, stands):
+            if self._jobs.get(what) is job:
+                del self._jobs[what]
+            job = self._jobs.get(what)
+        if job is None:
+            job = self._begin(what, told, call)
+        await asyncio.wait({job.task}, timeout=self.wait_s)
+        if not job.task.done():
+            raise WaitTimeout(
+                f"{told.name} is not registered yet: {progress(job.told)} of {told.source}. It goes on: ask "
+                "again, or look for it in /v1/lora_adapters"
+            )
+        if self._jobs.get(what) is job:  # who waited beside us may have taken it, and begun another
+            del self._jobs[what]
+        return job.task.result()
+
+    def _begin(
+        self,
+        what: tuple[str, ...],
+        told: Download,
+        call: Callable[[Tell, Callable[[], bool]], Result],
+    ) -> _Job[Result]:
+        self._forget()
+        if len(self._jobs) >= MOST_KNOWN:
+            raise Busy(f"{MOST_KNOWN} downloads are under way here: ask again later")
+        task = asyncio.create_task(self._work(what, call), name=f"fetch {told.name}")
+        job = self._jobs[what] = _Job(task, told, time.monotonic())
+        task.add_done_callback(lambda _: self._ended(job))
+        self.wake()
+        return job
+
+    async def _work(
+        self, what: tuple[str, ...], call: Callable[[Tell, Callable[[], bool]], Result]
+    ) -> Result:
+        def tell(step: str, received: int, total: int | None) -> None:
+            job = self._jobs[what]
+            phase = Phase.VALIDATING if step == CHECKING else Phase.DOWNLOADING
+            job.told = job.told.model_copy(
+                update={"phase": phase, "reason": step, "received_bytes": received, "size_bytes": total}
+            )
+
+        def work() -> Result:
+            if self._stopped.is_set():
+                raise SourceUnavailable("this replica ends: ask another one")
+            return call(tell, self._stopped.is_set)
+
+        return await self._threads.run(work)
+
+    def _ended(self, job: _Job[Result]) -> None:
+        job.ended = time.monotonic()
+        if not job.task.cancelled():
+            job.task.exception()  # fetched: nobody may ask for it
+        self.wake()
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        old = [what for what, job in self._jobs.items() if job.ended is not None and now - job.ended > KEPT_S]
+        for what in old:
+            del self._jobs[what]
+
+
+async def _holds(job: _Job[Result], stands: Callable[[Result], Awaitable[bool]] | None) -> bool:
+    """Whether the outcome may be told. Why it failed may."""
+    if stands is None or job.task.cancelled() or job.task.exception() is not None:
+        return True
+    return await stands(job.task.result())
+
+
+def begun(name: str, namespace: str, source: str) -> Download:
+    """One that begins now."""
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Download(name=name, namespace=namespace, source=source, phase=Phase.DOWNLOADING, since=at)
+
+
+def progress(told: Download) -> str:
+    """``120 of 500 MB``, as far as it is known."""
+    here = f"{told.received_bytes / 1e6:.1f}"
+    return f"{here} MB" if told.size_bytes is None else f"{here} of {told.size_bytes / 1e6:.1f} MB"

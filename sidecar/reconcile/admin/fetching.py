@@ -1,0 +1,129 @@
+"""Register from a source that is not here: look, fetch once per volume, validate, register.
+
+Used by the command line and by a replica; what each may ask for, and how it tells how far it is, they say.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
+from lora_fs.sidecar.registry.lifecycle.fetch_cache import fetched
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.lifecycle.release import present_revisions
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.sources.fetch import bring
+from lora_fs.sidecar.sources.known import opened
+from lora_fs.sidecar.sources.offer import Meter, Offer, Options
+from lora_fs.sidecar.sources.uri import redacted
+from lora_fs.sidecar.validate import Expectation
+
+FETCHING, WAITING, CHECKING = "fetching", "another process fetches it", "checking"
+
+Tell = Callable[[str, int, int | None], None]
+
+
+def _quiet(step: str, received: int, total: int | None) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """How to fetch.
+
+    Attributes:
+        most_bytes, most_s: bounds on one fetch.
+        plugin: the downloader's class; None: there is none.
+        tell: called with the step, the bytes there, and all there are, None if that is not known.
+        stop: asked now and then; True ends it, to be gone on from.
+    """
+
+    options: Options
+    most_bytes: int
+    most_s: float
+    plugin: str | None = None
+    tell: Tell = field(default=_quiet, repr=False)
+    stop: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def by(cls, settings: Settings, options: Options | None = None) -> Fetching:
+        """As the settings say."""
+        return cls(
+            options or Options(netrc_file=settings.netrc_file),
+            settings.fetch_max_bytes,
+            settings.fetch_timeout_s,
+            settings.lora_downloader_plugin,
+        )
+
+    def meter(self) -> Meter:
+        """Bounds one fetch, from now on."""
+        return Meter(self.most_bytes, self.most_s, lambda at, of: self.tell(FETCHING, at, of), self.stop)
+
+    def timed(self, source: str, meter: Meter) -> Options:
+        """The options, whose connections end when the meter's time is over, or it is stopped."""
+        return replace(self.options, alive=lambda: meter.check_time(redacted(source)))
+
+
+def register(
+    registry: Registry,
+    scope: Scope,
+    wanted: Registration,
+    source: str,
+    expectation: Expectation,
+    fetching: Fetching,
+    *,
+    writer: str,
+    progress: Progress | None = None,
+) -> Registered:
+    """Register what ``source`` names; ``wanted``'s own source and uri are not looked at.
+
+    Raises:
+        See ``registration.register``, ``sources.offer.Source`` and ``sources.transfer.fetch``.
+    """
+    check_segment("name", wanted.name)
+    existing = present_revisions(registry, scope, wanted.name)
+    if wanted.must_be_new:
+        ingest.refuse_served(registry, scope, wanted.name)
+    meter = fetching.meter()
+    with opened(source, fetching.timed(source, meter), fetching.plugin) as one:
+        offer = one.look()
+
+        def fetch(folder: Path) -> tuple[Path, dict[str, str]]:
+            if not existing:  # of a name that is there the bytes may be, too: then nothing grows
+                key = AdapterKey(*scope, wanted.revision or "v1", wanted.name)
+                registry.accounts.check(key, offer.size_bytes or 0)
+            return bring(offer, folder, meter)
+
+        def waiting(there: int) -> None:
+            fetching.tell(WAITING, there, offer.size_bytes)
+            meter.check_time(offer.uri)
+
+        with fetched(
+            registry, scope, offer.uri, offer.pin, fetch, wait_s=fetching.most_s, waiting=waiting
+        ) as got:
+            size = offer.size_bytes or 0
+            fetching.tell(CHECKING, size, offer.size_bytes)
+            ready = replace(wanted, source=got.folder, uri=offer.uri, pin=offer.recorded)
+            ready = replace(ready, takes=got.fresh, hashes=got.hashes)
+            done = ingest.register(registry, scope, ready, expectation, writer=writer, progress=progress)
+            got.record = done.record
+            return replace(done, restored=True) if done.record.key == got.mended else done
+
+
+@contextmanager
+def brought(source: str, fetching: Fetching) -> Iterator[tuple[Path, Offer]]:
+    """The adapter of a source in a folder of this machine, which is gone afterwards: to look at it."""
+    meter = fetching.meter()
+    with (
+        opened(source, fetching.timed(source, meter), fetching.plugin) as one,
+        tempfile.TemporaryDirectory(prefix="lora-fs-") as folder,
+    ):
+        offer = one.look()
+        yield bring(offer, Path(folder), meter)[0], offer

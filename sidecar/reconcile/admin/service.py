@@ -1,0 +1,281 @@
+"""Registering through a replica: the HTTP API's writes, each in a thread and bounded in time.
+
+A volume that hangs costs a caller an error and one thread of a few, and no one else anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lora_fs.sidecar.concurrency import AllTaken, Threads
+from lora_fs.sidecar.errors import CorruptRecord, InputError, NotFound, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, check_segment
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
+from lora_fs.sidecar.reconcile.admin.fetching import Fetching, Tell
+from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
+from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
+from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
+from lora_fs.sidecar.sources.downloader import downloaded
+from lora_fs.sidecar.sources.known import is_remote
+from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
+from lora_fs.sidecar.validate import Expectation
+
+Result = TypeVar("Result")
+
+AT_ONCE = 8
+_FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a load registered, and what the name served before it."""
+
+    registered: ingest.Registered
+    before: Pointer | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """vLLM's ``POST /v1/load_lora_adapter``.
+
+    ``reads``: the namespaces that the caller may read; None: all.
+    """
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    reads: frozenset[str] | None = None
+
+
+class Registrations:
+    """Writes for one replica.
+
+    Args:
+        allowed_sources: folders besides the root to register from.
+        mounts: where the claims of ``pvc://`` are.
+        fetching: what may be fetched, and within which bounds.
+        wait_s: how long a caller waits for a download.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        scopes: tuple[Scope, ...],
+        volume: Volume,
+        expectation: Expectation,
+        *,
+        allowed_sources: tuple[Path, ...],
+        timeout_s: float,
+        mounts: Mapping[str, Path] | None = None,
+        fetching: Fetching = _FETCHES_NOTHING,
+        wait_s: float = 0.0,
+    ) -> None:
+        self._registry, self._scopes, self._volume = registry, scopes, volume
+        self._expectation, self._timeout_s = expectation, timeout_s
+        self._allowed = Allowed(registry.layout.root, allowed_sources)
+        self._threads = Threads(AT_ONCE)
+        self._mounts, self._fetching = mounts or {}, fetching
+        self._uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
+        self.downloads: Downloads[_Done] = Downloads(wait_s)
+
+    async def register(
+        self, request: LoadRequest, writer: str
+    ) -> tuple[Record, Callable[[], Awaitable[object]]]:
+        """Register what the request names; returns the record and how to take it back.
+
+        Raises:
+            InputError: the name, the path or the adapter is at fault, or it exists already.
+            VolumeUnavailable: not written, or not known to be: a repeat is harmless.
+        """
+        scope, name = self._scope(request.lora_name)
+        if is_remote(request.lora_path, self._fetching.plugin):
+            done = await self._fetch(request, scope, name, writer)
+        else:
+
+            def call() -> _Done:
+                source = self._source(request)
+                before = release.active(self._registry, scope, name)
+                wanted = Registration(
+                    name,
+                    source,
+                    source.as_uri(),
+                    origin="api",
+                    must_be_new=not request.load_inplace,
+                    resolved=True,
+                )
+                registered = ingest.register(self._registry, scope, wanted, self._expectation, writer=writer)
+                return _Done(registered, before)
+
+            done = await self._run(call, f"register {name}")
+
+        def take_back() -> None:
+            self._take_back(done, writer)
+
+        return done.registered.record, lambda: self._run(take_back, f"take {name} back")
+
+    def _take_back(self, done: _Done, writer: str) -> None:
+        """Let the name serve what it did before, unless it was promoted meanwhile; withdraw what is new.
+
+        Its canary goes on, and what it can be rolled back to is what it was, if they are still registered.
+        """
+        record, before = done.registered.record, done.before
+        scope, name, ours = record.key.scope, record.name, record.revision
+        known = release.present_revisions(self._registry, scope, name)
+        stays = known if not done.registered.changed else known.keys() - {ours}
+
+        def change(newest: Pointer | None) -> dict[str, Any] | None:
+            if newest is not None and newest.revision != ours:
+                return None
+            earlier = self._earlier(scope, name, ours)
+            if earlier is None or earlier.revision not in stays:
+                return {"revision": None, "previous_revision": None, "canary": None}
+            previous, canary = earlier.previous_revision, earlier.canary
+            return {
+                "revision": earlier.revision,
+                "previous_revision": previous if previous in stays else None,
+                "canary": canary.model_dump(mode="json") if canary and canary.revision in stays else None,
+            }
+
+        if before is None or before.revision != ours:
+            self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
+        if done.registered.changed and ours in known:
+            release.unregister(self._registry, scope, name, revision=ours, writer=writer)
+
+    def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:
+        """The pointer before the name served ``revision``."""
+        series = self._registry.pointers(scope, name)
+        for generation in self._registry.generations(series):
+            with suppress(CorruptRecord):
+                pointer = self._registry.read(series, generation)
+                if pointer.revision != revision:
+                    return pointer
+        return None
+
+    async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> _Done:
+        self._check_remote(request.lora_path)
+        wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
+
+        def call(tell: Tell, stop: Callable[[], bool]) -> _Done:
+            fetching = replace(self._fetching, tell=tell, stop=stop)
+            before = release.active(self._registry, scope, name)
+            registered = fetch_and_register(
+                self._registry, scope, wanted, request.lora_path, self._expectation, fetching, writer=writer
+            )
+            self._volume.look_now()
+            return _Done(registered, before)
+
+        def serves(done: _Done) -> bool:
+            record = done.registered.record
+            newest = self._registry.latest(self._registry.records(record.key))[1]
+            if newest is None or not newest.present or newest.spec.digest != record.spec.digest:
+                return False
+            pointer = release.active(self._registry, scope, name)
+            return pointer is not None and pointer.revision == record.revision
+
+        def stands(done: _Done) -> Awaitable[bool]:
+            return self._run(partial(serves, done), f"look at {name}")
+
+        what = (str(scope), name, request.lora_path, str(request.load_inplace))
+        told = begun(request.lora_name, scope.namespace, redacted(request.lora_path))
+        return await self.downloads.run(what, told, call, stands)
+
+    async def upload(self, upload: Upload, writer: str) -> ingest.Registered:
+        """Take an adapter's files as they come, and register them.
+
+        Raises:
+            See ``uploads.Uploads.receive`` and ``registration.register``.
+        """
+        scope, name = self._scope(upload.name)
+        AdapterKey.checked(*scope, upload.revision or "v1", name)
+        received = await self._uploads.receive(scope, name, upload, writer)
+        return await self._run(received.register, f"register the upload of {name}", received.discard)
+
+    def _check_remote(self, lora_path: str) -> None:
+        """Refuse a place that may not be asked before anything is begun for it."""
+        uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
+        self._fetching.options.check(uri)
+
+    async def unregister(self, lora_name: str, served: Served | None, writer: str) -> None:
+        """Withdraw a name with every revision, or the one revision that ``name@revision`` names.
+
+        Args:
+            served: None: the name serves nothing, and may have revisions all the same.
+        Raises:
+            NotFound: it has none.
+        """
+        unknown = f"The lora adapter '{lora_name[:200]}' cannot be found."
+        try:
+            at = (served.record.key.scope, served.record.name) if served else self._scope(lora_name)
+            check_segment("name", at[1])
+        except InputError as error:  # no name, or of no namespace that is served
+            raise NotFound(unknown) from error
+        revision = served.record.revision if served is not None and "@" in served.name else None
+        scope, name = at
+
+        def call() -> object:
+            self._registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            if served is None and not release.present_revisions(self._registry, scope, name):
+                raise NotFound(unknown)
+            return release.unregister(
+                self._registry, scope, name, revision=revision, all_revisions=revision is None, writer=writer
+            )
+
+        await self._run(call, f"unregister {lora_name[:200]}")
+
+    def _scope(self, lora_name: str) -> tuple[Scope, str]:
+        named, slash, bare = lora_name.partition("/")
+        namespace = namespace_of(lora_name, tuple(scope.namespace for scope in self._scopes))
+        if namespace is None:
+            raise InputError(f"namespace {named[:200]!r} is not served here")
+        scope = next(scope for scope in self._scopes if scope.namespace == namespace)
+        return scope, bare if slash and len(self._scopes) > 1 else lora_name
+
+    def _source(self, request: LoadRequest) -> Path:
+        """The folder a request names, inside an allowed one. A hub id is no folder here.
+
+        In the registry that is one of the name's own namespace, or of another that the caller may read:
+        else a tenant would take another's files. The refusal does not tell whether there is such a folder.
+        """
+        lora_path, reads, own = request.lora_path, request.reads, self._scope(request.lora_name)[0].namespace
+        with suppress(ValueError, RuntimeError):  # no text for a path, and a loop of symlinks
+            path = path_of(lora_path, self._mounts) if is_uri(lora_path) else Path(lora_path)
+            namespaces = {*reads, own} if reads is not None else None
+            if (found := self._allowed.find(path, namespaces=namespaces)) is not None:
+                return found
+        raise InputError(
+            f"lora_path {redacted(lora_path)[:200]!r} is not under an allowed folder: "
+            "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
+        )
+
+    async def _run(
+        self, call: Callable[[], Result], what: str, unbegun: Callable[[], object] | None = None
+    ) -> Result:
+        def work() -> Result:
+            result = call()
+            self._volume.look_now()
+            return result
+
+        try:
+            return await self._threads.run(work, self._timeout_s, unbegun)
+        except AllTaken as error:
+            raise VolumeUnavailable(
+                f"cannot {what}: nothing was begun in {self._timeout_s:.0f} s, since {AT_ONCE} calls before "
+                "it wait for the volume"
+            ) from error
+        except TimeoutError as error:
+            raise VolumeUnavailable(
+                f"cannot {what}: the volume did not answer in {self._timeout_s:.0f} s; "
+                "it may have been written: look before you repeat"
+            ) from error

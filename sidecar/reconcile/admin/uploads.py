@@ -1,0 +1,225 @@
+"""An adapter that a client sends: onto the volume as it comes, then checked and registered like any other.
+
+Nothing of it is held in memory but what has not been written yet. What is refused, too large, too slow
+or broken off is removed at once; what a killed replica leaves is gc's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import anyio
+
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Finding, Scope
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.lifecycle.release import present_revisions
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.sources import tarball
+from lora_fs.sidecar.sources.offer import ARCHIVE
+from lora_fs.sidecar.validate import Expectation
+
+WRITE_BYTES = 4 << 20
+DISCARD_S = 2.0  # who is refused waits so long for what was sent to be gone
+URI = "upload:"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What is sent.
+
+    Attributes:
+        files: chunks, each with the name of its file; ARCHIVE is a tar. One file after the other.
+        size_bytes: as announced; None if it was not.
+    """
+
+    name: str
+    files: AsyncIterator[tuple[str, bytes]]
+    revision: str | None = None
+    activate: bool = True
+    size_bytes: int | None = None
+
+
+class Received(NamedTuple):
+    """What lies on the volume. One of the two is to be called.
+
+    Attributes:
+        register: registers it, blocking, and then removes it.
+        discard: has it removed, by a thread of the uploads'; for what is not begun to be registered.
+    """
+
+    register: Callable[[], Registered]
+    discard: Callable[[], object]
+
+
+@dataclass(slots=True)
+class Uploads:
+    """Those of one replica. ``most_bytes``, ``most_s``: bounds on each."""
+
+    registry: Registry
+    expectation: Expectation
+    most_bytes: int
+    most_s: float
+    _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
+
+    async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Received:
+        """Write all of it onto the volume.
+
+        Raises:
+            TooLarge, OverQuota, InputError: it is not taken.
+            SourceUnavailable: it did not come in time. VolumeUnavailable: it cannot be written.
+        """
+        key = AdapterKey(*scope, upload.revision or "v1", name)
+        self._check_size(upload.size_bytes or 0)
+        folder = artifacts.temporary_in(self.registry.layout.incoming(scope))
+        arriving = _Arriving(folder)
+        kept = False
+        try:
+            with anyio.fail_after(self.most_s):
+                await self._threads.run(partial(self._begin, key, arriving, upload.size_bytes or 0))
+                await self._write(arriving, upload.files)
+            kept = True
+        except TimeoutError as error:
+            raise SourceUnavailable(f"the upload of {name} took more than {self.most_s:.0f} s") from error
+        finally:
+            if not kept:
+                discarded = asyncio.wrap_future(self._threads.submit(arriving.discard))
+                with anyio.move_on_after(DISCARD_S, shield=True):
+                    await asyncio.shield(discarded)  # it is done after that, too
+        wanted = Registration(
+            name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
+        )
+        return Received(
+            partial(self._register, scope, wanted, folder, writer),
+            partial(self._threads.submit, artifacts.discard, folder),
+        )
+
+    def _begin(self, key: AdapterKey, arriving: _Arriving, size_bytes: int) -> None:
+        self.registry.check_writable()
+        if not present_revisions(self.registry, key.scope, key.name):  # else these bytes may be there
+            self.registry.accounts.check(key, size_bytes)
+        arriving.begin()
+
+    async def _write(self, arriving: _Arriving, files: AsyncIterator[tuple[str, bytes]]) -> None:
+        seen: set[str] = set()
+        waiting, size = bytearray(), 0
+        current: str | None = None
+        async for name, chunk in files:
+            size += len(chunk)
+            self._check_size(size)
+            if name != current:
+                if current is not None:
+                    await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+                    waiting.clear()
+                if name in seen or name not in (*tarball.TAKEN, ARCHIVE):
+                    raise InputError(
+                        f"{name[:80]!a} is sent twice, or is no file that is served: send "
+                        f"{', '.join(tarball.TAKEN[:2])}, or one tar"
+                    )
+                if seen and ARCHIVE in (name, *seen):
+                    raise InputError("a tar is sent with another file: send one tar, or the files alone")
+                seen.add(name)
+                await self._threads.run(partial(arriving.create, name))
+                current = name
+            waiting += chunk
+            if len(waiting) >= WRITE_BYTES:
+                await self._threads.run(partial(arriving.append, name, bytes(waiting)))
+                waiting.clear()
+        if current is None:
+            raise InputError("nothing was sent: send a tar, or the adapter's files")
+        await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+        await self._threads.run(arriving.close)
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.most_bytes:
+            raise TooLarge(
+                f"the upload is more than {self.most_bytes} bytes, which LORA_FS_FETCH_MAX_BYTES allows"
+            )
+
+    def _register(self, scope: Scope, wanted: Registration, folder: Path, writer: str) -> Registered:
+        try:
+            archive = folder / ARCHIVE
+            source = folder
+            if archive.exists():
+                source = folder / "adapter"
+                atomic.make_folder(source)
+                tarball.unpack(archive, source, "the upload", self.most_bytes)
+            atomic.sync_names(source)
+            ready = replace(wanted, source=source)
+            return ingest.register(self.registry, scope, ready, self.expectation, writer=writer)
+        except InvalidAdapter as error:  # where it lay meanwhile is no place that its sender knows
+            raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error
+        finally:
+            artifacts.discard(folder)
+
+
+class _Arriving:
+    """The files of one upload on the volume. Blocking; one call at a time, also where nobody waits for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {}
+        self._lock, self._discarded = threading.Lock(), False
+
+    def begin(self) -> None:
+        """Make their folder."""
+        with self._lock:
+            if not self._discarded:
+                atomic.make_folder(self._folder)
+
+    def create(self, name: str) -> None:
+        """Begin one of them."""
+        path = self._folder / name
+        with self._lock:
+            try:
+                self._files[name] = path.open("xb", buffering=0)
+            except OSError as error:
+                raise atomic.unavailable(error, f"cannot write {path}") from error
+
+    def append(self, name: str, data: bytes) -> None:
+        """Write on."""
+        with self._lock:
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[self._files[name].write(view) :]
+            except OSError as error:
+                raise atomic.unavailable(error, f"cannot write {self._folder / name}") from error
+
+    def close(self) -> None:
+        """See that all of them are on the volume."""
+        with self._lock:
+            try:
+                for file in self._files.values():
+                    os.fsync(file.fileno())
+                    file.close()
+            except OSError as error:
+                raise VolumeUnavailable(
+                    f"cannot write the upload: {os.strerror(error.errno or 0)}"
+                ) from error
+
+    def discard(self) -> None:
+        """Remove them; what stays behind is gc's business."""
+        with self._lock:
+            self._discarded = True
+            for file in self._files.values():
+                with suppress(OSError):
+                    file.close()
+            artifacts.discard(self._folder)
+
+
+def _as_sent(finding: Finding, folder: Path) -> Finding:
+    said = {"message": finding.message, "hint": finding.hint}
+    told = {field: text.replace(str(folder), "what was sent") for field, text in said.items()}
+    return finding.model_copy(update=told)

@@ -1,0 +1,347 @@
+"""What this engine holds, who uses it, and one load for any number of waiters.
+
+Owns the names that were given to the engine and the requests in flight on each. Loads and
+unloads of one name never overlap; an adapter that fails is remembered with its backoff. A name
+the engine loaded from elsewhere than the stage folder is not ours and is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from weakref import WeakSet, WeakValueDictionary
+
+from lora_fs.sidecar import tracing
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.errors import LoraFsError, NameTaken, NoSpareRoom, TemporaryError, WaitTimeout
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import Phase, Record
+from lora_fs.sidecar.reconcile import backoff
+from lora_fs.sidecar.reconcile.backoff import Failure
+from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+
+logger = logging.getLogger(__name__)
+
+# From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
+_LOADS = ("loads_total", "load_failures_total", "unloads_total")
+COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Changing:
+    """Plain names of loads and unloads under way when it was asked for, or ended while somebody has it."""
+
+    names: set[str]
+
+
+class Residents:
+    """Lives on the event loop. ``on_change``: a load ended, or a draining name came free.
+
+    Attributes:
+        paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
+        records: the engine's name → what was loaded under it, as far as this process loaded it.
+        draining: engine's names that are to be unloaded when their requests end.
+        failures, phases: by public name; counters: monotonic, by metric name.
+        durations: by metric name, of what succeeded.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        stager: Stager,
+        on_change: Callable[[], None],
+        events: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._stager, self._on_change, self._clock = engine, stager, on_change, clock
+        self._events = events
+        self.paths: dict[str, str] = {}
+        self.failures: dict[str, Failure] = {}
+        self.phases: dict[str, Phase] = {}
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
+        self.draining: frozenset[str] = frozenset()
+        self.records: dict[str, Record] = {}
+        self._holds: Counter[str] = Counter()
+        self._busy: frozenset[str] = frozenset()
+        self._used_at: dict[str, float] = {}
+        self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._under_load: dict[str, Record] = {}  # by public name
+        self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
+        self._changing: WeakSet[Changing] = WeakSet()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
+        self.tiers: Mapping[str, str] = {}
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def name_of(self, served: Served) -> str | None:
+        """The engine's name for exactly these bytes, None if it does not hold them."""
+        path = self._stager.path(served.record)
+        for name in (served.name, side_name(served)):
+            if self.paths.get(name) == path:
+                return name
+        return None
+
+    def in_flight(self, name: str) -> int:
+        """Requests that need the engine's ``name``: our own, or at least one if the engine says so."""
+        return self._holds[name] or int(name in self._busy)
+
+    def idle_s(self, name: str) -> float:
+        """Seconds since the engine's ``name`` was last used."""
+        now = self._clock()
+        return now - self._used_at.setdefault(name, now)
+
+    def waits(self, served: Served) -> bool:
+        """Whether a failure of this record is waiting out its delay."""
+        failure = self.failures.get(served.name)
+        return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
+
+    @property
+    def loading(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    def note_loaded(self, loaded: Loaded, meanwhile: Changing) -> None:
+        """Believe the engine, except about names that were changing while it was asked."""
+        changing = meanwhile.names | self._locked()
+        known = {name: path for name, path in self.paths.items() if _plain(name) in changing}
+        for name, path in loaded.adapters.items():
+            if self._stager.owns(path) and _plain(name) not in changing:
+                known[name] = path
+        for name in self.paths.keys() - known.keys():
+            self._tell("Evicted", "the engine let it go", name)
+        self.paths, self.tiers = known, loaded.tiers
+
+    def note_activity(self, activity: Activity) -> None:
+        """Count requests that reached the engine without the proxy as uses."""
+        self._busy = activity.busy
+        for name in activity.busy & self.paths.keys():
+            self._used_at[name] = self._clock()
+
+    def copies_in_use(self) -> set[str]:
+        """Staged copies that the engine serves, or yet or soon reads."""
+        going = (path for path, _ in self._under_unload.values())
+        return {*self.paths.values(), *going, *map(self._stager.path, self._under_load.values())}
+
+    def held(self) -> Iterator[tuple[str, Record]]:
+        """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
+        yield from ((name, record) for name, record in self.records.items() if name in self.paths)
+        yield from self._under_load.items()
+        yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
+
+    def changing(self) -> Changing:
+        """What an engine that is asked now may tell of as it was before; held until the answer is noted."""
+        self._changing.add(changing := Changing(self._locked()))
+        return changing
+
+    def _locked(self) -> set[str]:
+        return {name for name, lock in self._locks.items() if lock.locked()}
+
+    # -- holding and loading -------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def hold(self, served: Served, timeout_s: float) -> AsyncIterator[str]:
+        """Keep ``served`` loaded while the context is open; yields the engine's name for it.
+
+        Raises:
+            InvalidAdapter, EngineRejected: it failed, and its delay is not over.
+            TemporaryError: it could not be loaded in time.
+        """
+        name = self.name_of(served)
+        if name is not None:
+            self.counters["request_hits_total"] += 1
+        else:
+            self.counters["request_misses_total"] += 1
+            name = await self._ensure(served, timeout_s)
+        self._holds[name] += 1
+        try:
+            yield name
+        finally:
+            self._holds[name] -= 1
+            self._used_at[name] = self._clock()
+            if self._holds[name] <= 0:
+                del self._holds[name]
+                if name in self.draining:
+                    self._on_change()
+
+    async def _ensure(self, served: Served, timeout_s: float) -> str:
+        failure = self.failures.get(served.name)
+        if failure is not None and self.waits(served) and not isinstance(failure.error, TemporaryError):
+            raise backoff.afresh(failure.error)
+        deadline = self._clock() + timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(deadline - self._clock()):
+                    name = await asyncio.shield(self.load(served))
+            except TimeoutError as error:
+                raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
+            except NoSpareRoom:  # it was joined, and begun for nobody
+                continue
+            if self.name_of(served) == name:
+                return name
+            if self._clock() >= deadline:
+                raise WaitTimeout(f"{served.name} was unloaded while it was waited for")
+
+    def load(self, served: Served, *, spare: bool = False) -> asyncio.Task[str]:
+        """Start to load ``served``, or join the load under way.
+
+        Args:
+            spare: nobody asked for it, and nobody makes room for it.
+        """
+        key = (served.name, served.record.spec.digest)
+        task = self._loads.get(key)
+        if task is None or task.done():  # who joined one that ended would never let it be taken away
+            load = self._load(served, spare)
+            task = self._loads[key] = asyncio.create_task(load, name=f"load {served.name}")
+            task.add_done_callback(lambda done: self._load_done(key, done))
+        return task
+
+    def _load_done(self, key: tuple[str, str], task: asyncio.Task[str]) -> None:
+        if self._loads.get(key) is task:
+            del self._loads[key]
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
+            logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
+        self._on_change()
+
+    async def _load(self, served: Served, spare: bool) -> str:
+        async with self._change(served.name):
+            key, failure = served.record.key, self.failures.get(served.name)
+            again = failure is not None and failure.concerns(served.record)
+            try:
+                self.phases[served.name] = Phase.VALIDATING
+                self._under_load[served.name] = served.record
+                with self._measured("stage", served.record):
+                    staging = self._stager.stage(served.record)
+                    self._events.tell("Retrying" if again else "Loading", key=key)
+                    path = await staging
+                self.phases[served.name] = Phase.LOADING
+                name = await self._place(served, path, spare)
+            except LoraFsError as error:
+                previous = self.failures.get(served.name)
+                self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
+                if not isinstance(error, NoSpareRoom):
+                    self.counters["load_failures_total"] += 1
+                    self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
+                raise
+            finally:
+                del self.phases[served.name], self._under_load[served.name]
+            self.failures.pop(served.name, None)
+            self.counters["loads_total"] += 1
+            self._events.tell("Loaded", f"as {name}", key)
+            self._used_at[name] = self._clock()
+            told = event("load.done", adapter=served.name, revision=served.record.revision, engine_name=name)
+            logger.info("%s is loaded", served.name, extra=told)
+            return name
+
+    async def _place(self, served: Served, path: str, spare: bool) -> str:
+        """Load ``path`` under the plain name, or beside it while requests need the old bytes."""
+        name, old = served.name, self.paths.get(served.name)
+        if old == path:
+            return name
+        if old is not None and self.in_flight(name):
+            name, old = side_name(served), None
+        if old is not None:
+            await self._unload(name)
+            self._tell("Evicted", "another revision takes its place", name)
+        try:
+            with self._measured("load", served.record):
+                await self._engine.load(name, path, served.record, spare=spare)
+        except NameTaken as error:
+            ours = error.path is not None and self._stager.owns(error.path)
+            if old is not None or name in self.paths or not ours:
+                raise
+            self.paths[name] = str(error.path)  # it goes as any that is replaced
+            return await self._place(served, path, spare)
+        self.paths[name], self.records[name] = path, served.record
+        return name
+
+    # -- unloading -----------------------------------------------------------------------------
+
+    async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
+        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged.
+
+        Args:
+            drained: it was to go before, and its requests have ended now.
+        """
+        if self._lock(name).locked() or self.in_flight(name) or name not in self.paths:
+            return
+        async with self._change(name):
+            if self.in_flight(name) or name not in self.paths:
+                return  # who waited for the lock, too, came first
+            logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
+            try:
+                await self._unload(name)
+                self._tell("Drained" if drained else "Evicted", reason, name)
+            except LoraFsError as error:
+                told = event("unload.failed", adapter=name, error=type(error).__name__)
+                logger.warning("%s stays loaded: %s", name, error, extra=told)
+
+    async def _unload(self, name: str) -> None:
+        path, record = self.paths.pop(name), self.records.get(name)  # at once: a request now loads it again
+        self._under_unload[name] = path, record
+        try:
+            with self._measured("unload", record):
+                await self._engine.unload(name)
+        except BaseException:  # who is cancelled does not know either whether the engine let it go
+            self.paths.setdefault(name, path)
+            raise
+        finally:
+            del self._under_unload[name]
+        self.counters["unloads_total"] += 1
+        self.failures = {n: f for n, f in self.failures.items() if not isinstance(f.error, NoSpareRoom)}
+
+    # -- forgetting ----------------------------------------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """The engine does not have ``name`` after all, nor these bytes under another."""
+        path = self.paths.pop(name, None)
+        self.paths = {other: at for other, at in self.paths.items() if at != path}
+
+    def keep_only(self, is_served: Callable[[str], bool]) -> None:
+        """Keep no state for names that are neither served nor loaded."""
+        self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
+        self.records = {name: record for name, record in self.records.items() if name in self.paths}
+        self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
+
+    @contextmanager
+    def _measured(self, what: str, record: Record | None) -> Iterator[None]:
+        adapter = str(record.key) if record is not None else "unknown"
+        with tracing.span(what, lora_fs__adapter=adapter), self.durations[f"{what}_seconds"].measured():
+            yield
+
+    def _tell(self, reason: str, message: str, name: str) -> None:
+        record = self.records.get(name)
+        known = (message, record.key) if record is not None else (f"{name}: {message}", None)
+        self._events.tell(reason, *known)
+
+    @asynccontextmanager
+    async def _change(self, name: str) -> AsyncIterator[None]:
+        """Have the plain name to oneself; whose question to the engine is under way is told of it."""
+        async with self._lock(name):
+            try:
+                yield
+            finally:
+                for one in self._changing:
+                    one.names.add(_plain(name))
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(_plain(name), asyncio.Lock())
+
+
+def side_name(served: Served) -> str:
+    """The engine's name for a revision whose plain name is still busy with another."""
+    return f"{_plain(served.name)}@{served.record.revision}"
+
+
+def _plain(name: str) -> str:
+    return name.partition("@")[0]

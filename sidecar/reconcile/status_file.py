@@ -1,0 +1,173 @@
+"""This replica's two files on the volume: what it observes, and what happened to it lately.
+
+Hints, replaced whole: the status when something changed and at every heartbeat, the events when
+there are new ones and at most every ``EVENTS_S``. Nothing is written to another registry that is
+mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import CorruptRecord, LoraFsError
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import EventList, ReplicaStatus
+from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 10.0
+EVENTS_S = 5.0
+GATHER_S = 0.1
+WITHDRAW_S = 5.0
+_LEFT = event("status_file.left")
+
+
+class Reporter:
+    """Writes ``.replicas/<replica>.json`` and ``.events/<replica>.json``.
+
+    Args:
+        url: where other hosts reach this sidecar.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        volume: Volume,
+        url: str | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
+        self._heartbeat = secrets.randbelow(1 << 30)  # so that no other process writes the same bytes
+        self._written: object = None
+        self._written_at = 0.0
+        self._events_written, self._events_written_at = 0, -EVENTS_S
+        self._task: asyncio.Task[None] | None = None
+        self._writing, self._withdrawn = threading.Lock(), False
+        self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
+        self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
+        self._wrote = False
+
+    def report(self, replica: Replica) -> None:
+        """Write soon, if anything changed or the heartbeat is due."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._report(replica), name="status file")
+
+    async def _report(self, replica: Replica) -> None:
+        await asyncio.sleep(GATHER_S)  # gathers the changes of one pass into one write
+        told, counts = replica.notable()
+        told = replica.dated(told)
+        readiness, recent = replica.readiness(), self._volume.recent
+        downloads = dict(replica.downloads())
+        content = (told, counts, readiness, recent, downloads)
+        now = self._clock()
+        if content != self._written or now - self._written_at >= HEARTBEAT_S:
+            self._heartbeat += 1
+            status = ReplicaStatus(
+                replica=replica.replica_id,
+                model=replica.model,
+                namespaces=replica.namespaces,
+                url=self._url,
+                engine="ready" if readiness.ready else "unknown",
+                heartbeat=self._heartbeat,
+                updated_at=_time(),
+                counts=dict(counts),
+                adapters=dict(told),
+                recent=dict(recent),
+                conditions=readiness.conditions,
+                downloads=downloads,
+                figures=dict(replica.figures()),
+            )
+            if not await self._write(self._registry.layout.replica(replica.replica_id), status):
+                return
+            self._written, self._written_at = content, now
+        version = replica.events.version
+        if version != self._events_written and now - self._events_written_at >= EVENTS_S:
+            events = EventList(
+                replica=replica.replica_id,
+                model=replica.model,
+                updated_at=_time(),
+                events=replica.events.events(),
+            )
+            if await self._write(self._registry.layout.event_list(replica.replica_id), events):
+                self._events_written, self._events_written_at = version, now
+
+    async def _write(self, path: Path, value: ReplicaStatus | EventList) -> bool:
+        def write() -> str | None:
+            with self._writing:
+                if self._withdrawn:
+                    return None
+                self._registry.check_identity()
+                atomic.make_folder(path.parent)
+                data, problem = seal(value), None
+                if isinstance(value, ReplicaStatus):
+                    problem = self._written_by_another(path)
+                    self._own.append(hashlib.sha256(data).digest())  # also if it may not have been written
+                atomic.replace(path, data)
+                self._wrote = self._wrote or isinstance(value, ReplicaStatus)
+                return problem
+
+        try:
+            problem = await self._threads.run(write)
+        except LoraFsError as error:
+            self._volume.status_problem = str(error)
+            return False
+        if isinstance(value, ReplicaStatus):
+            self._volume.status_problem = problem
+        return True
+
+    def _written_by_another(self, path: Path) -> str | None:
+        """What is wrong if a living process beside this one writes its status file, too."""
+        data = atomic.read_bytes(path) if self._wrote else None  # before, it may be an earlier process's
+        if data is None or hashlib.sha256(data).digest() in self._own:
+            return None
+        with suppress(CorruptRecord):
+            unseal(data)
+            return (
+                f"another process writes {path} as well, so that status and --wait see one of the two: "
+                "give each replica an id of its own (--replica-id, LORA_FS_REPLICA_ID)"
+            )
+        return None
+
+    async def withdraw(self, replica_id: str) -> None:
+        """Remove both files at shutdown, for good, unless another process of that id writes them. Bounded."""
+        if self._task is not None:
+            self._task.cancel()
+        layout = self._registry.layout
+
+        def remove() -> None:
+            with self._writing:  # by the thread of the report just cancelled, which goes on
+                self._withdrawn = True
+                own = self._written_by_another(layout.replica(replica_id)) is None
+                for path in (layout.replica(replica_id), layout.event_list(replica_id)) if own else ():
+                    path.unlink(missing_ok=True)
+            self._registry.close()
+
+        try:
+            with anyio.fail_after(WITHDRAW_S):
+                await self._threads.run(remove)
+        except TimeoutError:
+            logger.warning("the status file is not removed: the volume does not answer", extra=_LEFT)
+        except (OSError, LoraFsError) as error:
+            logger.warning("the status file is not removed: %s", error, extra=_LEFT)
+
+
+def _time() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

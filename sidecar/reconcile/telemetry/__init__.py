@@ -1,0 +1,1 @@
+"""What a replica reports: conditions, events, durations, request counts."""

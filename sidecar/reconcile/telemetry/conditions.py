@@ -1,0 +1,88 @@
+"""Whether a replica can serve, and since when things are as they are: phases, conditions as in Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from lora_fs.sidecar.model import AdapterStatus, Condition, Phase
+from lora_fs.sidecar.reconcile.telemetry.events import Now, utc_now
+
+UNAVAILABLE = frozenset({Phase.FAILED, Phase.DRAINING})
+IN_ENGINE = frozenset({Phase.READY, Phase.DRAINING})
+
+# ``Available``: a request for it is answered, if need be once it is loaded. ``Loaded``: it is in the engine.
+TYPES: Mapping[str, Callable[[Phase], bool]] = {
+    "Available": lambda phase: phase not in UNAVAILABLE,
+    "Loaded": lambda phase: phase in IN_ENGINE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether this replica can serve, and why not."""
+
+    ready: bool
+    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
+
+
+class Since:
+    """Remembers, by public name, what changed when. Names it never saw are as they were at the start."""
+
+    def __init__(self, now: Now = utc_now) -> None:
+        self._now = now
+        self._phases: dict[str, tuple[Phase, str]] = {}
+        self._at_first = {kind: (holds(Phase.EVICTED), self._time()) for kind, holds in TYPES.items()}
+        self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
+        self._noted: set[str] = set()  # since it was last asked which of them are served
+
+    def stamp(self, told: Mapping[str, AdapterStatus]) -> dict[str, AdapterStatus]:
+        """The same statuses, each with the time since which its phase is what it is."""
+        at = self._time()
+        for name in self._phases.keys() - told.keys():  # evicted, or gone
+            del self._phases[name]
+            self._note(name, Phase.EVICTED, at)
+        stamped = {}
+        for name, status in told.items():
+            phase, since = self._phases.get(name, (None, at))
+            if phase is not status.phase:
+                since = at
+                self._phases[name] = (status.phase, at)
+                self._note(name, status.phase, at)
+            stamped[name] = status.model_copy(update={"since": since})
+        return stamped
+
+    def conditions(self, name: str, status: AdapterStatus) -> tuple[Condition, ...]:
+        """What is true of a name now. A status that was not stamped yet changed now."""
+        known = self._note(name, status.phase, self._time())
+        return tuple(
+            Condition(
+                type=kind,
+                status="True" if holds else "False",
+                reason=status.reason or status.phase.value,
+                message=status.message,
+                lastTransitionTime=at,
+            )
+            for kind, (holds, at) in known.items()
+        )
+
+    def keep_only(self, is_served: Callable[[str], bool], changed: Iterable[str]) -> None:
+        """Forget names that are not served any more, of those ``changed`` and those just noted."""
+        noted, self._noted = self._noted, set()
+        for name in noted.union(changed):
+            if name in self._phases:
+                self._noted.add(name)
+            elif not is_served(name):
+                self._conditions.pop(name, None)
+
+    def _note(self, name: str, phase: Phase, at: str) -> dict[str, tuple[bool, str]]:
+        known = self._conditions.get(name, self._at_first)
+        held = {kind: holds(phase) for kind, holds in TYPES.items()}
+        now = {kind: known[kind] if known[kind][0] == held[kind] else (held[kind], at) for kind in TYPES}
+        if now != known:
+            self._conditions[name] = now
+            self._noted.add(name)
+        return now
+
+    def _time(self) -> str:
+        return self._now().isoformat(timespec="seconds")

@@ -1,0 +1,180 @@
+"""What happened lately on this replica: in memory, bounded, what happens again counted. No I/O.
+
+The same reason and message about the same adapter are one event with a count, as in Kubernetes.
+The one that happened longest ago makes room; an adapter that fails time and again, each time with
+other words, takes no more than its share.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import AdapterKey, Event, Pointer, Record, Scope
+from lora_fs.sidecar.registry.format.layout import ACTIVE
+from lora_fs.sidecar.registry.view.view import Desired
+
+KEPT = 128
+KEPT_OF_ONE = 16  # adapter, all its revisions together
+MESSAGE_CHARACTERS = 512
+
+LOGGED = frozenset({"NotAdopted", "VolumeUnavailable"})  # where they are found
+
+logger = logging.getLogger(__name__)
+
+Now = Callable[[], datetime.datetime]
+_Identity = tuple[AdapterKey | None, str, str]
+
+
+def utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that was written to the volume: what it is called, in words, and of what."""
+
+    reason: str
+    message: str
+    key: AdapterKey
+
+
+class EventLog:
+    """Lives on the event loop. ``version`` is another one after each event."""
+
+    def __init__(self, now: Now = utc_now) -> None:
+        self._now = now
+        self._events: dict[_Identity, Event] = {}  # the one that happened last is last
+        self._of_one: Counter[tuple[str, ...]] = Counter()
+        self.version = 0
+
+    def tell(
+        self, reason: str, message: str = "", key: AdapterKey | None = None, *, warning: bool = False
+    ) -> None:
+        """Note an event; of no key: of the replica itself."""
+        at = self._now().isoformat(timespec="milliseconds")
+        message = message[:MESSAGE_CHARACTERS]
+        identity = (key, reason, message)
+        before = self._events.pop(identity, None)
+        if before is not None:
+            noted = before.model_copy(update={"count": before.count + 1, "last_at": at})
+        else:
+            kind = "Warning" if warning else "Normal"
+            noted = Event(type=kind, reason=reason, message=message, key=key, first_at=at, last_at=at)
+            self._make_room(_adapter(key))
+        self._events[identity] = noted
+        self.version += 1
+
+    def events(self) -> tuple[Event, ...]:
+        """All there are, in the order in which each happened last."""
+        return tuple(self._events.values())
+
+    def _make_room(self, adapter: tuple[str, ...]) -> None:
+        if self._of_one[adapter] >= KEPT_OF_ONE:
+            self._drop(next(one for one in self._events if _adapter(one[0]) == adapter))
+        elif len(self._events) >= KEPT:
+            self._drop(next(iter(self._events)))
+        self._of_one[adapter] += 1
+
+    def _drop(self, identity: _Identity) -> None:
+        del self._events[identity]
+        adapter = _adapter(identity[0])
+        self._of_one[adapter] -= 1
+        if not self._of_one[adapter]:
+            del self._of_one[adapter]
+
+
+def _adapter(key: AdapterKey | None) -> tuple[str, ...]:
+    return () if key is None else (*key.scope, key.name)
+
+
+class News:
+    """Notes in a log what is new since it last looked."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._seen: tuple[Desired, Mapping[str, int]] | None = None
+        self._troubles: frozenset[str] = frozenset()
+
+    def written(self, desired: Desired, recent: Mapping[str, int]) -> None:
+        """What the volume says; what was there at the first look is no news.
+
+        Args:
+            recent: series → generation, as ``Volume.recent``: another object when it changes.
+        """
+        if self._seen is not None:
+            before, known = self._seen
+            if recent is known:
+                return
+            new = [series for series, generation in recent.items() if known.get(series) != generation]
+            for change in changes(before, desired, new):
+                self._log.tell(change.reason, change.message, change.key)
+        self._seen = desired, recent
+
+    def troubles(self, conditions: Iterable[str]) -> None:
+        """The replica's own, ``Kind: message``, as they come and as they end."""
+        now = frozenset(conditions)
+        for trouble in sorted(now - self._troubles):
+            kind, _, message = trouble.partition(": ")
+            self._log.tell(kind, message, warning=True)
+            if kind not in LOGGED:
+                logger.warning("%s", trouble, extra=event("condition.begins", condition=kind))
+        ended = {kind.partition(": ")[0] for kind in self._troubles} - {k.partition(": ")[0] for k in now}
+        for kind in sorted(ended):
+            self._log.tell(kind, "it is over")
+            logger.info("%s is over", kind, extra=event("condition.ends", condition=kind))
+        self._troubles = now
+
+
+def changes(before: Desired, after: Desired, series: Iterable[str]) -> Iterator[Change]:
+    """What the volume says anew.
+
+    Args:
+        series: those that changed, as ``Volume.recent`` names them.
+    """
+    for one in series:
+        namespace, model, revision, name = one.split("/")
+        scope = Scope(namespace, model)
+        if revision == ACTIVE:
+            yield from _moved(before.pointers.get((scope, name)), after.pointers.get((scope, name)))
+        else:
+            key = AdapterKey(namespace, model, revision, name)
+            yield from _written(before.records.get(key), after.records.get(key))
+
+
+def _written(before: Record | None, after: Record | None) -> Iterator[Change]:
+    if after is None:
+        return
+    was, by = before is not None and before.present, f"by {after.writer}"
+    if not after.present:
+        if was:
+            yield Change("Removed", f"unregistered {by}", after.key)
+    elif not was:
+        yield Change("Registered", by, after.key)
+    elif before is not None and before.spec != after.spec:
+        what = "its files" if before.spec.digest != after.spec.digest else "what is said of it"
+        yield Change("Changed", f"{what}, {by}", after.key)
+
+
+def _moved(before: Pointer | None, after: Pointer | None) -> Iterator[Change]:
+    if before is None or after is None:
+        return  # a name that is new: its registration is told
+    scope = Scope(after.namespace, after.model)
+    revision = after.revision or before.revision
+    if revision is None:
+        return
+    key = AdapterKey(*scope, revision, after.name)
+    by = f"by {after.writer}"
+    if after.revision is None:
+        yield Change("Withdrawn", f"the plain name serves nothing any more, {by}", key)
+    elif after.revision != before.revision:
+        yield Change("Promoted", f"the plain name serves it after {before.revision or 'nothing'}, {by}", key)
+    elif after.canary != before.canary:
+        trial = after.canary or before.canary
+        assert trial is not None
+        share = f"answers {trial.percent} % of the requests" if after.canary else "answers no share any more"
+        yield Change("CanaryChanged", f"{share}, {by}", key._replace(revision=trial.revision))

@@ -1,0 +1,1 @@
+"""Threads that watch the volume and other stores."""

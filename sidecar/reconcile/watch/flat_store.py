@@ -1,0 +1,184 @@
+"""A flat store of adapters that another system keeps: NVIDIA NIM's ``NIM_PEFT_SOURCE``. It is only read.
+
+A folder there is an adapter, named as it. One that held still is registered as ``import nim`` does; one whose
+files changed becomes the name's next revision. One that is taken away, seen so twice, withdraws its name, if
+what the name serves came from here, and is registered again when it comes back, were it the same. Else each
+state of a folder is registered once, by whichever replica has the lease: what people promote or withdraw
+afterwards stays as they left it. A store that cannot be listed, or lists nothing, is unknown and not empty.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import JsonObject, Record, Scope, check_segment
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle.amend import amend
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.snapshot import Desired
+from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.sources import nim
+from lora_fs.sidecar.validate import Expectation
+
+logger = logging.getLogger(__name__)
+
+# Of a revision that came from a flat store: which state of its folder; "" of one that was taken away.
+LABEL = "lora-fs/nim-fingerprint"
+TOLD = 20
+
+
+class FlatStore:
+    """Watches one store for one scope.
+
+    Args:
+        desired: what is registered, as this replica knows it.
+        changed: called when something was registered or withdrawn.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        scope: Scope,
+        store: Path,
+        expectation: Expectation,
+        *,
+        settle_s: float,
+        refresh_s: float,
+        writer: str,
+        desired: Callable[[], Desired],
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry, self._scope, self._store = registry, scope, store
+        self._expectation, self._settle_s, self._refresh_s = expectation, settle_s, refresh_s
+        self._writer, self._desired, self._changed, self._clock = writer, desired, changed, clock
+        self._still: dict[str, tuple[str, float]] = {}  # a folder's fingerprint, and since when
+        self._refused: dict[str, tuple[str, str]] = {}  # the fingerprint that is, and why
+        self._gone_once: set[str] = set()
+        self._problem: str | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Look, and keep looking, in a thread."""
+        threading.Thread(target=self._watch, name="lora-fs-flat", daemon=True).start()
+
+    def stop(self) -> None:
+        """Tell the thread to end. It is not waited for: the store may hang."""
+        self._stop.set()
+
+    def conditions(self) -> tuple[str, ...]:
+        """What is wrong with the store, for people."""
+        found = [f"FlatStore: {self._problem}"] if self._problem is not None else []
+        refused = sorted(self._refused.items())[:TOLD]
+        return (*found, *(f"NotAdopted: {self._store / name}: {why}" for name, (_, why) in refused))
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if self.step():
+                    self._changed()
+            except LoraFsError as error:
+                self._problem = str(error)
+            except Exception as error:
+                logger.exception("the flat store's watcher failed and goes on", extra=event("watcher.failed"))
+                self._problem = f"internal error: {error}"
+            self._stop.wait(min(self._refresh_s, self._settle_s) if self._still else self._refresh_s)
+
+    def step(self) -> bool:
+        """Look once; True if the registry was changed.
+
+        Raises:
+            LoraFsError: the store or the registry cannot be read; nothing was withdrawn for it.
+        """
+        try:
+            folders = nim.adapters(self._store)
+        except InputError as error:
+            self._problem = str(error)
+            return False
+        self._problem = None
+        desired = self._desired()
+        records: dict[str, list[Record]] = {}
+        for record in desired.records_of(self._scope).values():
+            if LABEL in record.spec.labels:
+                records.setdefault(record.name, []).append(record)
+        for name in [*self._still, *self._refused]:
+            if name not in folders:
+                self._still.pop(name, None)
+                self._refused.pop(name, None)
+        changed = False
+        for name, folder in folders.items():
+            changed |= self._consider(name, folder, records.get(name, []))
+        served = {name for _, name, record in desired.active() if record in records.get(name, ())}
+        return self._withdraw(served - folders.keys(), len(served)) or changed
+
+    def _consider(self, name: str, folder: Path, records: list[Record]) -> bool:
+        sight = artifacts.look(folder)
+        if sight is None:
+            return False
+        done = {one.spec.labels[LABEL] for one in records}
+        refused = self._refused.get(name)
+        if sight.fingerprint in done or (refused is not None and refused[0] == sight.fingerprint):
+            self._still.pop(name, None)
+            return False
+        now = self._clock()
+        fingerprint, since = self._still.get(name, ("", now))
+        if fingerprint != sight.fingerprint:
+            self._still[name] = (sight.fingerprint, now)
+            return False
+        if now - since < self._settle_s:
+            return False
+        task = f"adopt-{self._scope.namespace}--{self._scope.model}--nim--{name}"[:200]
+        try:
+            check_segment("name", name)
+            with lease(self._registry.layout.lease(task), wait_s=0) as had:
+                if not had:
+                    return False
+                labels = {LABEL: sight.fingerprint}
+                wanted = Registration(name, folder, folder.as_uri(), origin="import", labels=labels)
+                ingest.register(self._registry, self._scope, wanted, self._expectation, writer=self._writer)
+        except InputError as error:
+            self._refused[name] = (sight.fingerprint, f"{type(error).__name__}: {error}")
+            logger.warning("%s is not adopted: %s", folder, error, extra=event("adoption.refused"))
+            return False
+        except LoraFsError as error:
+            logger.warning("adoption of %s is retried: %s", folder, error, extra=event("adoption.retried"))
+            return False
+        self._refused.pop(name, None)
+        del self._still[name]
+        logger.info("adopted %s", folder, extra=event("adopted", adapter=f"{self._scope}: {name}"))
+        return True
+
+    def _withdraw(self, gone: set[str], known: int) -> bool:
+        if len(gone) > max(5, known // 5):
+            self._problem = (
+                f"{len(gone)} of {known} adapters went from {self._store} at once; "
+                "nothing is withdrawn for it: is the right volume mounted?"
+            )
+            self._gone_once.clear()
+            return False
+        twice, self._gone_once = gone & self._gone_once, gone - self._gone_once
+        for name in sorted(twice):
+            try:
+                # Before it is withdrawn: who dies in between leaves a name that is withdrawn later.
+                amend(self._registry, self._scope, name, [_taken_away], writer=self._writer)
+                release.unregister(self._registry, self._scope, name, writer=self._writer, all_revisions=True)
+                logger.info("unregistered %s: its folder was taken away", name, extra=event("withdrawn"))
+            except NotFound:
+                continue
+            except LoraFsError as error:
+                told = event("withdrawal.failed", adapter=name)
+                logger.warning("%s: its folder is gone, it stays registered: %s", name, error, extra=told)
+        return bool(twice)
+
+
+def _taken_away(record: Record) -> JsonObject:
+    """A folder that comes is registered, were it the same, by whichever replica sees it."""
+    labels = {name: "" if name == LABEL else text for name, text in record.spec.labels.items()}
+    return {**record.spec.model_dump(mode="json"), "labels": labels}

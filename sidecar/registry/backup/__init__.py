@@ -1,0 +1,1 @@
+"""Exports, imports and restores."""

@@ -1,0 +1,1 @@
+"""Folders copied into the tree: adopted when whole, unregistered when taken away."""

@@ -1,0 +1,319 @@
+"""Folder drops: a folder copied into the tree becomes a registered adapter, once it is whole.
+
+A folder is adopted when its (path, size, mtime) set held still for the settle time on this
+process's monotonic clock, no transfer is under way in it, and it validates. A record that cannot be
+read is a record: nobody dropped what lies beside it. Any replica may adopt; the lease saves the work
+of reading it twice and the compare-and-set makes a double harmless. What was taken away is
+``withdrawals``, what waits ``candidates``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from lora_fs.sidecar.errors import (
+    InputError,
+    InvalidAdapter,
+    LoraFsError,
+    OperatorError,
+    OverQuota,
+    TooManyRegistrations,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
+from lora_fs.sidecar.registry.drops import transfer_markers
+from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
+from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
+from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.format.layout import REGISTERING, Listing, generation_name
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.snapshot import Desired
+from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.validate import Expectation, looks_preallocated
+
+__all__ = ["RETRY_S", "Adopter"]
+
+logger = logging.getLogger(__name__)
+
+ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide other changes
+QUOTA_RETRY_S = 30.0  # after the namespace's quota did
+PATIENCE_S = 0.25  # with another writer of a namespace that has a quota
+OUTSIDE = (
+    "SymbolicLink: a folder on its way leads out of the registry and of every folder that this replica may "
+    "read from; name that in LORA_FS_ALLOWED_SOURCES"
+)
+UNFINISHED = (
+    f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
+    f"a day. If it is your own folder, remove {REGISTERING} from it"
+)
+UNREADABLE = (
+    "RecordUnreadable: its record is there and cannot be read: mend it (`lora-fs fsck`), or register the "
+    "revision anew"
+)
+LINK = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
+NOT_WHOLE = "NotWhole: its tensors end in zeros, as an unfinished copy does"
+CROWDED = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
+FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
+
+
+class Adopter:
+    """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        expectation: Expectation,
+        *,
+        settle_s: float,
+        writer: str,
+        policy: Policy | None = None,
+        may_read: Callable[[Path], bool] = lambda _: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._expectation = expectation
+        self._settle_s = settle_s
+        self._writer = writer
+        self._policy = policy
+        self._may_read = may_read
+        self._clock = clock
+        self._candidates = Candidates()
+        self._withdrawals = Withdrawals(registry, writer)
+        self._known: Mapping[Scope, ScopeListing] = {}
+        self._full_look_at, self._adopting_s = 0.0, 0.0
+        self._frozen = False
+
+    def refusals(self) -> Mapping[AdapterKey, str]:
+        """Folders that are not adopted, and why. From any thread."""
+        return self._candidates.refusals()
+
+    def waiting(self) -> bool:
+        """Whether a folder is settling: the caller should come back soon."""
+        if self._frozen:
+            return False
+        return self._candidates.due(self._clock()) or bool(self._withdrawals.in_doubt())
+
+    def in_doubt(self) -> set[Path]:
+        """The folders to be listed again before the next step: of what was missed once."""
+        layout = self._registry.layout
+        return {layout.revision(key.scope, key.revision) for key in self._withdrawals.in_doubt()}
+
+    def step(
+        self, desired: Desired, *, everywhere: bool = True, dropped: Collection[AdapterKey] = ()
+    ) -> bool:
+        """Look at the folders once; True if the registry was changed.
+
+        Args:
+            everywhere: at those, too, whose listing is the one of the last step.
+            dropped: folders that came, listed or not.
+        """
+        self._frozen = desired.frozen is not None
+        if self._frozen:
+            self._withdrawals.forget()
+            return False
+        now = self._clock()
+        full = everywhere and (not self._candidates or now - self._full_look_at >= FULL_LOOK_S)
+        if full:
+            self._full_look_at = now
+        listed = {
+            scope: listing
+            for scope, listing in desired.listings.items()
+            if everywhere or listing is not self._known.get(scope)
+        }
+        folders = {
+            (scope, revision): frozenset(entries.folders)
+            for scope, listing in listed.items()
+            for revision, entries in listing.revisions.items()
+        }
+        for key in list(self._candidates):
+            if key.scope in listed and key.name not in folders.get((key.scope, key.revision), ()):
+                del self._candidates[key]
+        self._adopting_s = 0.0
+        settling, changed = list(self._candidates), False
+        for scope, revision in folders:
+            names = folders[scope, revision]
+            if not full:
+                names -= self._known_folders(scope, revision)
+            for name in names:
+                key = AdapterKey(*scope, revision, name)
+                if key not in self._candidates:
+                    changed |= self._consider(key, desired)
+        for key in dict.fromkeys([*settling, *dropped]):
+            changed |= self._consider(key, desired)
+        self._known = desired.listings
+        return self._withdrawals.step(desired, listed, folders) or changed
+
+    def _known_folders(self, scope: Scope, revision: str) -> frozenset[str]:
+        listing = self._known.get(scope)
+        entries = listing.revisions.get(revision) if listing is not None else None
+        return frozenset(entries.folders) if entries is not None else frozenset()
+
+    def _consider(self, key: AdapterKey, desired: Desired) -> bool:
+        record = desired.records.get(key)
+        if not _may_be_a_drop(record):
+            self._candidates.pop(key, None)
+            return False
+        folder, now = self._registry.layout.artifact(key), self._clock()
+        candidate, refuse = self._candidates.get(key), self._candidates.refuse
+        unseen = Candidate("", now, replaces=candidate.replaces if candidate is not None else None)
+        try:
+            sight = artifacts.look(folder)
+            linked = sight is None and record is None and folder.is_symlink()
+        except (LoraFsError, OSError) as error:
+            return self._candidates.retry(key, unseen, error, now)
+        if linked or (sight is not None and sight.crowded):
+            return refuse(key, unseen, LINK if linked else CROWDED)
+        if sight is None:
+            self._candidates.pop(key, None)
+            return False
+        unread = self._unread(key, desired) if record is None else None
+        damaged = unread in desired.problems
+        if unread is not None and not (damaged and self._may_be_half(key, desired)):
+            if damaged:
+                return refuse(key, unseen, UNREADABLE)
+            self._candidates.pop(key, None)
+            return False
+        if record is not None and record.spec.fingerprint == sight.fingerprint:
+            return self._activate_left_over(key, desired, record)
+        if candidate is None or candidate.fingerprint != sight.fingerprint:
+            candidate = self._candidates[key] = Candidate(sight.fingerprint, now)
+        if (candidate.refused and not candidate.retried) or now < candidate.not_before:
+            return False
+        marked = transfer_markers.is_marked(sight)
+        if not marked and now - candidate.still_since < self._settle_s:
+            return False
+        if REGISTERING in sight.names:
+            return refuse(key, candidate, UNFINISHED)
+        try:
+            part = None if marked else transfer_markers.unfinished(folder, sight)
+        except VolumeUnavailable as error:
+            return self._candidates.retry(key, candidate, error, now)
+        if part is not None:
+            why = f"Unfinished: a transfer is under way or was broken off: {part} lies in it"
+            return refuse(key, candidate, why, retried=True)
+        if self._adopting_s > ADOPTING_S:
+            return False
+        adopted = self._adopt(key, candidate, is_new=record is None and unread is None)
+        self._adopting_s += self._clock() - now
+        return adopted
+
+    def _unread(self, key: AdapterKey, desired: Desired) -> str | None:
+        """The record that is listed of what has none that is known: damaged, or not read yet."""
+        listing = desired.listings.get(key.scope, ScopeListing()).revisions.get(key.revision, Listing())
+        if key.name not in listing.records:
+            return None
+        folder = self._registry.layout.revision(key.scope, key.revision)
+        return str(folder / generation_name(key.name, *listing.records[key.name]))
+
+    def _may_be_half(self, key: AdapterKey, desired: Desired) -> bool:
+        """Whether a record that cannot be read may be what a killed adopter began to write.
+
+        Without hard links it has its name before its bytes; where nothing serves the name, no harm is done.
+        """
+        return self._registry.marker.tier == "lww" and (key.scope, key.name) not in desired.pointers
+
+    def _adopt(self, key: AdapterKey, candidate: Candidate, *, is_new: bool) -> bool:
+        folder = self._registry.layout.artifact(key)
+        task = f"adopt-{key.scope.namespace}--{key.model}--{key.revision}--{key.name}"[:200]
+        candidate.not_before = self._clock() + RETRY_S
+        self._candidates[key] = self._candidates.pop(key)  # behind those not tried yet
+        with lease(self._registry.layout.lease(task), wait_s=0) as had:
+            if not had:
+                return False
+            try:
+                if not self._may_read(folder):
+                    return self._candidates.refuse(key, candidate, OUTSIDE, retried=True)
+                if is_new and self._registry.generations(self._registry.records(key)):
+                    return False  # registered meanwhile, or damaged: whoever looks next knows which
+                self._registry.accounts.check(key, _size_bytes(folder))
+                if looks_preallocated(folder):
+                    return self._candidates.refuse(key, candidate, NOT_WHOLE)
+                pointer = release.active(self._registry, key.scope, key.name)
+                candidate.replaces = pointer.generation if pointer is not None else 0
+                ingest.register(
+                    self._registry,
+                    key.scope,
+                    Registration(
+                        key.name,
+                        folder,
+                        f"file://{folder}",
+                        revision=key.revision,
+                        policy=self._policy,
+                        activate=_activates(key, pointer),
+                        origin="folder",
+                        fingerprint=candidate.fingerprint,
+                    ),
+                    self._expectation,
+                    writer=self._writer,
+                    patience_s=PATIENCE_S,
+                )
+            except (OverQuota, TooManyRegistrations, OperatorError) as error:
+                candidate.not_before = self._clock() + QUOTA_RETRY_S
+                return self._candidates.refuse(key, candidate, error, retried=True)
+            except InputError as error:
+                return self._candidates.refuse(key, candidate, error, retried=_may_pass(error))
+            except LoraFsError as error:
+                return self._candidates.retry(key, candidate, error, self._clock())
+        del self._candidates[key]
+        logger.info("adopted %s", key, extra=told("adopted", key))
+        return True
+
+    def _activate_left_over(self, key: AdapterKey, desired: Desired, record: Record) -> bool:
+        """Point the name at what was recorded and no more.
+
+        A killed adopter's record is known by a name that never had a pointer; this one's own, where
+        the volume failed before the pointer, by a pointer that has not moved since.
+        """
+        candidate, now = self._candidates.get(key), self._clock()
+        known = desired.pointers.get((key.scope, key.name))
+        replaces = candidate.replaces if candidate is not None else None
+        if not record.present or (known is not None and known.generation != replaces):
+            self._candidates.pop(key, None)
+            return False
+        if candidate is not None and now < candidate.not_before:
+            return False
+        try:
+            pointer = release.active(self._registry, key.scope, key.name)
+            moved = pointer is not None and pointer.generation != replaces
+            left_over = not moved and _activates(key, pointer)
+            if left_over:
+                release.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
+        except LoraFsError as error:
+            why = f"{type(error).__name__}: it is registered and not active yet: {error}"
+            return self._candidates.retry(key, candidate or Candidate("", now), why, now)
+        self._candidates.pop(key, None)
+        return left_over
+
+
+def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
+    if pointer is None or pointer.revision is None:
+        return True
+    return natural_order(key.revision) > natural_order(pointer.revision)
+
+
+def _size_bytes(folder: Path) -> int:
+    """What its served files have at least, unopened; 0 where it cannot be told."""
+    found = 0
+    for name in transfer_markers.SERVED:
+        with suppress(OSError):
+            found += (folder / name).lstat().st_size
+    return found
+
+
+def _may_pass(error: InputError) -> bool:
+    """A mode or an owner is changed without a trace in the fingerprint."""
+    return isinstance(error, InvalidAdapter) and any(found.code == "permission" for found in error.findings)
+
+
+def _may_be_a_drop(record: Record | None) -> bool:
+    """A registered folder is guarded by its digest, and so is what a withdrawal left of it."""
+    if record is None:
+        return True
+    return record.origin == "folder" if record.present else record.spec.fingerprint is not None

@@ -1,0 +1,94 @@
+"""Folders taken away: seen so twice, they unregister what a folder had registered, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from lora_fs.sidecar.errors import LoraFsError, NotFound
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry.format.layout import Listing
+from lora_fs.sidecar.registry.lifecycle import artifacts, release
+from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.snapshot import Desired
+
+logger = logging.getLogger(__name__)
+
+_EMPTY: frozenset[str] = frozenset()
+_NO_NAMES = Listing()
+
+
+class Withdrawals:
+    """What was missed, across passes. Not thread-safe: the adopter owns it."""
+
+    def __init__(self, registry: Registry, writer: str) -> None:
+        self._registry, self._writer = registry, writer
+        self._gone_once: set[AdapterKey] = set()
+        self._failed: set[AdapterKey] = set()
+
+    def in_doubt(self) -> set[AdapterKey]:
+        """Missed once: to be looked for again soon."""
+        return self._gone_once - self._failed
+
+    def forget(self) -> None:
+        """Nothing was missed yet."""
+        self._gone_once.clear()
+
+    def step(
+        self,
+        desired: Desired,
+        listed: Mapping[Scope, ScopeListing],
+        folders: Mapping[tuple[Scope, str], frozenset[str]],
+    ) -> bool:
+        """Withdraw what is missed for the second time; True if anything was.
+
+        Args:
+            listed: the scopes looked at now. folders: the names of the folders in each of their revisions.
+        """
+        gone = {
+            key
+            for scope, listing in listed.items()
+            for key, record in desired.records_of(scope).items()
+            if record.present
+            and record.origin == "folder"
+            and key.name not in folders.get((key.scope, key.revision), _EMPTY)
+            and key.name in listing.revisions.get(key.revision, _NO_NAMES).records
+        }
+        gone |= {key for key in self._gone_once | self._failed if key.scope not in listed}
+        twice = gone & self._gone_once
+        self._gone_once = gone - twice
+        self._failed &= gone
+        for key in twice:
+            self._withdraw(key)
+        return bool(twice)
+
+    def _withdraw(self, key: AdapterKey) -> None:
+        try:
+            if artifacts.look(self._registry.layout.artifact(key)) is not None:
+                self._failed.add(key)
+                unlisted = told("folder.unlisted", key)
+                logger.warning("%s: its folder is not listed and is there", key, extra=unlisted)
+                return
+            release.unregister(
+                self._registry,
+                key.scope,
+                key.name,
+                revision=key.revision,
+                writer=self._writer,
+                taken_away=True,
+            )
+            logger.info("unregistered %s: its folder was taken away", key, extra=told("withdrawn", key))
+        except NotFound:
+            logger.info("%s is unregistered already", key, extra=told("withdrawn", key))
+        except LoraFsError as error:
+            self._failed.add(key)
+            failed = told("withdrawal.failed", key)
+            logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error, extra=failed)
+
+
+def told(name: str, key: AdapterKey) -> dict[str, Any]:
+    """The event of a log line about an adapter."""
+    return event(name, adapter=str(key))

@@ -1,0 +1,1 @@
+"""How things lie on the volume: names, sealed JSON, ids. Pure: no I/O."""

@@ -1,0 +1,44 @@
+"""The engine's integer ids, and the order of revisions. Pure: no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from lora_fs.sidecar.model import AdapterKey, Record
+
+
+def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
+    """The engine's id: 63 bits over registry, identity and bytes, the same whoever computes it."""
+    data = f"{registry_uuid}|{key}|{digest}".encode()
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1 or 1
+
+
+def natural_order(revision: str) -> tuple[tuple[int, int, str], ...]:
+    """v9 before v10."""
+    parts = re.split(r"([0-9]+)", revision)
+    return tuple((1, int(p), "") if p.isdigit() else (0, 0, p) for p in parts if p)
+
+
+def new_ids(records: Mapping[AdapterKey, Record], registry_uuid: str) -> dict[AdapterKey, int]:
+    """Ids for the adapters that share theirs with another, such that all differ afterwards. Pure.
+
+    Of those that share one the adapter whose id it is by the formula keeps it, else the first by name.
+    """
+    holders: dict[int, list[AdapterKey]] = defaultdict(list)
+    for key, record in sorted(records.items()):
+        if record.present:
+            holders[record.spec.int_id].append(key)
+    taken, changed = set(holders), {}
+    for identity, keys in holders.items():
+        ours = [key for key in keys if int_id(registry_uuid, key, records[key].spec.digest) == identity]
+        for key in keys:
+            if len(keys) > 1 and key != (ours or keys)[0]:
+                fresh = int_id(registry_uuid, key, records[key].spec.digest)
+                while fresh in taken:
+                    fresh = fresh % (2**63 - 1) + 1
+                taken.add(fresh)
+                changed[key] = fresh
+    return changed

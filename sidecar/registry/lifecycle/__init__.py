@@ -1,0 +1,1 @@
+"""What happens to an adapter: register, promote, amend, unregister, fetch."""

@@ -1,0 +1,155 @@
+"""To change what is said of a registered name: its policy, its labels, how many revisions are kept.
+
+Each is a new generation that takes over all the rest, fields that are not known here included; the
+bytes are not touched. A revision that is withdrawn meanwhile stays withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lora_fs.sidecar.errors import Conflict, CorruptRecord, InputError, NotFound
+from lora_fs.sidecar.model import (
+    AdapterKey,
+    AdapterSpec,
+    JsonObject,
+    Pointer,
+    Policy,
+    PolicyKind,
+    Record,
+    Scope,
+)
+from lora_fs.sidecar.registry.lifecycle.release import active, present_revisions
+from lora_fs.sidecar.registry.store.writer import Registry
+
+Change = Callable[[Record], JsonObject]  # from a record to the spec, as JSON, of its next generation
+
+
+def over(before: Mapping[str, Any], said: Mapping[str, Any]) -> JsonObject:
+    """What is said now, and of what was there before the fields that nobody here knows.
+
+    A mapping of free names, as labels are, is said whole.
+    """
+    merged = {**before, **said}
+    for name, value in said.items():
+        earlier = before.get(name)
+        if isinstance(value, dict) and isinstance(earlier, dict) and name != "labels":
+            merged[name] = over(earlier, value)
+    return merged
+
+
+def with_policy(default: Policy, said: Mapping[str, Any]) -> Change:
+    """Set some of a policy's fields; ``default`` is where a record without one begins."""
+
+    def change(record: Record) -> JsonObject:
+        begins = (record.spec.policy or default).model_dump(mode="json")
+        policy = Policy.model_validate({**begins, **said})
+        return {**record.spec.model_dump(mode="json"), "policy": policy.model_dump(mode="json")}
+
+    return change
+
+
+def without_policy(record: Record) -> JsonObject:
+    """Let each sidecar's own default be the policy."""
+    return {**record.spec.model_dump(mode="json"), "policy": None}
+
+
+def with_labels(said: Mapping[str, str | None]) -> Change:
+    """Set some labels, and take away those that are None."""
+
+    def change(record: Record) -> JsonObject:
+        labels = {**record.spec.labels, **said}
+        kept = {name: text for name, text in labels.items() if text is not None}
+        return {**record.spec.model_dump(mode="json"), "labels": kept}
+
+    return change
+
+
+def amend(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    changes: Sequence[Change],
+    *,
+    writer: str,
+    revision: str | None = None,
+    expect: int | None = None,
+) -> list[Record]:
+    """Change a revision's spec, or that of every registered revision; returns their records.
+
+    Args:
+        changes: one after the other.
+        revision: None: all of them, so that promoting one changes nothing of what was said.
+        expect: the generation the caller saw, of one revision; another one in force is refused.
+    Raises:
+        NotFound: it is not registered. InputError: a generation is expected of several.
+        Conflict: it was withdrawn meanwhile, or is of another generation.
+        TemporaryError: see ``Registry.append``; called again it goes on.
+    """
+    known = present_revisions(registry, scope, name)
+    if not known or (revision is not None and revision not in known):
+        what = f"revision {revision!r} of {name}" if revision is not None else name
+        raise NotFound(f"{what} is not registered in {scope}")
+    chosen = [revision] if revision is not None else sorted(known)
+    if expect is not None and len(chosen) > 1:
+        raise InputError(f"{name} has {len(chosen)} revisions: say of which one the generation is expected")
+
+    def build(newest: Record | None) -> dict[str, Any] | None:
+        if newest is None or not newest.present:
+            raise Conflict(f"{name} was withdrawn meanwhile: try again")
+        changed = newest
+        for change in changes:
+            spec = AdapterSpec.model_validate(change(changed))
+            changed = changed.model_copy(update={"spec": spec})
+        return None if changed == newest else {"spec": changed.spec.model_dump(mode="json")}
+
+    done = []
+    for one in chosen:
+        series = registry.records(AdapterKey(*scope, one, name))
+        done.append(registry.append(series, build, writer=writer, expect=expect, announce=False))
+    registry.announce()
+    return done
+
+
+def unpin(registry: Registry, scope: Scope, name: str, *, writer: str) -> list[Record]:
+    """Give pinned revisions the policy back that they had before; raises as ``amend`` does."""
+
+    def change(record: Record) -> JsonObject:
+        before = _before_it_was_pinned(registry, record) if _is_pinned(record) else record.spec.policy
+        policy = before.model_dump(mode="json") if before is not None else None
+        return {**record.spec.model_dump(mode="json"), "policy": policy}
+
+    return amend(registry, scope, name, [change], writer=writer)
+
+
+def _is_pinned(record: Record) -> bool:
+    return record.spec.policy is not None and record.spec.policy.kind is PolicyKind.PINNED
+
+
+def _before_it_was_pinned(registry: Registry, record: Record) -> Policy | None:
+    series = registry.records(record.key)
+    for generation in registry.generations(series):
+        try:
+            earlier = registry.read(series, generation)
+        except CorruptRecord:
+            continue
+        if not _is_pinned(earlier):
+            return earlier.spec.policy
+    return None
+
+
+def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | None, *, writer: str) -> Pointer:
+    """Say how many revisions of a name gc keeps registered; None: as the namespace says.
+
+    Raises:
+        NotFound: the name has no pointer: it was never served.
+    """
+    if active(registry, scope, name) is None:
+        raise NotFound(f"{name} serves nothing in {scope}: promote a revision first")
+
+    def build(newest: Pointer | None) -> dict[str, Any] | None:
+        same = newest is not None and newest.keep_revisions == count
+        return None if same else {"keep_revisions": count}
+
+    return registry.append(registry.pointers(scope, name), build, writer=writer)

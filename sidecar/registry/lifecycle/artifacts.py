@@ -1,0 +1,345 @@
+"""An adapter's bytes: their digest, their copy onto the volume, their fingerprint.
+
+The digest is over the *served* files (config and weights): what the engine would read and
+nothing else. Copies go to a temporary folder and are renamed into place whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.model import FileEntry
+from lora_fs.sidecar.registry.format.layout import REGISTERING
+from lora_fs.sidecar.registry.volume import atomic, permissions
+
+CHUNK_BYTES = 1 << 20
+LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
+CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
+MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
+MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+Progress = Callable[[int], None]
+
+
+def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
+    """Open a regular file to be read; a link is not followed and nothing is waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
+    try:
+        regular = stat.S_ISREG(os.fstat(handle).st_mode)
+    except OSError:
+        os.close(handle)
+        raise
+    if not regular:
+        os.close(handle)
+        raise InputError(f"{path} is not a regular file")
+    return handle
+
+
+def _open_each(folder: Path) -> int:
+    """Open a folder by each name on its way: a link that was put there since it was resolved is found."""
+    handle = os.open(folder.anchor or ".", _FOLDER)
+    for name in folder.relative_to(folder.anchor).parts:
+        try:
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inner
+    return handle
+
+
+@contextmanager
+def _opened(folder: Path, *, follow: bool) -> Iterator[int]:
+    """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
+    try:
+        handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
+    except OSError as error:
+        if not follow and any(path.is_symlink() for path in (folder, *folder.parents)):
+            raise InputError(f"{folder} is a symlink or behind one, which is not followed") from error
+        raise atomic.unavailable(error, f"cannot open {folder}") from error
+    try:
+        yield handle
+    finally:
+        with suppress(OSError):
+            os.close(handle)
+
+
+class TargetUnavailable(VolumeUnavailable):
+    """``target`` did not take what was to be written there; where the bytes came from is another matter."""
+
+    def __init__(self, target: Path, error: OSError) -> None:
+        super().__init__(str(atomic.unavailable(error, f"cannot write {target}")))
+        self.target, self.error = target, error
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TargetUnavailable(target, error) from error
+
+
+def _copy_hashing(
+    source: Path,
+    target: Path | None,
+    progress: Progress | None,
+    *,
+    sync: bool = True,
+    dir_fd: int | None = None,
+    most_bytes: int = sys.maxsize,
+) -> FileEntry:
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        name = source if dir_fd is None else source.name
+        with (
+            os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
+            ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
+            _written(target, sync=sync) as write,
+        ):
+            for chunk in _hashed(reader, digest, beside, most_bytes):
+                size += len(chunk)
+                write(chunk)
+                if progress is not None:
+                    progress(len(chunk))
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot copy {source}") from error
+    return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
+
+
+@contextmanager
+def _written(target: Path | None, *, sync: bool) -> Iterator[Callable[[memoryview], object]]:
+    """Takes the bytes of a new file, in turn; of none, where ``target`` is None.
+
+    Raises:
+        TargetUnavailable: it did not take them.
+    """
+    if target is None:
+        yield len
+        return
+    with _writing(target):
+        writer = target.open("xb")
+
+    def write(chunk: memoryview) -> None:
+        with _writing(target):
+            writer.write(chunk)
+
+    try:
+        yield write
+        with _writing(target):
+            writer.flush()
+            if sync:
+                os.fsync(writer.fileno())
+    finally:
+        with _writing(target):
+            writer.close()
+
+
+def _hashed(
+    reader: io.FileIO, digest: hashlib._Hash, beside: Executor, most_bytes: int
+) -> Iterator[memoryview]:
+    """What a file holds, in parts: a full one is hashed while the caller has it and the next is read.
+
+    A part is written over two parts later.
+    """
+    hashing: Future[None] | None = None
+    size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
+    for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
+        count = reader.readinto(buffer[:most_bytes])
+        if hashing is not None:
+            hashing.result()
+        if not count:
+            return
+        part = buffer[:count]
+        most_bytes -= count
+        if count == CHUNK_BYTES:
+            hashing = beside.submit(digest.update, part)
+        else:
+            hashing = None
+            digest.update(part)
+        yield part
+
+
+def hash_files(
+    folder: Path,
+    files: Sequence[str],
+    progress: Progress | None = None,
+    known: Mapping[str, str] | None = None,
+) -> tuple[FileEntry, ...]:
+    """Hash the named files of a folder. ``known``: the SHA-256 of those that need not be read."""
+    known = known or {}
+    return tuple(
+        FileEntry(path=name, size_bytes=_size_of(folder / name), sha256=known[name])
+        if name in known
+        else _copy_hashing(folder / name, None, progress)
+        for name in files
+    )
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot look at {path}") from error
+
+
+def digest_of(files: Sequence[FileEntry]) -> str:
+    """One digest over paths, sizes and hashes, independent of order."""
+    rows = sorted((entry.path, entry.size_bytes, entry.sha256) for entry in files)
+    return "sha256:" + hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def copy_files(
+    source: Path,
+    target: Path,
+    files: Sequence[str],
+    progress: Progress | None = None,
+    *,
+    sync: bool = True,
+    follow: bool = True,
+    carried: Sequence[str] = CARRIED,
+) -> tuple[FileEntry, ...]:
+    """Copy and hash the served files into a new folder, and copy those carried along.
+
+    Args:
+        sync: make it survive a power loss; a copy that a restart makes anew need not.
+        follow: whether ``source``, or a folder on its way, may be a symlink.
+    Raises:
+        InputError: a file is no regular one, or the folder is a symlink that is not followed.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did.
+    """
+    atomic.make_folder(target.parent)
+    with _writing(target):
+        target.mkdir()
+    with _opened(source, follow=follow) as folder:
+        entries = tuple(
+            _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
+        )
+        for name in carried:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                continue  # not there: nothing to carry
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
+                _copy_hashing(
+                    source / name,
+                    target / name,
+                    None,
+                    sync=sync,
+                    dir_fd=folder,
+                    most_bytes=MAX_CARRIED_BYTES,
+                )
+    if sync:
+        with _writing(target):
+            atomic.sync_folder(target)
+    return entries
+
+
+def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
+    """Rename a finished copy to its place. False if something lies there already.
+
+    Either way what lies there survives a power loss by its name: who placed it may have died before.
+
+    Args:
+        recorded: a record names it; if not, it is marked, until ``unmark``, as one that nobody dropped.
+    """
+    atomic.make_folder(target.parent)
+    permissions.share_copy(incoming, target.parent)
+    if not recorded:
+        _mark(incoming)
+    placed = True
+    try:
+        os.rename(incoming, target)
+    except OSError as error:
+        if not atomic.is_folder(target):
+            raise atomic.unavailable(error, f"cannot move the copy to {target}") from error
+        placed = False
+    atomic.sync_names(target.parent)
+    return placed
+
+
+def _mark(folder: Path) -> None:
+    with _writing(folder / REGISTERING):
+        (folder / REGISTERING).touch()
+        atomic.sync_folder(folder)
+
+
+def unmark(folder: Path) -> None:
+    """A record names it now. A mark that cannot be removed changes nothing beside one."""
+    with suppress(OSError):
+        (folder / REGISTERING).unlink(missing_ok=True)
+
+
+def temporary_in(folder: Path) -> Path:
+    """A fresh name for a copy under way."""
+    return folder / secrets.token_hex(16)
+
+
+def discard(folder: Path) -> None:
+    """Remove a copy that is not wanted; what stays behind is gc's business."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A folder at a glance: a digest over its files' (path, size, mtime), and their names.
+
+    ``crowded``: it holds more than MAX_ENTRIES, of which the others were not looked at.
+    """
+
+    fingerprint: str
+    names: frozenset[str]
+    crowded: bool = False
+
+
+def look(folder: str | Path) -> Sight | None:
+    """Look at a folder without opening its files; None if it is gone, or no folder (a link is none).
+
+    Raises:
+        VolumeUnavailable: it cannot be told.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            rows: list[tuple[str, int, int]] = []
+            crowded = False
+            with os.scandir(handle) as entries:
+                for entry in entries:
+                    if crowded := len(rows) == MAX_ENTRIES:
+                        break
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        rows.append((entry.name, -1, -1))  # removed since: the folder is still there
+                        continue
+                    rows.append((entry.name, status.st_size, status.st_mtime_ns))
+        finally:
+            os.close(handle)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
+    digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
+    return Sight(digest[:32], frozenset(name for name, _, _ in rows), crowded)
+
+
+def fingerprint(folder: Path) -> str | None:
+    """The fingerprint of a folder; None if it is gone."""
+    seen = look(folder)
+    return seen.fingerprint if seen is not None else None

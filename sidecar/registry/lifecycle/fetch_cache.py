@@ -1,0 +1,211 @@
+"""Adapters from elsewhere enter the volume once, whoever asks: a lease, a place to go on from, a hint.
+
+Who has the lease of a source fetches it into ``.incoming/fetch-<key>``, where the key is made of the URI
+and the pin: who comes after a kill goes on from there, and knows that it is the same bytes. Who registers it
+leaves a hint where it lies, and who waited reads the hint and takes the files from the volume: after it
+hashed them. What is damaged there is fetched, and mended. Two that both fetch, where a lease fails them, do
+so for nothing and harm nothing.
+
+What is refused, or does not fit the volume, is removed at once; what broke off stays until gc.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    InputError,
+    LoraFsError,
+    SourceUnavailable,
+    VolumeUnavailable,
+    WaitTimeout,
+)
+from lora_fs.sidecar.model import AdapterKey, Record, Scope
+from lora_fs.sidecar.registry.format.layout import FETCH
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.mending import mend_files
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.leases import lease
+
+ASK_AGAIN_S = 0.5
+
+Bring = Callable[[Path], tuple[Path, Mapping[str, str]]]
+Told = Callable[[int], None]
+
+
+class Placed(BaseModel):
+    """``.leases/fetch-<key>.json``, a hint: the record whose files came from ``uri`` at ``pin``."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    uri: str
+    pin: str
+    key: tuple[str, str, str, str]
+    sum: str = ""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """An adapter's folder on the volume.
+
+    Attributes:
+        fresh: it was fetched now, and may be moved away; else it is a registered one.
+        hashes: the SHA-256 of its files, as far as they are known.
+        mended: the record whose files lay damaged in their place, and are whole again.
+        record: set by who registered it, for who asks next.
+    """
+
+    folder: Path
+    fresh: bool
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    mended: AdapterKey | None = None
+    record: Record | None = None
+
+
+@contextmanager
+def fetched(
+    registry: Registry,
+    scope: Scope,
+    uri: str,
+    pin: str | None,
+    bring: Bring,
+    *,
+    wait_s: float,
+    waiting: Told = lambda _: None,
+) -> Iterator[Fetched]:
+    """The files of a source, to be registered inside the block.
+
+    Args:
+        pin: the same pin is the same bytes; None: not known, so it is fetched anew each time.
+        bring: fetches into a folder, going on from what lies there; returns what ``Fetched`` has.
+        wait_s: how long to wait for another process that fetches the same.
+        waiting: called meanwhile with the bytes it has; raises to end the wait.
+    Raises:
+        WaitTimeout: the other one is not done yet. What ``bring`` raises.
+    """
+    registry.check_writable()
+    name = FETCH + hashlib.sha256(f"{uri}\n{pin}".encode()).hexdigest()[:32]
+    hint = registry.layout.leases / f"{name}.json"
+    folder = registry.layout.incoming(scope) / name
+    ready, _ = _placed(registry, hint, uri, pin)
+    if ready is not None:
+        yield ready
+        return
+    atomic.make_folder(folder.parent)
+    with _turn(registry.layout.lease(name), folder, uri, wait_s, waiting):
+        ready, damaged = _placed(registry, hint, uri, pin)
+        if ready is not None:
+            yield ready
+            return
+        if pin is None:
+            artifacts.discard(folder)
+        atomic.make_folder(folder)
+        try:
+            adapter, hashes = bring(folder)
+            atomic.sync_names(adapter)
+            mends = damaged is not None and _mend(registry, adapter, hashes, damaged)
+            mended = damaged.key if damaged is not None and mends else None
+            done = Fetched(adapter, fresh=True, hashes=hashes, mended=mended)
+            yield done
+        except LoraFsError as error:
+            spoiled = isinstance(error, SourceUnavailable) and error.spoiled
+            if isinstance(error, InputError) or _is_full(error) or spoiled:
+                artifacts.discard(folder)
+            raise
+        artifacts.discard(folder)
+        if done.record is not None and pin is not None:
+            with suppress(LoraFsError):
+                atomic.replace(hint, seal(Placed(uri=uri, pin=pin, key=tuple(done.record.key))))
+
+
+@contextmanager
+def _turn(path: Path, folder: Path, uri: str, wait_s: float, waiting: Told) -> Iterator[None]:
+    deadline = time.monotonic() + wait_s
+    stack = ExitStack()
+    while not stack.enter_context(lease(path, wait_s=ASK_AGAIN_S)):
+        stack.close()
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(
+                f"another process has been fetching {uri} for {wait_s:.0f} s: ask again, or remove {path} "
+                "if none does"
+            )
+        waiting(_bytes_in(folder))
+    with stack:
+        yield
+
+
+def _placed(
+    registry: Registry, hint: Path, uri: str, pin: str | None
+) -> tuple[Fetched | None, Record | None]:
+    """The folder of a registered adapter of this source; None, and the record, where it is not whole."""
+    record = _hinted(registry, hint, uri, pin) if pin is not None else None
+    if record is None:
+        return None, None
+    folder = registry.layout.resolve(record.spec.path)
+    try:
+        files = artifacts.hash_files(folder, [entry.path for entry in record.spec.files])
+    except (InputError, VolumeUnavailable):  # one is not there, no file, or cannot be read
+        return None, record
+    if artifacts.digest_of(files) != record.spec.digest:
+        return None, record
+    return Fetched(folder, fresh=False, hashes={entry.path: entry.sha256 for entry in files}), None
+
+
+def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged: Record) -> bool:
+    """Put files that were fetched in the place of damaged ones, if they are what the record names.
+
+    Raises:
+        VolumeUnavailable: the volume did not take one.
+    """
+    target = registry.layout.artifact(damaged.key)
+    if registry.layout.resolve(damaged.spec.path) != target or artifacts.look(target) is None:
+        return False  # another's folder, or a link; or none: that is made anew when it is registered
+    try:
+        files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files], known=hashes)
+    except (InputError, VolumeUnavailable):  # the source has other files now
+        return False
+    if artifacts.digest_of(files) != damaged.spec.digest:
+        return False
+    mend_files(registry.layout, adapter, damaged)
+    return True
+
+
+def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None:
+    """The record whose files came from there; None if none is known."""
+    if hint.name not in (atomic.list_names(hint.parent) or ()):
+        return None
+    try:
+        data = atomic.read_bytes(hint)
+        told = decode(Placed, data) if data is not None else None
+        if told is None or (told.uri, told.pin) != (uri, pin):
+            return None
+        record = registry.latest(registry.records(AdapterKey.checked(*told.key)))[1]
+    except (CorruptRecord, InputError):
+        return None
+    if record is None or not record.present:
+        return None
+    source = record.spec.source
+    return record if (source.uri, source.pin) == (uri, pin) else None
+
+
+def _bytes_in(folder: Path) -> int:
+    """What has arrived there; a file that is filled from several ends is larger than that."""
+    with suppress(OSError):
+        return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    return 0
+
+
+def _is_full(error: BaseException) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

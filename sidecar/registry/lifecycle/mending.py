@@ -1,0 +1,85 @@
+"""Replaces files of a registered adapter that hold other bytes than its record names."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
+from lora_fs.sidecar.model import FileEntry, Record
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.volume import atomic, permissions
+
+
+def is_whole(layout: Layout, record: Record) -> bool:
+    """Whether the record's files lie on the volume with the bytes that it names.
+
+    Raises:
+        VolumeUnavailable: it cannot be told.
+    """
+    folder = layout.resolve(record.spec.path)
+    names = atomic.list_names(folder)
+    if names is None or any(entry.path not in names for entry in record.spec.files):
+        return False
+    try:
+        found = artifacts.hash_files(folder, [entry.path for entry in record.spec.files])
+    except InputError:
+        return False  # no regular file
+    return artifacts.digest_of(found) == record.spec.digest
+
+
+def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
+    """Put the files of ``good`` in the place of those that hold other bytes in the record's own folder.
+
+    They are copied aside, and replaced one by one, each in one step; what else lies there stays, and no
+    symlink is followed. Returns the names replaced.
+
+    Raises:
+        Conflict: the folder is a symlink, or none; the files of ``good`` changed while they were copied.
+        VolumeUnavailable: the volume did not take one.
+    """
+    target = layout.artifact(record.key)
+    draft = artifacts.temporary_in(layout.incoming(record.key.scope))
+    with _held(target) as folder:
+        bad = [entry for entry in record.spec.files if not _holds(target, entry)]
+        if not bad:
+            return []
+        try:
+            copied = artifacts.copy_files(good, draft, [entry.path for entry in bad], carried=())
+            if artifacts.digest_of(copied) != artifacts.digest_of(bad):
+                raise Conflict(f"{good} changed while it was copied: try again")
+            for entry in bad:
+                permissions.share_file(draft / entry.path, target)
+                os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)
+            atomic.sync_folder(target)
+        except OSError as error:
+            raise atomic.unavailable(error, f"cannot mend {target}") from error
+        finally:
+            artifacts.discard(draft)
+    return [entry.path for entry in bad]
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """A folder held open to rename into, whatever is put in its place meanwhile."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise Conflict(f"{folder} is a symlink, or no folder: remove it, and try again") from error
+        raise atomic.unavailable(error, f"cannot open {folder}") from error
+    try:
+        yield handle
+    finally:
+        with suppress(OSError):
+            os.close(handle)
+
+
+def _holds(folder: Path, entry: FileEntry) -> bool:
+    with suppress(InputError, VolumeUnavailable):  # not there, or not to be read: to be replaced
+        return artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
+    return False

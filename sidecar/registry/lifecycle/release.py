@@ -1,0 +1,210 @@
+"""What people do to registered names: promote, roll back, try a revision on a share, unregister.
+
+Each is a few appends in an order that is safe to stop anywhere, HEAD last. Registering is
+``registration``, changing what is said of a name ``amend``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from lora_fs.sidecar.errors import Conflict, InputError, NotFound
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
+from lora_fs.sidecar.registry.store.writer import Registry
+
+
+def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, Record]:
+    """The revisions of a name that are registered, read afresh."""
+    found = {}
+    for revision, listing in registry.mentions(scope, name).items():
+        if name in listing.records:
+            _, record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))
+            if record is not None and record.present:
+                found[revision] = record
+    return found
+
+
+def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
+    """The pointer of a name, read afresh."""
+    return registry.latest(registry.pointers(scope, name))[1]
+
+
+def promote(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    revision: str,
+    *,
+    writer: str,
+) -> Pointer:
+    """Let the plain name serve ``revision``.
+
+    Raises:
+        NotFound: the revision is not registered.
+        TemporaryError: see ``Registry.append``.
+    """
+    _check_present(registry, scope, name, revision)
+    pointer = point(registry, scope, name, revision, writer=writer)
+    registry.announce()
+    return pointer
+
+
+def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> None:
+    known = present_revisions(registry, scope, name)
+    if revision not in known:
+        have = ", ".join(sorted(known)) or "none"
+        raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+
+
+def point(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    revision: str,
+    *,
+    writer: str,
+    must_be_new: bool = False,
+) -> Pointer:
+    def build(newest: Pointer | None) -> dict[str, Any] | None:
+        if newest is not None and newest.revision == revision:
+            return None
+        before = newest.revision if newest is not None else None
+        if must_be_new and before is not None:
+            raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+        return {"revision": revision, "previous_revision": before, "canary": None}
+
+    return registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
+
+
+def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:
+    """Let the plain name serve the revision it served before.
+
+    Raises:
+        NotFound: the name is not active; InputError: nothing to go back to.
+    """
+    pointer = active(registry, scope, name)
+    if pointer is None or pointer.revision is None:
+        raise NotFound(f"{name} is not registered in {scope}")
+    if pointer.previous_revision is None:
+        raise InputError(f"{name} serves {pointer.revision} and served nothing before it")
+    return promote(registry, scope, name, pointer.previous_revision, writer=writer)
+
+
+def set_canary(
+    registry: Registry, scope: Scope, name: str, revision: str | None, percent: int | None, *, writer: str
+) -> Pointer:
+    """Let another revision answer a share of the requests for the plain name, or change that share.
+
+    Args:
+        revision: None: the one that is tried already. percent: None: as it is; at first 0.
+    Raises:
+        NotFound: nothing serves the name, the revision is not registered, or none is tried.
+        InputError: the name serves that revision. Conflict: another one is tried.
+    """
+    if revision is not None:
+        _check_present(registry, scope, name, revision)
+
+    def build(newest: Pointer | None) -> dict[str, Any] | None:
+        serving, current = _serving(newest, scope, name), newest.canary if newest is not None else None
+        if revision is None and current is None:
+            raise NotFound(f"{name} has no canary in {scope}: say which revision to try")
+        if revision == serving:
+            raise InputError(f"{name} serves {revision} already: a canary is another revision")
+        if current is not None and revision not in (None, current.revision):
+            raise Conflict(
+                f"{current.revision} answers {current.percent} % of the requests for {name} already: "
+                "finish or abort that first"
+            )
+        before = current.model_dump(mode="json") if current is not None else {"percent": 0}
+        after = before | {"revision": revision or before["revision"]}
+        after |= {} if percent is None else {"percent": percent}
+        return None if after == before else {"canary": after}
+
+    return registry.append(registry.pointers(scope, name), build, writer=writer)
+
+
+def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, writer: str) -> Pointer:
+    """End a trial: the revision serves the plain name from now on, or answers nothing more.
+
+    Raises:
+        NotFound: nothing serves the name, or no revision is tried, or it was withdrawn.
+    """
+
+    def build(newest: Pointer | None) -> dict[str, Any]:
+        serving, current = _serving(newest, scope, name), newest.canary if newest is not None else None
+        if current is None:
+            raise NotFound(f"{name} has no canary in {scope}")
+        if not finish:
+            return {"canary": None}
+        _check_present(registry, scope, name, current.revision)
+        return {"revision": current.revision, "previous_revision": serving, "canary": None}
+
+    return registry.append(registry.pointers(scope, name), build, writer=writer)
+
+
+def _serving(pointer: Pointer | None, scope: Scope, name: str) -> str:
+    if pointer is None or pointer.revision is None:
+        raise NotFound(f"{name} serves nothing in {scope}: promote a revision first")
+    return pointer.revision
+
+
+def unregister(
+    registry: Registry,
+    scope: Scope,
+    name: str,
+    *,
+    writer: str,
+    revision: str | None = None,
+    all_revisions: bool = False,
+    keep_files: bool = False,
+    taken_away: bool = False,
+) -> list[Record]:
+    """Withdraw a revision, or a name with all it has; returns the tombstones.
+
+    Args:
+        keep_files: leave them to their owner: gc does not remove them.
+        taken_away: its dropped folder is gone: one that comes is adopted, were it the same.
+    Raises:
+        NotFound: nothing of that name is registered.
+        InputError: several revisions, and none was chosen.
+        FormatTooNew: a newer lora-fs wrote one of them last; nothing was withdrawn.
+    """
+    check_segment("name", name)
+    known = present_revisions(registry, scope, name)
+    if not known or (revision is not None and revision not in known):
+        what = f"revision {revision!r} of {name}" if revision else name
+        raise NotFound(f"{what} is not registered in {scope}")
+    if revision is None and not all_revisions and len(known) > 1:
+        have = ", ".join(sorted(known))
+        raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
+    chosen = [revision] if revision is not None else sorted(known)
+    for one in chosen:
+        registry.check_changeable(registry.records(AdapterKey(*scope, one, name)))
+
+    def withdraw(newest: Pointer | None) -> dict[str, Any] | None:
+        if newest is None or newest.revision in chosen:
+            return {"revision": None, "previous_revision": None, "canary": None}
+        if newest.canary is not None and newest.canary.revision in chosen:
+            return {"canary": None}
+        return None  # promoted to another revision meanwhile
+
+    pointer = active(registry, scope, name)
+    tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
+    if pointer is not None and (pointer.revision in chosen or tried in chosen):
+        registry.append(registry.pointers(scope, name), withdraw, writer=writer, announce=False)
+    tombstones = []
+    for chosen_revision in chosen:
+        keep = keep_files or known[chosen_revision].keep_files
+        series = registry.records(AdapterKey(*scope, chosen_revision, name))
+        change = partial(_tombstone, keep_files=keep, taken_away=taken_away)
+        tombstones.append(registry.append(series, change, writer=writer, announce=False))
+    registry.announce()
+    return tombstones
+
+
+def _tombstone(newest: Record | None, *, keep_files: bool, taken_away: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"state": State.DELETED, "keep_files": keep_files}
+    if taken_away and newest is not None:
+        fields["spec"] = {**newest.spec.model_dump(mode="json"), "fingerprint": ""}
+    return fields

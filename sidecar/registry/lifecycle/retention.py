@@ -1,0 +1,108 @@
+"""Which of a name's revisions are kept registered, and withdrawing the others.
+
+Kept are the newest, as many as the name or else its namespace says, and besides them: what the name
+serves, served before or tries, what is pinned, what a folder registered, what a replica reports, and
+what was written lately. Revisions are told apart by when they were first registered, by the clocks of
+who did; where that cannot be told of one, it is kept. Their files go later, as those of any withdrawn one.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_fs.sidecar.errors import CorruptRecord
+from lora_fs.sidecar.model import AdapterKey, Pointer, PolicyKind, Record, Scope, State
+from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.lifecycle.release import active, present_revisions
+from lora_fs.sidecar.registry.store.writer import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One that is registered. ``at``: when it first was, None if that cannot be told."""
+
+    name: str
+    at: datetime.datetime | None
+    protected: bool = False
+
+
+def beyond(revisions: Sequence[Revision], keep: int) -> list[str]:
+    """The revisions that are too many, the newest ``keep`` and the protected ones left out. Pure."""
+    told = [(one.at, natural_order(one.name), one) for one in revisions if one.at is not None]
+    newest_first = [one for _, _, one in sorted(told, key=lambda one: one[:2], reverse=True)]
+    spared = max(0, keep - (len(revisions) - len(told)))  # those of unknown age count as the newest
+    return [one.name for one in newest_first[spared:] if not one.protected]
+
+
+def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) -> Iterator[tuple[Record, int]]:
+    """The records that may be withdrawn, each with how many revisions of its name are kept.
+
+    Raises:
+        OperatorError: the namespace's setting is damaged, so it is not known.
+        VolumeUnavailable: something could not be read.
+    """
+    quota = registry.accounts.quota(scope.namespace)
+    of_namespace = quota.keep_revisions if quota is not None else None
+    listing = registry.scan(scope)
+    counts: dict[str, int] = {}
+    for entries in listing.revisions.values():
+        for name in entries.records:
+            counts[name] = counts.get(name, 0) + 1
+    for name, count in sorted(counts.items()):
+        pointer = active(registry, scope, name) if count > 1 else None
+        keep = (pointer.keep_revisions if pointer is not None else None) or of_namespace
+        if keep is None or count <= keep:
+            continue
+        known = present_revisions(registry, scope, name)
+        spared = _serving(pointer)
+        revisions = [
+            Revision(revision, _registered_at(registry, record), _is_kept(record, spared, in_use))
+            for revision, record in known.items()
+        ]
+        for revision in beyond(revisions, keep):
+            yield known[revision], keep
+
+
+def withdraw(registry: Registry, record: Record, *, writer: str) -> None:
+    """Unregister a revision that is too many, unless somebody wants it meanwhile."""
+    key = record.key
+
+    def bury(newest: Record | None) -> dict[str, Any] | None:
+        moved_on = newest is None or newest.sum != record.sum or _is_served(registry, key)
+        return None if moved_on else {"state": State.DELETED}
+
+    tombstone = registry.append(registry.records(key), bury, writer=writer, announce=False)
+    if not tombstone.present and _is_served(registry, key):  # promoted between the look and the write
+        registry.append(registry.records(key), lambda _: {"state": State.PRESENT}, writer=writer)
+    registry.announce()
+
+
+def _is_served(registry: Registry, key: AdapterKey) -> bool:
+    return key.revision in _serving(active(registry, key.scope, key.name))
+
+
+def _serving(pointer: Pointer | None) -> frozenset[str]:
+    if pointer is None:
+        return frozenset()
+    tried = pointer.canary.revision if pointer.canary is not None else None
+    return frozenset(one for one in (pointer.revision, pointer.previous_revision, tried) if one is not None)
+
+
+def _is_kept(record: Record, spared: frozenset[str], in_use: Collection[AdapterKey]) -> bool:
+    policy = record.spec.policy
+    pinned = policy is not None and policy.kind is PolicyKind.PINNED
+    return pinned or record.revision in spared or record.origin == "folder" or record.key in in_use
+
+
+def _registered_at(registry: Registry, record: Record) -> datetime.datetime | None:
+    series = registry.records(record.key)
+    for generation in reversed(registry.generations(series)):
+        try:
+            at = datetime.datetime.fromisoformat(registry.read(series, generation).updated_at)
+        except (CorruptRecord, ValueError):
+            return None
+        return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return None

@@ -1,0 +1,1 @@
+"""Checking and cleaning a registry: fsck, repair, gc."""

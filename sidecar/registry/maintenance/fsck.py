@@ -1,0 +1,315 @@
+"""What is wrong on a volume, and what may be done about it without losing or guessing anything.
+
+It is told from a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
+where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
+cannot be looked at is a finding, for unknown is not healthy.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    InputError,
+    LoraFsError,
+    NewerRecord,
+    OperatorError,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.registry.backup.archive import check
+from lora_fs.sidecar.registry.format.ids import new_ids
+from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.gc import is_older, names_in
+from lora_fs.sidecar.registry.maintenance.survey import State, noted
+from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
+
+STALE_S = 60.0  # a holder refreshes its lease every few seconds
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    UNREADABLE = "unreadable"  # the newest generation of a record or pointer
+    SIBLINGS = "siblings"  # two writers published the same generation (tier lww)
+    NO_FILES = "no-files"  # a registered adapter whose files are gone
+    BAD_FILES = "bad-files"  # … or hold other bytes
+    NO_RECORD = "no-record"  # a folder that nobody registered
+    SAME_ID = "same-id"  # two adapters with one integer id
+    DANGLING = "dangling"  # a name that serves a revision which is not registered
+    NO_EXPORT = "no-export"  # it is in force, and no export holds it
+    HALF = "half-upload"
+    LEASE = "stale-lease"
+    HEAD = "head"
+    QUOTA = "quota"  # it bounds nothing that can be told, so nothing is registered in its namespace
+    MARKER = "marker"  # of the registry: nothing may be written
+    REPORT = "report"
+    UNKNOWN = "unknown"  # it could not be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        mend: what ``mend`` would do; empty if it takes a person, and then ``text`` says what.
+        key: the adapter, or None. A pointer's has no revision: its third segment is empty.
+    """
+
+    kind: Kind
+    path: Path
+    text: str
+    mend: str = ""
+    key: AdapterKey | None = None
+
+
+def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
+    """Everything that is wrong.
+
+    Args:
+        older_than_s: what is younger may be a writer's or an owner's at work, and is passed over.
+        hash_files: read every adapter's files; else their sizes alone are compared.
+    """
+    yield from _kept_from_writing(registry, state)
+    yield from _unreadable(state)
+    yield from _siblings(registry, state)
+    yield from _dangling(registry, state)
+    yield from _same_ids(registry, state)
+    yield from _not_exported(registry, state)
+    for key, record in state.records.items():
+        if record.present:
+            yield from _files(registry, key, record, hash_files=hash_files)
+    yield from _unregistered(registry, state, older_than_s)
+    yield from _left(registry, state, older_than_s)
+    yield from _hints(registry, state)
+    for path, error in state.unknown.items():
+        yield Finding(Kind.UNKNOWN, path, str(error))
+
+
+def _kept_from_writing(registry: Registry, state: State) -> Iterator[Finding]:
+    """What keeps every writer, or every one of a namespace, from writing."""
+    try:
+        registry.check_writable()
+    except LoraFsError as error:
+        yield Finding(Kind.MARKER, registry.layout.marker, f"nothing can be written: {error}")
+    for namespace in state.namespaces:
+        with noted(state, registry.layout.root / namespace):
+            try:
+                registry.accounts.quota(namespace)
+            except OperatorError as error:
+                yield Finding(Kind.QUOTA, registry.layout.quota(namespace), str(error))
+
+
+def _unreadable(state: State) -> Iterator[Finding]:
+    for key, path in state.unread.items():
+        if _is_newer(key, path):
+            text = "is of a newer lora-fs, which alone can read and change it: upgrade this one"
+            yield Finding(Kind.UNREADABLE, path, text, key=key)
+            continue
+        said = certain(state, key)
+        if said is not None:
+            yield Finding(
+                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is said anew", key
+            )
+            continue
+        advice = (
+            f"`lora-fs promote {key.name} REVISION`, or unregister it"
+            if not key.revision
+            else f"`lora-fs register` its bytes again to keep {key.revision} of {key.name}, or unregister it"
+        )
+        text = f"cannot be read, and whether it withdrew something is not known: {advice}"
+        yield Finding(Kind.UNREADABLE, path, text, key=key)
+
+
+def _is_newer(key: AdapterKey, path: Path) -> bool:
+    try:
+        decode(Record if key.revision else Pointer, atomic.read_bytes(path) or b"")
+    except CorruptRecord as error:
+        return isinstance(error, NewerRecord)
+    except VolumeUnavailable:
+        return False  # no file, or not to be opened any more
+    return False
+
+
+def certain(state: State, key: AdapterKey) -> str | None:
+    """Why the newest good body can only be what the damaged one said of what is served; None if not certain.
+
+    A revision is withdrawn after its name was pointed elsewhere; so one whose name, in a pointer
+    that can be read, still serves it was not. What a pointer said cannot be told at all.
+    """
+    record, pointer = state.records.get(key), state.pointers.get((key.scope, key.name))
+    readable = AdapterKey(*key.scope, "", key.name) not in state.unread
+    if not key.revision or record is None or not record.present or pointer is None or not readable:
+        return None
+    return f"{key.name} serves {key.revision}" if pointer.revision == key.revision else None
+
+
+def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
+    for scope, listing in state.listings.items():
+        folders = {"": listing.active, **listing.revisions}
+        for revision, entries in folders.items():
+            for name in entries.siblings:
+                key = AdapterKey(*scope, revision, name)
+                folder = (
+                    registry.layout.revision(scope, revision) if revision else registry.layout.active(scope)
+                )
+                path = folder / generation_name(name, *entries.records[name])
+                text = "two writers published this generation, and this one is in force"
+                mend = "" if key in state.unread else "what is in force is said anew"
+                yield Finding(Kind.SIBLINGS, path, text, mend, key)
+
+
+def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
+    for (scope, name), pointer in state.pointers.items():
+        key = AdapterKey(*scope, pointer.revision or "", name)
+        record = state.records.get(key)
+        if record is None and _is_unknown(registry, state, key):
+            continue
+        if pointer.revision is not None and (record is None or not record.present):
+            path = registry.layout.active(scope) / f"{name}.@*"
+            text = f"serves {pointer.revision}, which is not registered: promote another one, or register it"
+            yield Finding(Kind.DANGLING, path, text, key=key)
+
+
+def without_pointer(registry: Registry, state: State) -> list[tuple[Scope, str]]:
+    """Registered names that no pointer file is of.
+
+    They were registered with ``--no-activate``, or ``.active/`` was lost: which cannot be told, so it is
+    no finding.
+    """
+    present = {(key.scope, key.name) for key, record in state.records.items() if record.present}
+    return sorted(
+        (scope, name)
+        for scope, name in present
+        if name not in state.listings[scope].pointers and registry.layout.active(scope) not in state.unknown
+    )
+
+
+def _is_unknown(registry: Registry, state: State, key: AdapterKey) -> bool:
+    """Whether it has a record perhaps, which could not be looked at."""
+    folder, own = registry.records(key).folder, f"{key.name}.@"
+    return any(
+        path == folder or (path.parent == folder and path.name.startswith(own)) for path in state.unknown
+    )
+
+
+def _same_ids(registry: Registry, state: State) -> Iterator[Finding]:
+    for key, fresh in new_ids(state.records, registry.marker.registry_uuid).items():
+        path = registry.layout.revision(key.scope, key.revision) / f"{key.name}.@*"
+        shared = state.records[key].spec.int_id
+        yield Finding(Kind.SAME_ID, path, f"shares the id {shared} with another", f"it is given {fresh}", key)
+
+
+def _not_exported(registry: Registry, state: State) -> Iterator[Finding]:
+    """What a backup would leave out, told before one is needed."""
+    bodies: dict[AdapterKey, Record | Pointer] = {**state.records}
+    bodies |= {AdapterKey(*scope, "", name): pointer for (scope, name), pointer in state.pointers.items()}
+    for key, body in bodies.items():
+        series = registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
+        token = body.token if registry.marker.tier == "lww" else ""
+        path = series.folder / generation_name(key.name, body.generation, token)
+        try:
+            check(str(path.relative_to(registry.layout.root)), body)
+        except (CorruptRecord, InputError) as error:
+            what = "`lora-fs register` its bytes as another revision" if key.revision else "promote it again"
+            yield Finding(Kind.NO_EXPORT, path, f"no export holds it: {error}; {what}", key=key)
+
+
+def _files(registry: Registry, key: AdapterKey, record: Record, *, hash_files: bool) -> Iterator[Finding]:
+    folder = registry.layout.resolve(record.spec.path)
+    linked = folder != registry.layout.artifact(key)
+    mend = "" if linked else "they are taken from the same bytes elsewhere, where there are some"
+    try:
+        names = atomic.list_names(folder)
+        if names is None:
+            yield Finding(Kind.NO_FILES, folder, f"the files of {key} are gone", mend, key)
+            return
+        bad = [entry.path for entry in record.spec.files if not _holds(folder, entry, hash_files)]
+    except LoraFsError as error:
+        yield Finding(Kind.UNKNOWN, folder, f"the files of {key} cannot be read: {error}", key=key)
+        return
+    if bad:
+        text = f"{', '.join(bad)} of {key}: missing, or not the bytes registered"
+        yield Finding(Kind.BAD_FILES, folder, text, mend, key)
+
+
+def _holds(folder: Path, entry: FileEntry, hash_files: bool) -> bool:
+    try:
+        status = (folder / entry.path).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot look at {folder / entry.path}") from error
+    if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
+        return False
+    try:
+        return not hash_files or artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
+    except InputError:
+        return False
+
+
+def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
+    for scope, listing in state.listings.items():
+        for revision, entries in listing.revisions.items():
+            for name in sorted(set(entries.folders) - entries.records.keys()):
+                key = AdapterKey(*scope, revision, name)
+                folder = registry.layout.artifact(key)
+                if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state.unknown):
+                    text = "no record names this folder: it was dropped and not adopted, or its writer died"
+                    yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
+
+
+def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
+    seen: set[Path] = set()
+    for scope in state.listings:
+        with noted(state, registry.layout.scope(scope)):
+            for item in gc.left_by_writers(registry, scope, older_than_s, state.unknown):
+                if item.path not in seen:
+                    seen.add(item.path)
+                    yield Finding(Kind.HALF, item.path, item.why, "it is removed")
+            for item in gc.unfinished(registry, scope, older_than_s, state.unknown):
+                key = registry.layout.key_of(item.path)
+                yield Finding(Kind.HALF, item.path, item.why, "it is removed", key)
+
+
+def _hints(registry: Registry, state: State) -> Iterator[Finding]:
+    layout = registry.layout
+    for name in sorted(names_in(layout.leases, state.unknown)):
+        path = layout.leases / name
+        if name.endswith(".lock") and is_older(path, STALE_S):
+            text = (
+                f"not refreshed for {STALE_S:.0f} s by the clock here: its holder is dead, or clocks differ"
+            )
+            yield Finding(Kind.LEASE, path, text, "it is taken over, unless its holder lives, and given back")
+    try:
+        data = atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
+        why = "is missing" if data is None else None
+        if data is not None:
+            decode(Head, data)
+    except CorruptRecord as error:
+        why = f"is damaged: {error}"
+    except VolumeUnavailable as error:
+        why = f"cannot be read: {error}"
+    if why is not None:
+        yield Finding(
+            Kind.HEAD, layout.head, f"{why}; readers look at their next scan only", "it is made anew"
+        )
+    for name in sorted(names_in(layout.replicas, state.unknown)):
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                data = atomic.read_bytes(layout.replicas / name)
+                if data is not None:
+                    decode(ReplicaStatus, data)
+            except LoraFsError as error:
+                text = f"{error}: gc keeps every file until its replica writes it anew, or it is removed"
+                yield Finding(Kind.REPORT, layout.replicas / name, text)

@@ -1,0 +1,1 @@
+"""Reading and writing one registry: the marker, HEAD, records, pointers, quotas."""

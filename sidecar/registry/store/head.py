@@ -1,0 +1,197 @@
+"""HEAD: one small file that is replaced at every write and says what the last writes were. A hint.
+
+A reader that knows one of the *changes* HEAD tells of has missed those after it and no others: it
+reads the files they name and lists nothing. Where that cannot be told, HEAD says *look*, and the tree
+is listed. Two writers may replace each other's HEAD: each looks again a moment later whether its
+change is told, and tells it again if not. What is lost all the same is found by the next listing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.volume import atomic
+
+READ_BYTES = 4096
+MAX_BYTES = 4000  # a writer that keeps what it does not know may add a few
+CHECK_AFTER_S = 0.05
+CHECKS = 3
+MOST_FILES = 40  # of one change: more do not fit
+MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
+
+
+class Change(BaseModel):
+    """One announcement. ``files``: the generations written, relative to the root."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    nonce: str
+    files: tuple[str, ...] = ()
+
+
+class Head(BaseModel):
+    """``HEAD``.
+
+    Attributes:
+        nonce: makes two writes at one ``seq`` differ.
+        changes: the last ones, the newest at the end; that is this HEAD's own or they mean nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    epoch: int = 1
+    seq: int = 0
+    snap: int = 0
+    gc_floor: int = 0
+    nonce: str = ""
+    changes: tuple[Change, ...] = Field(default=())
+    sum: str = ""
+
+    def told(self) -> tuple[Change, ...]:
+        """The changes, if they lead to this HEAD: a writer that knows none of them keeps old ones."""
+        return self.changes if self.changes and self.changes[-1].nonce == self.nonce else ()
+
+    def since(self, nonce: str) -> tuple[str, ...] | None:
+        """The files written after the HEAD of that nonce; None if that cannot be told."""
+        files: list[str] = []
+        for change in reversed(self.told()):
+            if change.nonce == nonce:
+                return tuple(files)
+            if not change.files:
+                return None
+            files[:0] = change.files
+        return None
+
+    def lacks(self, seq: int, nonce: str) -> bool:
+        """Whether the change that was written as ``seq`` is not among those that led here."""
+        back = self.seq - seq
+        if back < 0:
+            return True
+        told = self.told()
+        return back < len(told) and told[-1 - back].nonce != nonce
+
+
+def read_head(root: Path) -> bytes | None:
+    """HEAD as it lies there, to be compared with the last one; None if it cannot be told.
+
+    Whatever keeps it from being read, a scan tells more: a hint stops nobody.
+    """
+    try:
+        return atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES)
+    except VolumeUnavailable:
+        return None
+
+
+def parse_head(data: bytes | None) -> Head | None:
+    """What HEAD says; None if it is not there or damaged."""
+    try:
+        return decode(Head, data) if data else None
+    except CorruptRecord:
+        return None
+
+
+def advance_head(root: Path, epoch: int, files: tuple[str, ...] = ()) -> Head:
+    """Replace HEAD so that every reader looks. A damaged or missing one is made anew.
+
+    Args:
+        files: the generations that were written; none: readers list the tree.
+    """
+    head = parse_head(read_head(root)) or Head()
+    change = Change(nonce=secrets.token_hex(8), files=files)
+    fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce}
+    before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())
+    changes = (*before, change) if files and head.epoch == epoch else ()
+    after = head.model_copy(update={**fields, "changes": changes})
+    while len(data := seal(after)) > MAX_BYTES and after.changes:
+        fewer = after.changes[1:] if len(after.changes) > 2 else ()
+        after = after.model_copy(update={"changes": fewer})
+    layout = Layout(root)
+    try:
+        atomic.replace(layout.head, data, draft_in=layout.leases)
+    except VolumeUnavailable as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        atomic.make_folder(layout.leases)
+        atomic.replace(layout.head, data, draft_in=layout.leases)
+    return after
+
+
+class Announcer:
+    """Tells readers what this process wrote, and makes sure of it a moment later."""
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._written = threading.local()  # a thread announces what it wrote itself
+        self._lock = threading.Lock()
+        self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as it was written
+
+    def note(self, path: Path, *, found: bool = False) -> None:
+        """Remember a generation that this thread's next announcement tells of.
+
+        Args:
+            found: it was there already, and may have been announced.
+        """
+        files = self._files()
+        if not found:
+            self._written.own = True
+        name = path.relative_to(self._root).as_posix()
+        if len(files) <= MOST_FILES and name not in files:
+            files.append(name)
+
+    def only_found(self) -> bool:
+        """Whether all that this thread's next announcement tells of was there already."""
+        return bool(self._files()) and not getattr(self._written, "own", False)
+
+    def announce(self, epoch: int) -> None:
+        """Replace HEAD; where this thread noted nothing, or too much, it says no more than *look*.
+
+        Raises:
+            TemporaryError: readers see it at their next listing only.
+        """
+        files = tuple(self._files())
+        self._files().clear()
+        self._written.own = False
+        self._advance(epoch, files if len(files) <= MOST_FILES else (), CHECKS)
+
+    def check(self, *, wait: bool = False) -> None:
+        """Tell again what another writer's HEAD replaced. Nothing is raised: it is a hint."""
+        while True:
+            with self._lock:
+                if not self._unchecked:
+                    return
+                due, left, written = self._unchecked[0]
+                remaining = due - self._clock()
+                if remaining > 0 and not wait:
+                    return
+                self._unchecked.pop(0)
+            if remaining > 0:
+                time.sleep(remaining)
+            now = parse_head(read_head(self._root))
+            if now is not None and now.epoch == written.epoch and now.lacks(written.seq, written.nonce):
+                own = written.told()[-1:]
+                try:
+                    self._advance(written.epoch, own[0].files if own else (), left - 1)
+                except TemporaryError:
+                    return
+
+    def _advance(self, epoch: int, files: tuple[str, ...], checks: int) -> None:
+        written = advance_head(self._root, epoch, files)
+        if checks:
+            with self._lock:
+                self._unchecked.append((self._clock() + CHECK_AFTER_S, checks, written))
+                del self._unchecked[:-MOST_CHECKED]
+
+    def _files(self) -> list[str]:
+        if not hasattr(self._written, "files"):
+            self._written.files = []
+        files: list[str] = self._written.files
+        return files

@@ -1,0 +1,168 @@
+"""Opening and creating a registry: the marker that says *this folder is one*, and HEAD.
+
+An empty folder is not an empty registry: an unmounted volume looks the same. So a registry
+is known by ``lora-fs.json``, and one that was open before is compared by its uuid.
+HEAD (``head``) is a hint, replaced at every write: bytes that differ from the last read say *look*.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    FormatTooNew,
+    NotFound,
+    RegistryLost,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.registry.format.layout import MARKER, Layout
+from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
+from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
+
+FORMAT = 1
+
+
+class Marker(BaseModel):
+    """``lora-fs.json``. ``tier``: "cas" where link() works, else "lww" (last writer wins)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format: int = FORMAT
+    min_reader: int = 1
+    min_writer: int = 1
+    registry_uuid: str
+    epoch: int = Field(default=1, ge=1)
+    tier: Literal["cas", "lww"] = "cas"
+    sum: str = ""
+
+
+def _has_links(folder: Path) -> bool:
+    first = atomic.write_temporary(folder, b"probe\n")
+    second = first.with_name(first.name + "-link")
+    try:
+        os.link(first, second)
+    except OSError as error:
+        if error.errno in atomic.NO_LINK:
+            return False
+        raise atomic.unavailable(error, f"cannot try hard links in {folder}") from error
+    finally:
+        for left in (second, first):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
+    return True
+
+
+def create(root: Path) -> Marker:
+    """Make ``root`` a registry, or return the marker of the one that is there already.
+
+    Raises:
+        RegistryLost: it was one, and its marker is gone or damaged.
+        VolumeUnavailable: the volume does not take it.
+    """
+    layout = Layout(root)
+    names = atomic.list_names(root)
+    if names is None:
+        atomic.make_folder(root, inherit=False)
+        names = []
+    if layout.marker.name in names:
+        return _read_fresh_marker(root)
+    if layout.head.name in names and _written_to(root):
+        raise RegistryLost(
+            f"{layout.marker} is gone and {layout.head} tells of records: restore the marker from a "
+            f"backup, or remove {layout.head.name} to begin a new registry over what lies there"
+        )
+    atomic.make_folder(layout.leases)
+    atomic.make_folder(layout.replicas)
+    tier = find_tier(root)
+    if layout.head.name not in names:
+        atomic.replace(layout.head, seal(Head(nonce=secrets.token_hex(8))))
+    temporary = TemporaryNames()
+    try:
+        write_marker(root, Marker(registry_uuid=str(uuid.uuid4()), tier=tier), temporary)
+    finally:
+        temporary.sweep(wait=True)
+    return _read_fresh_marker(root)
+
+
+def is_registry(root: Path) -> bool:
+    """Whether a marker lies there; raises as ``atomic.list_names`` does."""
+    return MARKER in (atomic.list_names(root) or ())
+
+
+def find_tier(root: Path) -> Literal["cas", "lww"]:
+    """Try whether hard links work here."""
+    return "cas" if _has_links(root) else "lww"
+
+
+def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> None:
+    """Write the marker unless one is there: from then on the folder is a registry.
+
+    Raises:
+        VolumeUnavailable: the volume does not take it.
+    """
+    path = Layout(root).marker
+    try:
+        if marker.tier == "cas":
+            atomic.publish(path, seal(marker), temporary)
+        else:
+            atomic.create_unique(path, seal(marker))
+    except LinkUnsupported as error:
+        raise VolumeUnavailable(f"{root}: hard links work and do not: try again") from error
+    except VolumeUnavailable as error:
+        if not isinstance(error.__cause__, FileExistsError):
+            raise
+
+
+def _read_fresh_marker(root: Path) -> Marker:
+    """Read a marker that another process may be writing at this moment, where link() is missing."""
+    for pause_s in (0.02, 0.1, 0.4):
+        try:
+            return read_marker(root)
+        except RegistryLost:
+            time.sleep(pause_s)
+    return read_marker(root)
+
+
+def _written_to(root: Path) -> bool:
+    head = parse_head(read_head(root))
+    return head is not None and head.seq > 0
+
+
+def read_marker(root: Path) -> Marker:
+    """Read the marker.
+
+    Raises:
+        NotFound: there is no registry here.
+        RegistryLost: the marker is there and unreadable.
+        FormatTooNew: it needs a newer lora-fs even to be read.
+    """
+    layout = Layout(root)
+    try:
+        data = atomic.read_bytes(layout.marker)
+    except atomic.NotRegular as error:
+        raise RegistryLost(f"{error}: restore it from a backup") from error
+    if data is None:
+        raise NotFound(
+            f"{root} holds no registry (no {layout.marker.name}). Is the volume mounted? "
+            "`lora-fs register` and the sidecar make one where there is none."
+        )
+    try:
+        needs = unseal(data).get("min_reader", FORMAT)
+        if isinstance(needs, int) and needs > FORMAT:  # told before a shape that only a newer one knows
+            raise FormatTooNew(
+                f"{root} needs a reader of format {needs}; this lora-fs reads up to {FORMAT}: upgrade it"
+            )
+        return decode(Marker, data)
+    except CorruptRecord as error:
+        raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error

@@ -1,0 +1,264 @@
+"""Quotas: what a namespace may register, and what it has. One file says it to every writer.
+
+Who registers in a namespace that has a quota holds its lease, counts, writes, and counts again:
+a lease proves nothing, but of two writers that both got past it at least the later one sees both,
+and takes its own back. So a quota is never exceeded for longer than that takes. Withdrawing,
+promoting, and what makes nothing grow are never refused.
+
+The rate counts by the writers' clocks: clocks that differ by seconds misjudge it by as many.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lora_fs.sidecar.errors import (
+    CorruptRecord,
+    OperatorError,
+    OverQuota,
+    TooManyRegistrations,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.model import AdapterKey, Quota, Record
+from lora_fs.sidecar.registry.format.layout import QUOTA, Generation
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.store.reader import Reader
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease
+
+WINDOW_S = 60.0
+WAIT_S = LEASE_S + 5.0  # a holder that died is taken over within it
+
+_ANEW = "nothing is registered there until `lora-fs quota` is given all three bounds, or `--remove`"
+
+Now = Callable[[], datetime.datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a namespace has. ``recent``: ages in seconds of what was registered in the last minute."""
+
+    names: frozenset[tuple[str, str]]  # (model, name)
+    sizes: dict[AdapterKey, int]
+    recent: tuple[float, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What counts of one generation; the body itself is not kept."""
+
+    present: bool
+    size_bytes: int
+    at: datetime.datetime | None
+
+
+def _utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Accounts:
+    """Counts for one registry. A body never changes, so each is read once by a process."""
+
+    def __init__(self, reader: Reader, now: Now = _utc_now) -> None:
+        self._reader, self._now = reader, now
+        self._seen: dict[tuple[AdapterKey, Generation], _Seen] = {}
+
+    def quota(self, namespace: str) -> Quota | None:
+        """What the namespace may register; None if nothing bounds it.
+
+        Raises:
+            OperatorError: its quota cannot be understood, so it is not known.
+            VolumeUnavailable: the volume did not answer.
+        """
+        path = self._reader.layout.quota(namespace)
+        if QUOTA not in (atomic.list_names(path.parent) or ()):
+            return None  # not opened to know it: see ``atomic``
+        try:
+            data = atomic.read_bytes(path)
+            quota = decode(Quota, data) if data is not None else None
+        except (CorruptRecord, atomic.NotRegular) as error:
+            raise OperatorError(f"{path}: {error}: {_ANEW}") from error
+        if quota is not None and quota.namespace != namespace:
+            raise OperatorError(f"{path} is the quota of {quota.namespace}: {_ANEW}")
+        return quota
+
+    def write(self, quota: Quota) -> None:
+        """Let a quota be in force, from the next registration on. It survives a power loss."""
+        path = self._reader.layout.quota(quota.namespace)
+        atomic.make_folder(path.parent)
+        draft = atomic.write_temporary(path.parent, seal(quota))
+        try:
+            os.replace(draft, path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise atomic.unavailable(error, f"cannot replace {path}") from error
+        atomic.sync_names(path.parent)
+
+    def remove(self, namespace: str) -> None:
+        """Let nothing bound the namespace any more."""
+        path = self._reader.layout.quota(namespace)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise atomic.unavailable(error, f"cannot remove {path}") from error
+        if atomic.is_folder(path.parent):
+            atomic.sync_names(path.parent)
+
+    def usage(self, namespace: str) -> Usage:
+        """Count what is registered in a namespace, of all its models.
+
+        Raises:
+            VolumeUnavailable: something could not be listed or read, so it is not known.
+        """
+        names: set[tuple[str, str]] = set()
+        sizes: dict[AdapterKey, int] = {}
+        recent: list[float] = []
+        for scope in self._reader.scopes(namespace):
+            for revision, entries in self._reader.scan(scope).revisions.items():
+                for name, newest in entries.records.items():
+                    key = AdapterKey(*scope, revision, name)
+                    found = self._in_force(key, newest)
+                    if found is not None and found.present:
+                        names.add((scope.model, name))
+                        sizes[key] = found.size_bytes
+                    recent += self._recent(key, found)
+        return Usage(frozenset(names), sizes, tuple(sorted(recent)))
+
+    @contextmanager
+    def admitted(
+        self, key: AdapterKey, size_bytes: int, *, wait_s: float = WAIT_S
+    ) -> Iterator[Callable[[], OverQuota | None]]:
+        """Let the block write one record that says present, if the quota allows it.
+
+        Yields what to call after the write: why it has to be taken back, where another writer got
+        past the lease and the two together are too much.
+
+        Args:
+            size_bytes: what the revision will have.
+            wait_s: how long to wait for another writer of the namespace.
+        Raises:
+            OverQuota, TooManyRegistrations: it does not; nothing was written.
+            OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
+        """
+        quota = self.quota(key.namespace)
+        if quota is None or not _bounds(quota):
+            yield lambda: None
+            return
+        with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
+            if not had:
+                raise VolumeUnavailable(
+                    f"another writer registers in {key.namespace}, which has a quota: it is tried again"
+                )
+            before = self._check(quota, key, size_bytes)
+            yield lambda: self._exceeded(quota, key, before)
+
+    def check(self, key: AdapterKey, size_bytes: int) -> None:
+        """Refuse what does not fit, without the lease: it saves the work of copying.
+
+        Raises:
+            See ``admitted``.
+        """
+        quota = self.quota(key.namespace)
+        if quota is not None and _bounds(quota):
+            self._check(quota, key, size_bytes)
+
+    def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
+        usage = self.usage(key.namespace)
+        self._check_size(quota, usage, key, size_bytes)
+        allowed = quota.registrations_per_minute
+        if allowed is not None and len(usage.recent) >= allowed:
+            wait_s = WINDOW_S - usage.recent[allowed - 1] if allowed else WINDOW_S
+            raise TooManyRegistrations(
+                f"namespace {key.namespace} registered {len(usage.recent)} times in the last minute and may "
+                f"{allowed} times: again in {wait_s:.0f} s, or raise it with `lora-fs quota --per-minute`",
+                retry_after_s=max(1.0, wait_s),
+            )
+        return usage
+
+    def _exceeded(self, quota: Quota, key: AdapterKey, before: Usage) -> OverQuota | None:
+        usage = self.usage(key.namespace)
+        size_bytes = usage.sizes.pop(key, 0)
+        if not usage.sizes.keys() - before.sizes.keys():
+            return None  # nobody else wrote meanwhile
+        others = Usage(frozenset((k.model, k.name) for k in usage.sizes), usage.sizes, usage.recent)
+        try:
+            self._check_size(quota, others, key, size_bytes)
+        except OverQuota as error:
+            return error
+        return None
+
+    @staticmethod
+    def _check_size(quota: Quota, usage: Usage, key: AdapterKey, size_bytes: int) -> None:
+        before = usage.size_bytes
+        grows = size_bytes - usage.sizes.get(key, 0)
+        if quota.size_bytes is not None and grows > 0 and before + grows > quota.size_bytes:
+            raise OverQuota(
+                f"{key} would need {grows} bytes more; namespace {key.namespace} uses {before} of the "
+                f"{quota.size_bytes} it may: unregister what it does not need, or raise it with "
+                "`lora-fs quota --bytes`"
+            )
+        is_new = (key.model, key.name) not in usage.names
+        if quota.adapters is not None and is_new and len(usage.names) >= quota.adapters:
+            raise OverQuota(
+                f"{key.name} would be one adapter more; namespace {key.namespace} has {len(usage.names)} of "
+                f"the {quota.adapters} it may: unregister what it does not need, or raise it with "
+                "`lora-fs quota --adapters`"
+            )
+
+    def _in_force(self, key: AdapterKey, newest: Generation) -> _Seen | None:
+        try:
+            return self._read(key, newest)
+        except CorruptRecord:
+            generation, record = self._reader.latest(self._reader.records(key))
+            return None if record is None else _seen(record)
+
+    def _read(self, key: AdapterKey, generation: Generation) -> _Seen:
+        known = self._seen.get((key, generation))
+        if known is None:
+            record = self._reader.read(self._reader.records(key), generation)
+            known = self._seen[key, generation] = _seen(record)
+        return known
+
+    def _recent(self, key: AdapterKey, newest: _Seen | None) -> Iterator[float]:
+        """Ages of what was written in the last minute; older generations are looked at only then."""
+        if newest is None or self._age_s(newest) is None:
+            return
+        for generation in self._reader.generations(self._reader.records(key)):
+            try:
+                seen = self._read(key, generation)
+            except CorruptRecord:
+                continue
+            age_s = self._age_s(seen)
+            if age_s is None:
+                return
+            if seen.present:
+                yield age_s
+
+    def _age_s(self, seen: _Seen) -> float | None:
+        """Seconds since it was written; None if that is longer ago, or so far ahead that a clock is wrong."""
+        if seen.at is None:
+            return None
+        age_s = (self._now() - seen.at).total_seconds()
+        return max(0.0, age_s) if -WINDOW_S < age_s < WINDOW_S else None
+
+
+def _bounds(quota: Quota) -> bool:
+    """Whether it refuses anything: it may say no more than how many revisions are kept."""
+    return any(one is not None for one in (quota.adapters, quota.size_bytes, quota.registrations_per_minute))
+
+
+def _seen(record: Record) -> _Seen:
+    try:
+        at = datetime.datetime.fromisoformat(record.updated_at)
+        at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    except ValueError:
+        at = None
+    return _Seen(record.present, record.spec.size_bytes, at)

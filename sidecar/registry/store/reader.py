@@ -1,0 +1,243 @@
+"""Reading a registry: which one it is, the names in it, and their bodies.
+
+A *series* is the generations of one name in one folder. A body that is damaged or belongs
+elsewhere is never returned; a folder that is not there is empty, and one that cannot be
+listed raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from lora_fs.sidecar.errors import CorruptRecord, NotFound, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.model import RESERVED_NAMESPACES, AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry.format.layout import (
+    ACTIVE,
+    Generation,
+    Layout,
+    Listing,
+    generation_name,
+    is_segment,
+    pack,
+    parse_generation,
+)
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.store.marker import Marker, read_marker
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import NotRegular
+
+Body = TypeVar("Body", Record, Pointer)
+
+
+@dataclass(frozen=True, slots=True)
+class Series(Generic[Body]):
+    """The generations of ``name`` in ``folder``, each a ``kind`` that says it belongs there.
+
+    ``revision`` is None for pointers, whose revision is what they point to.
+    """
+
+    kind: type[Body]
+    folder: Path
+    scope: Scope
+    revision: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeListing:
+    """The names in a scope, bodies unread."""
+
+    revisions: Mapping[str, Listing] = field(default_factory=dict)
+    active: Listing = field(default_factory=Listing)
+
+    @property
+    def pointers(self) -> Mapping[str, Generation]:
+        """The newest pointer of each name."""
+        return self.active.records
+
+
+class Reader:
+    """The registry at ``layout.root``. Thread-safe: it keeps no state but the marker last read."""
+
+    def __init__(self, layout: Layout, marker: Marker) -> None:
+        self.layout, self.marker = layout, marker
+
+    def check_identity(self) -> None:
+        """Raise RegistryLost unless the registry that was opened is still the one mounted.
+
+        Raises:
+            FormatTooNew, VolumeUnavailable: nothing is known of it.
+        """
+        try:
+            marker = read_marker(self.layout.root)
+        except NotFound as error:
+            raise RegistryLost(f"{self.layout.root}: the registry is not there: {error}") from error
+        if marker.registry_uuid != self.marker.registry_uuid:
+            raise RegistryLost(
+                f"{self.layout.root} holds registry {marker.registry_uuid}, "
+                f"this process opened {self.marker.registry_uuid}: another volume is mounted; "
+                "mount the right volume, or, if this one is meant, restart this process"
+            )
+        self.marker = marker
+
+    def records(self, key: AdapterKey) -> Series[Record]:
+        folder = self.layout.revision(key.scope, key.revision)
+        return Series(Record, folder, key.scope, key.revision, key.name)
+
+    def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
+        return Series(Pointer, self.layout.active(scope), scope, None, name)
+
+    def namespaces(self) -> list[str]:
+        """Every name in the root that a namespace may have; raises as ``scopes`` does."""
+        names = filter(is_segment, atomic.list_names(self.layout.root) or ())
+        return sorted(name for name in names if name not in RESERVED_NAMESPACES)
+
+    def scopes(self, namespace: str | None = None) -> list[Scope]:
+        """Every scope there is a folder for: of one namespace, or of all.
+
+        Raises:
+            VolumeUnavailable: a folder cannot be listed.
+        """
+        found = []
+        for name in self.namespaces() if namespace is None else [namespace]:
+            models = atomic.list_names(self.layout.root / name) or ()
+            found += [Scope(name, model) for model in sorted(filter(is_segment, models))]
+        return found
+
+    def scan(
+        self,
+        scope: Scope,
+        last: ScopeListing | None = None,
+        unlisted: dict[Path, VolumeUnavailable] | None = None,
+        only: Collection[Path] | None = None,
+    ) -> ScopeListing:
+        """List a scope's names. A folder that is not there is an empty scope.
+
+        Args:
+            last: an earlier listing: what is the same is taken over from it, the very object.
+            unlisted: takes the folders that cannot be listed, which then keep their last
+                listing; without it the first one raises.
+            only: revisions' folders to list; the others keep theirs if ``last`` knows all of these.
+        Returns:
+            ``last`` itself if nothing is new.
+        Raises:
+            VolumeUnavailable: the scope itself, or a folder in it, cannot be listed.
+        """
+        last = last or ScopeListing()
+        chosen = {name for name in last.revisions if self.layout.revision(scope, name) in (only or ())}
+        in_part = only is not None and len(chosen) == len(only)
+        revisions = (
+            {name: kept for name, kept in last.revisions.items() if name not in chosen} if in_part else {}
+        )
+        active = last.active if in_part else Listing()
+        entries = chosen if in_part else self._entries(scope, known=last != ScopeListing())
+        for entry in entries:
+            if entry == ACTIVE:
+                active = _list(self.layout.active(scope), last.active, unlisted) or active
+            elif is_segment(entry):
+                folder = self.layout.revision(scope, entry)
+                names = _list(folder, last.revisions.get(entry), unlisted)
+                if names is not None:
+                    revisions[entry] = names
+        found = ScopeListing(revisions, active)
+        return last if found == last else found
+
+    def _entries(self, scope: Scope, *, known: bool) -> list[str]:
+        """A scope's folders. One that may not be there is looked up once its parent lists it.
+
+        NFS keeps for half a minute that a name was not there, whatever HEAD says meanwhile.
+        """
+        at = self.layout.root
+        for name in () if known else scope:
+            if name not in (atomic.list_names(at) or ()):
+                return []
+            at = at / name
+        return atomic.list_names(self.layout.scope(scope)) or []
+
+    def mentions(self, scope: Scope, name: str) -> dict[str, Listing]:
+        """The revisions in which a name has records or a folder."""
+        found = {}
+        for revision in atomic.list_names(self.layout.scope(scope)) or ():
+            if is_segment(revision):
+                names = atomic.list_names(self.layout.revision(scope, revision)) or ()
+                own = [entry for entry in names if entry == name or entry.startswith(f"{name}.@")]
+                if own:
+                    found[revision] = Listing.of(own)
+        return found
+
+    def read(self, series: Series[Body], generation: Generation) -> Body:
+        """Read one body.
+
+        Raises:
+            CorruptRecord: not there, no file, its seal does not hold, or it belongs elsewhere.
+            VolumeUnavailable: the volume did not answer.
+        """
+        path = series.folder / generation_name(series.name, *generation)
+        try:
+            data = atomic.read_bytes(path)
+        except NotRegular as error:
+            raise CorruptRecord(str(error)) from error
+        if data is None:
+            raise CorruptRecord(f"{path}: listed and not there")
+        try:
+            body = decode(series.kind, data)
+        except CorruptRecord as error:
+            raise type(error)(f"{path}: {error}") from error
+        scope = Scope(body.namespace, body.model)
+        if (body.name, body.generation, scope) != (series.name, generation.generation, series.scope):
+            raise CorruptRecord(f"{path}: holds generation {body.generation} of {scope}: {body.name}")
+        if series.revision not in (None, body.revision):
+            raise CorruptRecord(f"{path}: holds a record of revision {body.revision}")
+        if generation.token not in ("", body.token):
+            raise CorruptRecord(f"{path}: holds another writer's record")
+        return body
+
+    def is_gone(self, series: Series[Body], generation: Generation) -> bool:
+        """Whether opening a generation finds nothing there, which a listing that lags does not prove.
+
+        Raises:
+            VolumeUnavailable: the volume did not answer.
+        """
+        try:
+            return atomic.read_bytes(series.folder / generation_name(series.name, *generation)) is None
+        except NotRegular:
+            return False
+
+    def generations(self, series: Series[Body]) -> list[Generation]:
+        """The generations listed, the greatest first."""
+        own = f"{series.name}.@"
+        names = atomic.list_names(series.folder) or ()
+        parsed = (parse_generation(name) for name in names if name.startswith(own))
+        return sorted((p[1] for p in parsed if p), reverse=True)
+
+    def latest(self, series: Series[Body]) -> tuple[Generation, Body | None]:
+        """The greatest generation listed, and the newest body that can be read.
+
+        They differ when the newest is damaged: the last good one stays in force, and the
+        next write builds a generation above both.
+        """
+        found = self.generations(series)
+        for generation in found:
+            try:
+                return found[0], self.read(series, generation)
+            except CorruptRecord:
+                continue
+        return (found[0] if found else Generation(0, "")), None
+
+
+def _list(
+    folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None
+) -> Listing | None:
+    try:
+        names = atomic.list_names(folder)
+    except VolumeUnavailable as error:
+        if unlisted is None:
+            raise
+        unlisted[folder] = error
+        return last
+    if names is None:
+        return None
+    return last if last is not None and last.packed == pack(names) else Listing.of(names, last)

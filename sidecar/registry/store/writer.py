@@ -1,0 +1,265 @@
+"""Writing the generations of records and pointers: the compare-and-set.
+
+To write is to take the series' greatest generation, build on it, and publish the next one; of
+two writers that build on the same generation one wins and the other is told. The
+acknowledgement is the return of ``append``: from then on every reader finds the generation by
+listing names. HEAD follows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lora_fs.sidecar.errors import (
+    Conflict,
+    CorruptRecord,
+    FormatTooNew,
+    NewerRecord,
+    OperatorError,
+    TemporaryError,
+    UnknownOutcome,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import Pointer, Previous, Record
+from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
+from lora_fs.sidecar.registry.format.sealed import decode, seal
+from lora_fs.sidecar.registry.store import marker
+from lora_fs.sidecar.registry.store.head import Announcer
+from lora_fs.sidecar.registry.store.quota import Accounts
+from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
+from lora_fs.sidecar.registry.volume.leases import lease
+
+logger = logging.getLogger(__name__)
+
+LEASE_WAIT_S = 0.25
+RACES = 8  # lost in a row before the caller is told; each means that another writer went ahead
+
+
+class Registry(Reader):
+    """One registry on a volume, to read and to write. Its only state are its temporary names.
+
+    Attributes:
+        accounts: what each namespace may register, and has.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        super().__init__(Layout(path), marker.create(path) if create else marker.read_marker(path))
+        self._temporary = TemporaryNames()
+        self._announcer = Announcer(self.layout.root)
+        self.accounts = Accounts(self)
+
+    def sweep(self) -> None:
+        """Do what is due some time after a write: for who comes by anyway."""
+        self._temporary.sweep()
+        self._announcer.check()
+
+    def close(self) -> None:
+        """Remove this process's temporary names, and see that what it wrote is announced."""
+        self._temporary.sweep(wait=True)
+        self._announcer.check(wait=True)
+
+    def check_writable(self) -> None:
+        """Raise unless this is the registry that was opened, in a format this lora-fs may write."""
+        self.check_identity()
+        if self.marker.min_writer > marker.FORMAT:
+            raise FormatTooNew(
+                f"{self.layout.root} needs a writer of format {self.marker.min_writer}; "
+                f"this lora-fs writes format {marker.FORMAT}: upgrade it"
+            )
+
+    def append(
+        self,
+        series: Series[Body],
+        change: Callable[[Body | None], dict[str, Any] | None],
+        *,
+        writer: str,
+        request_id: str | None = None,
+        expect: int | None = None,
+        announce: bool = True,
+    ) -> Body:
+        """Publish the generation after the newest one, built by ``change``.
+
+        Args:
+            change: given the newest body (or None) returns the fields of the next one, or
+                None to leave it as it is, which writes nothing unless a newer file is damaged;
+                raises to refuse. Called again if a race is lost.
+            request_id: the id of an UnknownOutcome that is retried: if that write landed, it is
+                returned and nothing is written.
+            expect: the generation the caller saw; another one in force is a Conflict.
+            announce: advance HEAD; False where the caller writes more before it announces.
+        Raises:
+            Conflict: the series moved on; nothing was written.
+            UnknownOutcome: it may have been written; retry with its request_id.
+            RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
+                as where the newest generation is of another apiVersion.
+            OperatorError: the newest generation is the last there can be.
+            VolumeUnavailable: it was not written, or the volume is gone.
+        """
+        self.check_writable()
+        if self.marker.tier == "lww" and expect is not None:
+            raise Conflict("this volume has no hard links: a conditional write cannot be promised")
+        atomic.make_folder(series.folder)
+        for _ in range(RACES if expect is None or request_id is not None else 1):
+            with lease(
+                self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
+            ):
+                body = self._append_once(series, change, writer, request_id, expect)
+            if body is not None:
+                break
+        else:
+            raise Conflict(f"{series.name}: other writers published first, time and again")
+        if announce:
+            self.announce()
+        self.sweep()
+        return body
+
+    def check_changeable(self, series: Series[Body]) -> None:
+        """Before the first of several appends: raise if this one would be refused, whatever it says.
+
+        Raises:
+            FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it cannot be told.
+        """
+        self.check_writable()
+        top, newest = self.latest(series)
+        if newest is None or newest.generation < top.generation:
+            self._refuse_newer(series, top)
+
+    def _append_once(
+        self,
+        series: Series[Body],
+        change: Callable[[Body | None], dict[str, Any] | None],
+        writer: str,
+        request_id: str | None,
+        expect: int | None,
+    ) -> Body | None:
+        """One try; None if another writer took the generation."""
+        if request_id is not None:
+            earlier = self._written_under(series, request_id)
+            if earlier is not None:
+                try:
+                    self.confirm(series, earlier)
+                except VolumeUnavailable as error:
+                    raise UnknownOutcome(str(error), request_id) from error
+                return earlier
+        top, newest = self.latest(series)
+        if newest is None or newest.generation < top.generation:
+            self._refuse_newer(series, top)
+        if expect is not None and expect != (newest.generation if newest else 0):
+            seen = newest.generation if newest else 0
+            raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
+        fields = change(newest)
+        if fields is None and newest is not None and newest.generation < top.generation:
+            fields = {}  # what is kept is said anew, above the file that cannot be read
+        if fields is None:
+            if newest is None:
+                raise Conflict(f"{series.name}: nothing to keep")
+            if self._listed_anew(series) != top:
+                return None
+            self.confirm(series, newest)
+            return newest
+        token, request_id = secrets.token_hex(16), request_id or secrets.token_hex(16)
+        inherited = newest.model_dump(mode="json") if newest is not None else {}
+        body = series.kind.model_validate(
+            {
+                **inherited,
+                "namespace": series.scope.namespace,
+                "model": series.scope.model,
+                "name": series.name,
+                "generation": top.generation + 1,
+                "previous": _previous(newest),
+                "epoch": self.marker.epoch,
+                "request_id": request_id,
+                "token": token,
+                "writer": writer,
+                "updated_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+                **fields,
+            }
+        )
+        lww = self.marker.tier == "lww"
+        name = generation_name(series.name, body.generation, token if lww else "")
+        if parse_generation(name) is None:
+            raise OperatorError(
+                f"{series.folder} holds generation {top.generation} of {series.name}, the last there can "
+                "be: remove that file if nobody wrote it on purpose"
+            )
+        sealed = seal(body)
+        if top.generation == 0:  # who made these folders may have died before they were synced
+            atomic.sync_folders(series.folder, self.layout.root)
+        try:
+            if lww:
+                atomic.create_unique(series.folder / name, sealed)
+            elif not atomic.publish(series.folder / name, sealed, self._temporary):
+                return None
+        except Ambiguous as error:
+            raise UnknownOutcome(str(error), request_id) from error
+        self._note(series, body)
+        return decode(series.kind, sealed)
+
+    def _listed_anew(self, series: Series[Body]) -> Generation:
+        """The greatest generation, in no listing that this client kept from before another's write.
+
+        A client that keeps listings (sshfs: for 20 s) drops that of a folder in which it made a name.
+        """
+        if self.marker.tier != "lww":
+            with suppress(VolumeUnavailable):  # full or read-only: nothing is to be written
+                self._temporary.add(atomic.write_temporary(series.folder, b"", sync=False))
+        return next(iter(self.generations(series)), Generation(0, ""))
+
+    def _refuse_newer(self, series: Series[Body], top: Generation) -> None:
+        """Above a damaged generation the next one is written; above a newer lora-fs's, none."""
+        if not top.generation:
+            return
+        try:
+            self.read(series, top)
+        except NewerRecord as error:
+            raise FormatTooNew(f"{error}: upgrade this lora-fs to change {series.name}") from error
+        except CorruptRecord:
+            return
+
+    def confirm(self, series: Series[Body], body: Body) -> None:
+        """Let what was read survive a power loss, and be announced: who wrote it may have died before.
+
+        Raises:
+            VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
+        """
+        atomic.sync_names(series.folder)
+        self._note(series, body, found=True)
+
+    def _written_under(self, series: Series[Body], request_id: str) -> Body | None:
+        for generation in self.generations(series):
+            try:
+                body = self.read(series, generation)
+            except CorruptRecord:
+                continue
+            if body.request_id == request_id:
+                return body
+        return None
+
+    def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
+        token = body.token if self.marker.tier == "lww" else ""
+        path = series.folder / generation_name(series.name, body.generation, token)
+        self._announcer.note(path, found=found)
+
+    def announce(self) -> None:
+        """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""
+        only_found = self._announcer.only_found()
+        try:
+            self._announcer.announce(self.marker.epoch)
+        except TemporaryError as error:
+            if only_found:
+                return
+            told = event("head.not_written")
+            logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
+
+
+def _previous(newest: Record | Pointer | None) -> Previous | None:
+    return Previous(generation=newest.generation, sum=newest.sum) if newest is not None else None

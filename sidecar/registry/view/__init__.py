@@ -1,0 +1,1 @@
+"""The desired state in memory, kept current from HEAD and scans."""

@@ -1,0 +1,158 @@
+"""What the volume says, in memory: an immutable state that any thread may read.
+
+Kept by scope, so that a change copies what its own scope has and shares the rest with the state
+before it: what a change costs does not grow with the number of scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
+from dataclasses import dataclass, field
+from itertools import chain, compress, repeat
+from operator import is_, is_not
+from typing import Generic, TypeVar
+
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry.store.reader import ScopeListing
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class ByScope(Mapping[Key, Value], Generic[Key, Value]):
+    """A mapping in parts. ``scope_of`` tells a key's part; no part is changed once it is here."""
+
+    __slots__ = ("parts", "scope_of")
+
+    def __init__(
+        self, scope_of: Callable[[Key], Scope], parts: Mapping[Scope, Mapping[Key, Value]] | None = None
+    ) -> None:
+        self.scope_of = scope_of
+        self.parts: Mapping[Scope, Mapping[Key, Value]] = {} if parts is None else parts
+
+    def __getitem__(self, key: Key) -> Value:
+        return self.parts[self.scope_of(key)][key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return chain.from_iterable(self.parts.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def items(self) -> ItemsView[Key, Value]:
+        return _Items(self)
+
+    def values(self) -> ValuesView[Value]:
+        return _Values(self)
+
+
+class Growing(Generic[Key, Value]):
+    """A mapping in the making: a scope's part is copied before its first addition."""
+
+    def __init__(self, before: ByScope[Key, Value]) -> None:
+        self._before = before
+        self._parts: dict[Scope, Mapping[Key, Value]] = dict(before.parts)
+        self._own: dict[Scope, dict[Key, Value]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts.values()))
+
+    def get(self, key: Key) -> Value | None:
+        return self.part(self._before.scope_of(key)).get(key)
+
+    def part(self, scope: Scope) -> Mapping[Key, Value]:
+        return self._parts.get(scope, {})
+
+    def put(self, key: Key, value: Value) -> None:
+        scope = self._before.scope_of(key)
+        if scope not in self._own:
+            self._parts[scope] = self._own[scope] = dict(self.part(scope))
+        self._own[scope][key] = value
+
+    def whole(self) -> ByScope[Key, Value]:
+        """What it is now; the very mapping it began from if nothing was added."""
+        return ByScope(self._before.scope_of, self._parts) if self._own else self._before
+
+
+class _Items(ItemsView[Key, Value]):
+    _mapping: ByScope[Key, Value]
+
+    def __iter__(self) -> Iterator[tuple[Key, Value]]:
+        return chain.from_iterable(part.items() for part in self._mapping.parts.values())
+
+
+class _Values(ValuesView[Value]):
+    _mapping: ByScope[Hashable, Value]
+
+    def __iter__(self) -> Iterator[Value]:
+        return chain.from_iterable(part.values() for part in self._mapping.parts.values())
+
+
+def of_pointer(key: tuple[Scope, str]) -> Scope:
+    """A pointer's scope."""
+    return key[0]
+
+
+def no_records() -> ByScope[AdapterKey, Record]:
+    """None yet."""
+    return ByScope(lambda key: key.scope)
+
+
+def no_pointers() -> ByScope[tuple[Scope, str], Pointer]:
+    """None yet."""
+    return ByScope(of_pointer)
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the volume said, at one moment.
+
+    Attributes:
+        records: the newest good record of every revision, tombstones included.
+        pointers: the newest good pointer of every name.
+        problems: files that cannot be read, and why; the state before them is in force. Also
+            generations that two writers published at once, on volumes without link().
+        frozen: why absence is not believed, or None.
+    """
+
+    version: int = 0
+    records: ByScope[AdapterKey, Record] = field(default_factory=no_records)
+    pointers: ByScope[tuple[Scope, str], Pointer] = field(default_factory=no_pointers)
+    listings: Mapping[Scope, ScopeListing] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    frozen: str | None = None
+
+    def records_of(self, scope: Scope) -> Mapping[AdapterKey, Record]:
+        """The records of one scope."""
+        return self.records.parts.get(scope, {})
+
+    def active(self) -> Iterator[tuple[Scope, str, Record]]:
+        """Every plain name that serves, with the record it serves."""
+        for (scope, name), pointer in self.pointers.items():
+            if pointer.revision is not None:
+                record = self.records.get(AdapterKey(*scope, pointer.revision, name))
+                if record is not None and record.present:
+                    yield scope, name, record
+
+
+def changes(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:
+    """What ``after`` has and ``before`` has not, or has another of; what both share is passed over."""
+    if isinstance(before, ByScope) and isinstance(after, ByScope):
+        for scope, part in after.parts.items():
+            last = before.parts.get(scope, {})
+            if last is not part:
+                yield from changes(last, part)
+    elif all(map(is_, before, after)):  # the same keys, then others: as of a part and the one made from it
+        yield from compress(after.items(), map(is_not, chain(before.values(), repeat(None)), after.values()))
+    else:
+        for key, value in after.items():
+            if before.get(key) is not value:
+                yield key, value
+
+
+def touched(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> list[Key]:
+    """Every key that came, went, or has another value."""
+    found = [key for key, _ in changes(before, after)]
+    if len(before) + sum(key not in before for key in found) != len(after):
+        found += [key for key in before if key not in after]
+    return found

@@ -1,0 +1,322 @@
+"""The desired state in memory: what the volume says, as last read, good as long as it lasts.
+
+A view only learns: a generation replaces a lower one or one that is gone, a tombstone withdraws, and
+*absence withdraws nothing*. A file that cannot be read leaves the last good state in force and is
+reported. Bodies are read once, since names never change. Where HEAD tells what was written those
+files alone are read; else the tree is listed, and a folder whose names are those of the last scan
+is passed over. ``refresh`` blocks on the volume and belongs in a thread; ``desired`` is an
+immutable snapshot that any thread may read.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry.format.layout import Place, parse_place
+from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
+from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.learning import Learning
+from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, no_pointers, no_records
+
+__all__ = ["Desired", "RegistryView"]
+
+RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files cannot be read
+RETRY_MOST_S = 30.0
+LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
+LAG_LOOK_MOST_S = 5.0
+
+_Listings = Mapping[Scope, ScopeListing]
+_Key = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
+
+
+class RegistryView:
+    """Keeps ``desired`` for some scopes of one registry.
+
+    Args:
+        scan_s: the tree is listed so often whatever HEAD says.
+        lag_s: how long a listing may lack what HEAD announced; for so long after HEAD moved the
+            tree is listed again and again. 0 where listings are fresh.
+        readers: threads that read bodies when many are new; more than one where each waits.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        scopes: tuple[Scope, ...],
+        *,
+        scan_s: float = 300.0,
+        lag_s: float = 0.0,
+        readers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = registry
+        self._scopes = scopes
+        self._scan_s, self._lag_s, self._lag = scan_s, lag_s, _Lag(lag_s)
+        self._readers = readers
+        self._clock = clock
+        self._head: bytes | None = None
+        self._nonce = ""  # of the last HEAD whose writes are known
+        self._scanned_at: float | None = None
+        self._retry_at, self._retry_s = 0.0, RETRY_S
+        self._epoch = registry.marker.epoch
+        self._records, self._pointers = no_records(), no_pointers()
+        self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
+        self._told: dict[_Key, float] = {}  # what HEAD told of, until when a listing may lack it
+        self._missing = _Missing()
+        self.desired = Desired()
+
+    def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
+        """Look at HEAD, and at what it tells of; True if anything is new.
+
+        Args:
+            force: list the tree. It is listed without being asked, too: if a scan is due, or if HEAD
+                changed and does not tell all that was written.
+            folders: revisions, or scopes, to be listed at least.
+        Raises:
+            VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
+        """
+        self._registry.sweep()
+        head = read_head(self._registry.layout.root)
+        now = self._clock()
+        due = force or self._scanned_at is None or now - self._scanned_at >= self._scan_s
+        due |= bool(self._unread) and now >= self._retry_at
+        due |= bool(folders) and bool(self.desired.problems)  # a part of the tree cannot say if they last
+        moved = head != self._head
+        at = parse_head(head) if moved else None
+        told = self._told_of(at) if moved else []
+        if told is None or told or due or folders or head is None or self._lag.due(now):
+            self._registry.check_identity()
+        changed = self._learn_told(told) if told is not None else None
+        if changed is None:
+            self._lag.begin(now)
+            due, changed = True, False
+        if due or self._lag.due(now):
+            changed |= self._scan(dict.fromkeys(self._scopes))
+            self._scanned_at = now
+            self._lag.looked(now)
+            self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
+            self._retry_at = now + self._retry_s
+        elif folders:
+            changed |= self._scan(self._with_folders(folders))
+        if moved:
+            self._head, self._nonce = head, at.nonce if at is not None else ""
+        return changed
+
+    def _with_folders(self, folders: Collection[Path]) -> dict[Scope, Collection[Path] | None]:
+        """The scopes to be listed for ``folders``, and which of these: None is the whole scope."""
+        found: dict[Scope, Collection[Path] | None] = {}
+        for scope in self._scopes:
+            home = self._registry.layout.scope(scope)
+            if any(home.is_relative_to(folder) for folder in folders):
+                found[scope] = None
+            elif inside := {folder for folder in folders if folder.is_relative_to(home)}:
+                found[scope] = inside
+        return found
+
+    def _told_of(self, head: Head | None) -> list[Place] | None:
+        """What HEAD says was written in these scopes since the last look; None if it does not say."""
+        files = head.since(self._nonce) if head is not None and self._nonce else None
+        if head is None or files is None or head.epoch != self._epoch:
+            return None
+        places = [parse_place(file) for file in files]
+        if None in places:
+            return None
+        return [place for place in places if place is not None and place.scope in self._scopes]
+
+    def _learn_told(self, places: list[Place]) -> bool | None:
+        """Read what HEAD told of; None if the tree has to be listed for it."""
+        if self._registry.marker.epoch != self._epoch:
+            return None
+        learning, keys = self._learning(), set[_Key]()
+        for place in places:
+            if self._is_problem(place) or not learning.told(place):
+                return None
+            scope, revision, name, _ = place
+            keys.add((scope, name) if revision is None else AdapterKey(*scope, revision, name))
+        self._told |= dict.fromkeys(keys, self._clock() + self._lag_s)
+        if learning.learned:
+            before = self.desired
+            self._keep(learning, before.listings, before.problems, before.frozen)
+        return learning.learned
+
+    def _is_problem(self, place: Place) -> bool:
+        """Whether something is told of its series already, which a listing has to take back."""
+        scope, revision, name, _ = place
+        layout = self._registry.layout
+        folder = layout.active(scope) if revision is None else layout.revision(scope, revision)
+        return any(text.startswith(f"{folder}/{name}.@") for text in self.desired.problems)
+
+    def _learning(self, *, anew: bool = False) -> Learning:
+        """On top of what is known; or, after a restore, on top of nothing."""
+        records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
+        known = (Growing(records), Growing(pointers))
+        gone = self._missing.all()
+        return Learning(self._registry, self._readers, known, {} if anew else self._unread, gone)
+
+    def _scan(self, scopes: dict[Scope, Collection[Path] | None]) -> bool:
+        before, epoch = self.desired, self._registry.marker.epoch
+        restored = epoch != self._epoch
+        if restored:
+            scopes = dict.fromkeys(self._scopes)
+        learning = self._learning(anew=restored)
+        known: Mapping[Scope, ScopeListing] = {} if restored else before.listings
+        unlisted: dict[Path, VolumeUnavailable] = {}
+        listings = {
+            scope: self._registry.scan(scope, known.get(scope), unlisted, folders)
+            for scope, folders in scopes.items()
+        }
+        if self._scanned_at is None or restored:
+            learning.refuse(unlisted.values())
+        with nullcontext() if self._scanned_at is not None else _collector_paused():
+            for scope, listing in listings.items():
+                learning.scope(scope, listing, known.get(scope, ScopeListing()))
+        if self._scanned_at is None or restored:
+            learning.refuse(learning.failures)
+        problems = learning.problems | {str(path): str(error) for path, error in unlisted.items()}
+        for path in unlisted:
+            learning.unread.setdefault(path, set())
+        if restored:
+            self._told, self._missing = {}, _Missing()
+        other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
+        whole = {**known, **listings}
+        other_names |= self._forget_told(whole, scopes, unlisted)
+        frozen = before.frozen
+        if restored or other_names:
+            for scope in other_names:
+                known_here = learning.records.part(scope), learning.pointers.part(scope)
+                self._missing.look(scope, *known_here, whole[scope], self._told)
+            known_all = len(learning.records), len(learning.pointers)
+            frozen = None if restored else self._missing.vanished(*known_all)
+        same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
+        self._epoch, self._unread = epoch, learning.unread
+        self._keep(learning, whole, problems, frozen, same=same)
+        return not same
+
+    def _forget_told(
+        self,
+        listings: _Listings,
+        scopes: Mapping[Scope, Collection[Path] | None],
+        unlisted: Collection[Path],
+    ) -> set[Scope]:
+        """Forget what HEAD told of that is listed, or that this listing of its folder would have by now.
+
+        Returns:
+            The scopes of the latter.
+        """
+        layout, now, late = self._registry.layout, self._clock(), set()
+        for key, end in list(self._told.items()):
+            scope = key.scope if isinstance(key, AdapterKey) else key[0]
+            at = layout.revision(scope, key.revision) if isinstance(key, AdapterKey) else layout.active(scope)
+            folders = scopes.get(scope, ())
+            looked = (folders is None or at in folders) and at not in unlisted
+            if _is_listed(key, listings):
+                del self._told[key]
+            elif looked and now >= end:
+                del self._told[key]
+                late.add(scope)
+        return late
+
+    def _keep(
+        self,
+        learning: Learning,
+        listings: _Listings,
+        problems: Mapping[str, str],
+        frozen: str | None,
+        *,
+        same: bool = False,
+    ) -> None:
+        self._records, self._pointers = learning.records.whole(), learning.pointers.whole()
+        version = self.desired.version + (not same)
+        self.desired = Desired(version, self._records, self._pointers, listings, problems, frozen)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """While 100,000 records are made, none of them garbage: looking for some took half of a cold start."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Lag:
+    """When to list once more after HEAD moved: FUSE and NFS clients keep listings for up to a minute."""
+
+    def __init__(self, lag_s: float) -> None:
+        self._lag_s = lag_s
+        self._end = self._pause_s = 0.0
+        self._next: float | None = None
+
+    def begin(self, now: float) -> None:
+        self._next, self._end, self._pause_s = now, now + self._lag_s, LAG_LOOK_S
+
+    def due(self, now: float) -> bool:
+        return self._next is not None and now >= self._next
+
+    def looked(self, now: float) -> None:
+        if self.due(now):
+            self._next = min(now + self._pause_s, self._end) if now < self._end else None
+            self._pause_s = min(2 * self._pause_s, LAG_LOOK_MOST_S)
+
+
+class _Missing:
+    """Records and pointers that are known and not listed, by scope."""
+
+    def __init__(self) -> None:
+        self._records: dict[Scope, set[AdapterKey]] = {}
+        self._pointers: dict[Scope, set[tuple[Scope, str]]] = {}
+
+    def all(self) -> set[_Key]:
+        return set().union(*self._records.values(), *self._pointers.values())
+
+    def look(
+        self,
+        scope: Scope,
+        records: Collection[AdapterKey],
+        pointers: Collection[tuple[Scope, str]],
+        listing: ScopeListing,
+        told: Collection[_Key],
+    ) -> None:
+        """What a scope's listing lacks of what is known there, but for what HEAD told of."""
+        here = {scope: listing}
+        self._records[scope] = {key for key in records if key not in told and not _is_listed(key, here)}
+        self._pointers[scope] = {key for key in pointers if key not in told and not _is_listed(key, here)}
+
+    def vanished(self, records: int, pointers: int) -> str | None:
+        """Which of them went at once, and what to do, where it is too many of those known; or None."""
+        gone = _too_many("records", self._records.values(), records)
+        names = _too_many("pointers", self._pointers.values(), pointers)
+        if not gone and not names:
+            return None
+        both = " and ".join(filter(None, (gone, names)))
+        told = f"{both} vanished from the volume at once; nothing is unloaded for it"
+        if gone:
+            return f"{told}: is the right volume mounted?"
+        return (
+            f"{told}, and a replica that starts serves none of these names: restore .active/ from a backup, "
+            "or `lora-fs promote` each"
+        )
+
+
+def _too_many(what: str, missing: Iterable[Collection[_Key]], known: int) -> str:
+    """``6 of 7 records``; empty if that is no more than may go without a word."""
+    count = sum(map(len, missing))
+    return f"{count} of {known} {what}" if count > max(5, known // 5) else ""
+
+
+def _is_listed(key: _Key, listings: _Listings) -> bool:
+    if not isinstance(key, AdapterKey):
+        scope, name = key
+        return name in listings[scope].pointers
+    entries = listings[key.scope].revisions.get(key.revision)
+    return entries is not None and key.name in entries.records

@@ -1,0 +1,350 @@
+"""The few file operations the protocols stand on, and what their failures mean.
+
+Every file is written once, whole, under a temporary name, synced, and then given its name:
+by link(), which exactly one of two writers wins; or, for hints, by rename. Who won is known
+by reading the name back and finding one's own bytes, never by a return code: a server that
+replays a lost reply answers EEXIST to the winner.
+
+Names expected to be absent are never opened: on NFS that hides them for half a minute.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.registry.format.layout import TEMPORARY
+from lora_fs.sidecar.registry.volume import permissions
+
+TRANSIENT = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN})
+REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
+NO_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV})
+TRIES = 3
+READ_BACK_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.0)  # pauses after each look for what was linked
+UNLINK_AFTER_S = 0.05  # an NFSv3 listing made earlier may hide the linked name for ever
+
+
+class LinkUnsupported(TemporaryError):
+    """This volume has no hard links: the caller falls back to unique names."""
+
+
+class Ambiguous(TemporaryError):
+    """The name could not be read back: the write may have landed."""
+
+
+class NotRegular(VolumeUnavailable):
+    """A folder, symlink, FIFO, socket or device lies where a file is expected."""
+
+
+def unavailable(error: OSError, what: str) -> VolumeUnavailable:
+    """Say what the volume refused, and what to do."""
+    advice = {
+        errno.ENOSPC: "the volume is full: free space or enlarge it",
+        errno.EDQUOT: "the quota is used up: free space or raise it",
+        errno.EROFS: "the volume is mounted read-only here",
+        errno.EACCES: "permission denied: check the owner and fsGroup",
+        errno.EEXIST: "a file or a broken link is in the way of a folder",
+        errno.ENOTDIR: "a file or a broken link is in the way of a folder",
+    }.get(error.errno or 0, "the volume did not answer; it is retried")
+    return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
+
+
+def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
+    """Read a whole regular file afresh; None if there is no such name.
+
+    Raises:
+        NotRegular: it is no file; nothing was waited for.
+        VolumeUnavailable: any other failure than absence, after three tries on ESTALE.
+    """
+    for attempt in range(TRIES):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise NotRegular(f"{path} is not a regular file") from error
+            if error.errno in TRANSIENT and attempt < TRIES - 1:
+                continue
+            raise unavailable(error, f"cannot open {path}") from error
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotRegular(f"{path} is not a regular file")
+            return _read_all(handle, min(status.st_size + 1, limit_bytes), limit_bytes)
+        except OSError as error:
+            if error.errno not in TRANSIENT or attempt == TRIES - 1:
+                raise unavailable(error, f"cannot read {path}") from error
+        finally:
+            _close(handle)
+    raise AssertionError("unreachable")
+
+
+def _close(handle: int) -> None:
+    """Close what was read or synced: what it says then changes nothing, and the handle is gone."""
+    with suppress(OSError):
+        os.close(handle)
+
+
+def _read_all(handle: int, expected_bytes: int, limit_bytes: int) -> bytes:
+    """Read to the end, whatever the size was said to be: attributes may be older than the bytes."""
+    data = os.read(handle, expected_bytes)
+    while len(data) < limit_bytes and (more := os.read(handle, limit_bytes - len(data))):
+        data += more
+    return data
+
+
+def list_names(folder: Path) -> list[str] | None:
+    """The names in a folder; None if there is no such folder.
+
+    Raises:
+        VolumeUnavailable: it exists and could not be listed.
+    """
+    for attempt in range(TRIES):
+        try:
+            return os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno not in TRANSIENT or attempt == TRIES - 1:
+                raise unavailable(error, f"cannot list {folder}") from error
+    raise AssertionError("unreachable")
+
+
+def make_folder(folder: Path, *, inherit: bool = True) -> None:
+    """Create a folder and its parents, to survive a power loss; it may be there. ``inherit``: modes."""
+    try:
+        _make_folder(folder, inherit)
+    except OSError as error:
+        raise unavailable(error, f"cannot create {folder}") from error
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder lies there, links followed.
+
+    Raises:
+        VolumeUnavailable: it cannot be told, which is not "no".
+    """
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise unavailable(error, f"cannot look at {path}") from error
+
+
+def real_path(path: Path) -> Path:
+    """Where ``path`` leads, links followed, whether or not something is there.
+
+    Raises:
+        VolumeUnavailable: a name on the way changed at every look, or cannot be looked at.
+    """
+    for attempt in range(TRIES):
+        try:
+            return Path(os.path.realpath(path))
+        except OSError as error:  # a link when it was looked at, and none when it was read
+            if attempt == TRIES - 1:
+                raise unavailable(error, f"cannot tell where {path} leads") from error
+    raise AssertionError("unreachable")
+
+
+def _make_folder(folder: Path, inherit: bool) -> None:
+    try:
+        _mkdir(folder, inherit)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make_folder(folder.parent, inherit)
+        _mkdir(folder, inherit)  # once: /proc and automounters' folders are there, and take none
+
+
+def _mkdir(folder: Path, inherit: bool) -> None:
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        if not folder.is_dir():
+            raise
+    else:
+        if inherit:
+            permissions.share_folder(folder, folder.parent)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power loss, where the filesystem can."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        _close(handle)
+
+
+def sync_names(folder: Path) -> None:
+    """``sync_folder``, as an error that is told."""
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise unavailable(error, f"cannot sync {folder}") from error
+
+
+def sync_folders(folder: Path, root: Path) -> None:
+    """Make the names of ``folder`` itself and of its parents, up to ``root``, survive a power loss."""
+    try:
+        while folder != root:
+            folder = folder.parent
+            sync_folder(folder)
+    except OSError as error:
+        raise unavailable(error, f"cannot sync {folder}") from error
+
+
+def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, permissions.READ_BY_ALL)
+    try:
+        permissions.share_file(handle, path.parent)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        if sync:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_temporary(folder: Path, data: bytes, *, sync: bool = True) -> Path:
+    """Write ``data``, synced unless it is a hint, under a name nobody reads."""
+    path = folder / f"{TEMPORARY}{secrets.token_hex(16)}"
+    try:
+        _write_new(path, data, sync=sync)
+    except OSError as error:
+        _discard(path)
+        raise unavailable(error, f"cannot write in {folder}") from error
+    return path
+
+
+def _discard(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False  # gc removes stale temporary names
+    return True
+
+
+class TemporaryNames:
+    """Temporary names waiting to be unlinked, no sooner than UNLINK_AFTER_S after the link."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[float, Path]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, path: Path) -> None:
+        with self._lock:
+            self._waiting.append((self._clock() + UNLINK_AFTER_S, path))
+
+    def sweep(self, *, wait: bool = False) -> None:
+        """Unlink what is due; with ``wait`` everything. A name that stays is gc's business."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                due, path = self._waiting[0]
+                remaining = due - self._clock()
+                if remaining > 0 and not wait:
+                    return
+                self._waiting.popleft()
+            if remaining > 0:
+                time.sleep(remaining)
+            _discard(path)
+
+
+def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
+    """Give ``data`` the name ``path`` if nobody has it. True: ours is there. False: another's.
+
+    Raises:
+        LinkUnsupported: no hard links on this volume.
+        Ambiguous: the name cannot be read back.
+        VolumeUnavailable: full, read-only, not permitted.
+    """
+    temporary = write_temporary(path.parent, data)
+    failure: OSError | None = None
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in REFUSED:
+            _discard(temporary)
+            raise unavailable(error, f"cannot write {path}") from error
+        failure = error
+    try:
+        return _is_ours(path, data, failure)
+    finally:
+        names.add(temporary)
+
+
+def _is_ours(path: Path, data: bytes, failure: OSError | None) -> bool:
+    for pause_s in READ_BACK_S:
+        try:
+            found = read_bytes(path)
+        except NotRegular:
+            return False
+        except VolumeUnavailable as error:
+            raise Ambiguous(f"{path} may have been written and cannot be read back") from error
+        if found == data:
+            try:
+                sync_folder(path.parent)
+            except OSError as error:
+                raise Ambiguous(f"{path} was written and could not be synced") from error
+            return True
+        if found:
+            return False
+        if failure is not None and failure.errno in NO_LINK:  # sshfs answers EPERM to losers, too
+            raise LinkUnsupported(f"no hard links in {path.parent}") from failure
+        time.sleep(pause_s)
+    raise Ambiguous(f"{path} may have been written and does not show yet") from failure
+
+
+def create_unique(path: Path, data: bytes) -> None:
+    """Write a file whose name is ours alone (it holds a token), where link() is missing.
+
+    Raises:
+        Ambiguous: it may lie there, and could not be taken back.
+        VolumeUnavailable: it does not.
+    """
+    try:
+        _write_new(path, data)
+        sync_folder(path.parent)
+    except FileExistsError as error:
+        raise unavailable(error, f"cannot write {path}") from error
+    except OSError as error:
+        if not _discard(path):
+            raise Ambiguous(f"{path} may have been written") from error
+        raise unavailable(error, f"cannot write {path}") from error
+
+
+def replace(path: Path, data: bytes, *, draft_in: Path | None = None) -> None:
+    """Replace a hint whole. Readers see the old or the new one (or, on some, neither).
+
+    Not synced: a hint that a power loss tears fails its seal and is made anew, and a sync would
+    make every other writer of the volume wait.
+
+    Args:
+        draft_in: another folder of the volume to write it in first. A watcher of ``path``'s own
+            folder is then told of one new name, not of a pair that it waits half a second for.
+    """
+    temporary = write_temporary(draft_in or path.parent, data, sync=False)
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        _discard(temporary)
+        raise unavailable(error, f"cannot replace {path}") from error
