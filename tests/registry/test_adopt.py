@@ -18,7 +18,7 @@ from lora_fs.sidecar.registry.drops import adopt, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.drops.candidates import Candidate
 from lora_fs.sidecar.registry.format.ids import natural_order
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.validate import Expectation, looks_preallocated
@@ -349,13 +349,14 @@ def vanish_before_reading(site: Site, patch: pytest.MonkeyPatch) -> None:
 
 
 def vanish_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:
-    real = artifacts.hash_files
+    real = copying.validate
 
-    def gone(folder: Path, *args: Any) -> object:
+    def gone(folder: Path, *args: Any, **more: Any) -> object:
+        report = real(folder, *args, **more)
         shutil.rmtree(folder)
-        return real(folder, *args)
+        return report
 
-    patch.setattr(artifacts, "hash_files", gone)
+    patch.setattr(copying, "validate", gone)
 
 
 def fail_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:

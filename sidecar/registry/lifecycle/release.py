@@ -19,7 +19,8 @@ def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, 
     found = {}
     for revision, listing in registry.mentions(scope, name).items():
         if name in listing.records:
-            _, record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))
+            series = registry.records(AdapterKey(*scope, revision, name))
+            record = registry.newest(series, listing.records[name])
             if record is not None and record.present:
                 found[revision] = record
     return found
@@ -65,16 +66,19 @@ def point(
     *,
     writer: str,
     must_be_new: bool = False,
+    checked: bool = False,
 ) -> Pointer:
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
-            return None
+            # Another's pointer is written anew: who undoes theirs finds that somebody relies on it.
+            return None if newest.writer == writer else {}
         before = newest.revision if newest is not None else None
         if must_be_new and before is not None:
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
         return {"revision": revision, "previous_revision": before, "canary": None}
 
-    return registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
+    pointers = registry.pointers(scope, name)
+    return registry.append(pointers, build, writer=writer, announce=False, checked=checked)
 
 
 def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:
