@@ -134,10 +134,10 @@ def register(
     if not known.present:  # else these bytes may be there, and nothing grows
         key = AdapterKey(*scope, wanted.revision or "v1", name)
         registry.accounts.check(key, artifacts.size_of_served(wanted.source))
-    in_place = wanted.link or _is_home(registry, scope, wanted)
+    in_place = wanted.link or wanted.origin == ADOPTED_IN_PLACE or _is_home(registry, scope, wanted)
     stays = dry_run or in_place or wanted.takes or _is_served(registry, scope, wanted, known)
-    look = partial(artifacts.fingerprint, atomic.real_path(wanted.source)) if in_place else lambda: None
-    before = wanted.fingerprint or look()
+    lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
+    before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
     with judged(
         wanted.source,
         expectation,
@@ -146,7 +146,7 @@ def register(
         progress=progress,
         follow=not wanted.resolved,
     ) as found:
-        if in_place and look() != before:
+        if in_place and artifacts.fingerprint(lies_at) != before:
             raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
         task = _Task(
             registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
