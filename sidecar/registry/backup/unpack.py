@@ -40,7 +40,7 @@ def place_files(
 
     Args:
         there: the registry as it lies on the volume.
-        recorded: see ``artifacts.place``; if not, what no record names is another writer's or was dropped.
+        recorded: records name them; if not, what no record names is another writer's or was dropped.
     Raises:
         Conflict: a symlink, or no folder, lies where one belongs.
         InputError: the export changed since it was checked.
@@ -95,9 +95,11 @@ def _put(there: Reader, draft: Path, record: Record, *, recorded: bool) -> str |
     found = artifacts.hash_files(draft, [entry.path for entry in record.spec.files])
     if artifacts.digest_of(found) != record.spec.digest:
         raise InputError(f"{record.key}: the export changed while it was read: import again")
-    atomic.sync_names(draft)
+    artifacts.mark(draft)
+    if recorded:
+        artifacts.unmark(draft)
     target = there.layout.artifact(record.key)
-    if artifacts.place(draft, target, recorded=recorded):
+    if artifacts.place(draft, target):
         return None
     newest = there.latest(there.records(record.key))[1]  # as of now: others write meanwhile
     if newest is None and not recorded and not is_whole(there.layout, record):

@@ -137,6 +137,7 @@ def written(target: Path | None, *, sync: bool) -> Iterator[Write]:
         return
     with _writing(target):
         writer = target.open("xb")
+        permissions.share_file(writer.fileno(), target.parent)
 
     def write(chunk: memoryview) -> None:
         with _writing(target):
@@ -248,11 +249,13 @@ def copy_files(
     return entries
 
 
-def make_draft(folder: Path) -> None:
-    """Make the folder of a copy under way. Raises TargetUnavailable."""
+def make_draft(folder: Path, *, marked: bool = False) -> None:
+    """Make the folder of a copy under way. ``marked``: see ``place``. Raises TargetUnavailable."""
     atomic.make_folder(folder.parent)
     with _writing(folder):
         folder.mkdir()
+        if marked:
+            (folder / REGISTERING).open("xb").close()
 
 
 def carry(source: Path, draft: Path, folder_fd: int | None) -> None:
@@ -274,21 +277,17 @@ def _carry(source: Path, target: Path, folder: int, *, sync: bool) -> None:
             _copy_hashing(source / name, at, None, sync=sync, dir_fd=folder, most_bytes=most)
 
 
-def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
+def place(draft: Path, target: Path) -> bool:
     """Rename a finished copy to its place. False if something lies there already.
 
     Either way what lies there survives a power loss by its name: who placed it may have died before.
-
-    Args:
-        recorded: a record names it; if not, it is marked, until ``unmark``, as one that nobody dropped.
+    A copy that no record names yet is marked, until ``unmark``, as one that nobody dropped.
     """
     atomic.make_folder(target.parent)
-    permissions.share_copy(incoming, target.parent)
-    if not recorded:
-        _mark(incoming)
+    permissions.share_folder(draft, target.parent)
     placed = True
     try:
-        os.rename(incoming, target)
+        os.rename(draft, target)
     except OSError as error:
         if not atomic.is_folder(target):
             raise atomic.unavailable(error, f"cannot move the copy to {target}") from error
@@ -297,10 +296,12 @@ def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
     return placed
 
 
-def _mark(folder: Path) -> None:
-    with _writing(folder / REGISTERING):
-        (folder / REGISTERING).touch()
-        atomic.sync_folder(folder)
+def mark(draft: Path) -> None:
+    """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it."""
+    permissions.share_copy(draft, draft.parent)
+    with _writing(draft / REGISTERING):
+        (draft / REGISTERING).touch()
+        atomic.sync_folder(draft)
 
 
 def unmark(folder: Path) -> None:

@@ -76,7 +76,7 @@ class _Taker:
             self._name, self._size, self._digest = name, 0, hashlib.sha256()
             if self._folder is not None:
                 if not self.files:
-                    artifacts.make_draft(self._folder)
+                    artifacts.make_draft(self._folder, marked=True)
                 self._write = self._file.enter_context(artifacts.written(self._folder / name, sync=True))
         self._size += len(part)
         if len(part) >= artifacts.LEAST_BYTES:
@@ -236,12 +236,16 @@ class Copy:
         """Give the copy its name.
 
         Args:
-            recorded: see ``artifacts.place``.
+            recorded: a record names it; if not, it is marked as one that nobody dropped.
         Raises:
             Taken: other bytes lie there.
             VolumeUnavailable: it cannot be moved.
         """
-        if artifacts.place(draft, self.target, recorded=recorded):
+        if self.moved:
+            artifacts.mark(draft)
+        if recorded:
+            artifacts.unmark(draft)
+        if artifacts.place(draft, self.target):
             return
         there = artifacts.hash_files(self.target, [entry.path for entry in self.judged.files])
         if artifacts.digest_of(there) != self.judged.digest:

@@ -54,6 +54,7 @@ class Registry(Reader):
     def __init__(self, path: Path, *, create: bool = False) -> None:
         super().__init__(Layout(path), marker.create(path) if create else marker.read_marker(path))
         self._temporary = TemporaryNames()
+        self._synced: set[Path] = set()
         self._announcer = Announcer(self.layout.root)
         self.accounts = Accounts(self)
 
@@ -196,7 +197,7 @@ class Registry(Reader):
             )
         sealed = seal(body)
         if top.generation == 0:  # who made these folders may have died before they were synced
-            atomic.sync_folders(series.folder, self.layout.root)
+            atomic.sync_folders(series.folder, self.layout.root, self._synced)
         try:
             if lww:
                 atomic.create_unique(series.folder / name, sealed)

@@ -199,12 +199,13 @@ def sync_names(folder: Path) -> None:
         raise unavailable(error, f"cannot sync {folder}") from error
 
 
-def sync_folders(folder: Path, root: Path) -> None:
-    """Make the names of ``folder`` itself and of its parents, up to ``root``, survive a power loss."""
+def sync_folders(folder: Path, root: Path, synced: set[Path]) -> None:
+    """Make the names of ``folder`` and of its parents, up to ``root``, survive a power loss, each once."""
     try:
-        while folder != root:
+        while folder != root and folder not in synced:
+            sync_folder(folder.parent)
+            synced.add(folder)
             folder = folder.parent
-            sync_folder(folder)
     except OSError as error:
         raise unavailable(error, f"cannot sync {folder}") from error
 
