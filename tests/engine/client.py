@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class Client:
     def post(
         self,
         path: str,
-        body: dict[str, object],
+        body: Mapping[str, object],
         headers: dict[str, str] | None = None,
         *,
         method: str = "POST",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from model_hosting_container_standards.common.handler.registry import handler_registry
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from vllm.entrypoints.launchers.app import build_app
@@ -52,7 +51,8 @@ def updating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     """Both values of vLLM's variable."""
     value: str = request.param
     (tmp_path / "tokens").write_text("secret\n")
-    monkeypatch.setattr(handler_registry, "_handlers", {})  # one a process
+    handlers = "model_hosting_container_standards.common.handler.registry.handler_registry._handlers"
+    monkeypatch.setattr(handlers, {})  # one a process
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", value)
     monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path))
     monkeypatch.setenv("LORA_FS_TOKEN_FILE", str(tmp_path / "tokens"))
@@ -63,7 +63,7 @@ def built(monkeypatch: pytest.MonkeyPatch, plugins: str) -> FastAPI:
     """As ``vllm serve`` makes it, before the engine is there."""
     monkeypatch.setenv("VLLM_PLUGINS", plugins)
     parser = make_arg_parser(FlexibleArgumentParser())
-    app = build_app(parser.parse_args(["--model", "tiny", "--enable-lora"]), ("generate",), None)
+    app: FastAPI = build_app(parser.parse_args(["--model", "tiny", "--enable-lora"]), ("generate",), None)
     app.state.openai_serving_models = Serving()
     app.state.log_stats = False
     return app
