@@ -33,7 +33,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import HEAD, Layout
-from lora_fs.sidecar.registry.view.snapshot import Desired, changes
+from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 from lora_fs.sidecar.registry.view.view import RegistryView
 
 logger = logging.getLogger(__name__)
@@ -239,9 +239,11 @@ class Volume:
             return fresh
 
     def _note_recent(self, before: Desired, after: Desired) -> None:
-        found = {str(key): record.generation for key, record in changes(before.records, after.records)}
-        for (scope, name), pointer in changes(before.pointers, after.pointers):
-            found[f"{scope}/.active/{name}"] = pointer.generation
+        records, pointers = after.records, after.pointers
+        seen = {str(key): records.get(key) for key in touched(before.records, records)}
+        moved = touched(before.pointers, pointers)
+        seen |= {f"{scope}/.active/{name}": pointers.get((scope, name)) for scope, name in moved}
+        found = {name: one.generation for name, one in seen.items() if one is not None}
         kept = {name: seen for name, seen in self.recent.items() if name not in found}
         self.recent = dict(list({**kept, **found}.items())[-RECENT:])
 
