@@ -34,6 +34,7 @@ class FakeEngine:
     loads: list[str] = field(default_factory=list)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
+    has_metrics: bool = True
     up: bool = True
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,6 +50,8 @@ class FakeEngine:
 
     async def activity(self) -> Activity:
         self._check_up()
+        if not self.has_metrics:
+            raise EngineUnavailable("/metrics answered 500")
         return Activity(frozenset(self.busy))
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
