@@ -247,11 +247,11 @@ class Volume:
             return fresh
 
     def _note_recent(self, before: Desired, after: Desired) -> None:
-        records, pointers = after.records, after.pointers
-        seen = {str(key): records.get(key) for key in touched(before.records, records)}
-        moved = touched(before.pointers, pointers)
-        seen |= {f"{scope}/.active/{name}": pointers.get((scope, name)) for scope, name in moved}
-        found = {name: one.generation for name, one in seen.items() if one is not None}
+        records = touched(before.records, after.records)
+        seen = [(str(key), after.records.get(key)) for key in records]
+        pointers = touched(before.pointers, after.pointers)
+        moved = [(f"{scope}/.active/{name}", after.pointers.get((scope, name))) for scope, name in pointers]
+        found = {series: body.generation for series, body in chain(seen, moved) if body is not None}
         kept = {name: seen for name, seen in self.recent.items() if name not in found}
         self.recent = dict(list({**kept, **found}.items())[-RECENT:])
 
