@@ -62,7 +62,11 @@ class VllmHttp:
 
     async def activity(self) -> Activity:
         status, text = await self._call("GET", "/metrics", None, self._list)
-        return read_activity(text) if status == 200 else Activity()
+        if status == 404:
+            return Activity()
+        if status != 200:
+            raise EngineUnavailable(f"{self._url}/metrics answered {status}: {text[:200]}")
+        return read_activity(text)
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """A stock vLLM takes no such advice."""
@@ -122,13 +126,14 @@ class VllmHttp:
 def read_activity(metrics: str) -> Activity:
     """Read vLLM's gauge of LoRA requests: of its series the one with the latest time holds.
 
+    Raises EngineUnavailable: the gauge is there and cannot be read.
     Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
     """
     lines = [line for line in metrics.splitlines() if line.startswith(_ACTIVITY)]
     try:
         samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
-    except ValueError:
-        return Activity()  # an engine without metrics that can be read
+    except ValueError as error:
+        raise EngineUnavailable(f"the engine's metric {_ACTIVITY} cannot be read: {error}") from error
     if not samples:
         return Activity()
     labels = max(samples, key=lambda sample: sample.value).labels

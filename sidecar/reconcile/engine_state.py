@@ -79,7 +79,7 @@ class Residents:
         self.draining: frozenset[str] = frozenset()
         self.records: dict[str, Record] = {}
         self._holds: Counter[str] = Counter()
-        self._busy: frozenset[str] = frozenset()
+        self._busy: frozenset[str] | None = frozenset()  # None: unknown
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
@@ -99,8 +99,8 @@ class Residents:
         return next((name for name in names if self.paths.get(name) == path), None)
 
     def in_flight(self, name: str) -> int:
-        """Requests that need the engine's ``name``: our own, or at least one if the engine says so."""
-        return self._holds[name] or int(name in self._busy)
+        """Requests that need the engine's ``name``: our own, or one if the engine has some or cannot tell."""
+        return self._holds[name] or int(self._busy is None or name in self._busy)
 
     def idle_s(self, name: str) -> float:
         """Seconds since the engine's ``name`` was last used."""
@@ -129,10 +129,10 @@ class Residents:
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
 
-    def note_activity(self, activity: Activity) -> None:
-        """Count requests that reached the engine without the proxy as uses."""
-        self._busy = activity.busy
-        for name in activity.busy & self.paths.keys():
+    def note_activity(self, activity: Activity | None) -> None:
+        """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
+        self._busy = activity.busy if activity is not None else None
+        for name in self._busy & self.paths.keys() if self._busy is not None else ():
             self._used_at[name] = self._clock()
 
     def copies_in_use(self) -> set[str]:

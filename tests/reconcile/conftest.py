@@ -42,6 +42,7 @@ class FakeEngine:
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
     refuses_taken: bool = False  # as a real one does: a name that has other bytes
     busy: set[str] = field(default_factory=set)
+    has_metrics: bool = True
     up: bool = True
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,6 +58,8 @@ class FakeEngine:
 
     async def activity(self) -> Activity:
         self._check_up()
+        if not self.has_metrics:
+            raise EngineUnavailable("/metrics answered 500")
         return Activity(frozenset(self.busy))
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:

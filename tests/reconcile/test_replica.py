@@ -156,6 +156,28 @@ async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) ->
     assert "a" not in rig.engine.adapters
 
 
+async def test_an_engine_whose_metrics_fail_unloads_nothing(make_rig: MakeRig) -> None:
+    """What is in use is unknown: adapters are loaded and served, and none is unloaded until it is known."""
+    rig = make_rig()
+    for name in ("idle", "withdrawn"):
+        rig.volume.put(name)
+        await use(rig, name)
+    rig.engine.has_metrics = False
+    rig.clock.now += 600
+    rig.volume.remove("withdrawn")
+    rig.volume.put("eager", policy=EAGER)
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"idle", "withdrawn", "eager"}
+    assert rig.replica.readiness().ready
+    assert rig.replica.readiness().conditions == (
+        "ActivityUnknown: nothing is unloaded until it is known: /metrics answered 500",
+    )
+    rig.engine.has_metrics = True
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"eager"}
+    assert rig.replica.readiness().conditions == ()
+
+
 async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
     """The request in flight keeps it, a later one gets NotFound, and it goes at the end."""
     rig = make_rig()
