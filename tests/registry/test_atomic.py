@@ -284,7 +284,7 @@ def test_names_expected_absent_are_never_opened(
 def test_a_promote_repeated_after_an_unknown_outcome_writes_nothing(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write landed and was not acknowledged: the same call again returns it, and never writes it twice."""
+    """The write landed and was not acknowledged: the same call again returns it, and writes nothing."""
     put(registry, scope, make_adapter())
     put(registry, scope, make_adapter("second", seed=1))
     series = registry.pointers(scope, "a1")
