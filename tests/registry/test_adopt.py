@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
-from lora_fs.sidecar.validate import Expectation, looks_preallocated
+from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail, without_links
 from tests.registry.test_lock import left_by_another_host
@@ -349,10 +349,8 @@ def vanish_before_reading(site: Site, patch: pytest.MonkeyPatch) -> None:
 
 
 def vanish_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:
-    real = copying.validate
-
     def gone(folder: Path, *args: Any, **more: Any) -> object:
-        report = real(folder, *args, **more)
+        report = validate(folder, *args, **more)
         shutil.rmtree(folder)
         return report
 

@@ -18,6 +18,7 @@ from lora_fs.sidecar.reconcile.assembly import locator
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired
 from lora_fs.sidecar.server.auth import Admin
@@ -290,10 +291,9 @@ async def test_folders_on_the_way(
             await replica.stage(record)
     else:
         write_adapter(upper / "a")
-        listed = ingest.revisions_of
 
         def then_swap(*args: Any) -> Any:
-            found = listed(*args)
+            found = revisions_of(*args)
             swap()
             return found
 

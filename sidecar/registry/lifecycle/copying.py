@@ -56,7 +56,8 @@ class _Taker:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._name, self._size = folder, "", 0
-        self._digest, self._write = hashlib.sha256(), len
+        self._digest = hashlib.sha256()
+        self._write: artifacts.Write = len
         self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
         self._doing: Future[None] | None = None
         self.files: list[FileEntry] = []
