@@ -203,6 +203,15 @@ async def test_taking_back_leaves_what_another_replica_acknowledged(
     assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
 
 
+async def test_taking_back_leaves_what_a_person_promoted(site: Site) -> None:
+    """Also where the name served that revision already: who promoted it was told that it is so."""
+    site.put(1)
+    _, undo = await site.http.register(site.request(2), "a")
+    release.promote(site.registry, SCOPE, "a", "v2", writer="ci")
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
+
+
 async def test_what_comes_before_the_withdrawal_is_registered_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,22 @@ def test_a_linked_source_that_changes_is_not_registered(
     assert release.present_revisions(registry, scope, "a1") == {}
 
 
+def test_a_linked_path_that_cannot_be_told_is_not_recorded(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link when Python looked at it, gone when it read where the link leads."""
+    source = make_adapter()
+
+    def changed(path: object, **_: bool) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(os.path, "realpath", changed)
+    with pytest.raises(VolumeUnavailable, match="cannot tell where"):
+        put(registry, scope, source, link=True)
+    monkeypatch.undo()
+    assert release.present_revisions(registry, scope, "a1") == {}
+
+
 def test_the_same_bytes_keep_an_operators_labels(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:

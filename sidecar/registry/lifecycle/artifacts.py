@@ -254,6 +254,7 @@ def make_draft(folder: Path, *, marked: bool = False) -> None:
     atomic.make_folder(folder.parent)
     with _writing(folder):
         folder.mkdir()
+        permissions.share_folder(folder, folder.parent)
         if marked:
             (folder / REGISTERING).open("xb").close()
 
@@ -284,7 +285,6 @@ def place(draft: Path, target: Path) -> bool:
     A copy that no record names yet is marked, until ``unmark``, as one that nobody dropped.
     """
     atomic.make_folder(target.parent)
-    permissions.share_folder(draft, target.parent)
     placed = True
     try:
         os.rename(draft, target)

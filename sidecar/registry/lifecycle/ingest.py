@@ -333,6 +333,7 @@ class _Task:
                     record.revision,
                     writer=self.writer,
                     must_be_new=wanted.must_be_new,
+                    claims="api" in (wanted.origin, record.origin),
                     checked=True,
                 )
         except Conflict:

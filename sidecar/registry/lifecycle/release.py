@@ -45,17 +45,18 @@ def promote(
         NotFound: the revision is not registered.
         TemporaryError: see ``Registry.append``.
     """
-    _check_present(registry, scope, name, revision)
-    pointer = point(registry, scope, name, revision, writer=writer)
+    record = _check_present(registry, scope, name, revision)
+    pointer = point(registry, scope, name, revision, writer=writer, claims=record.origin == "api")
     registry.announce()
     return pointer
 
 
-def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> None:
+def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> Record:
     known = present_revisions(registry, scope, name)
     if revision not in known:
         have = ", ".join(sorted(known)) or "none"
         raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+    return known[revision]
 
 
 def point(
@@ -66,12 +67,21 @@ def point(
     *,
     writer: str,
     must_be_new: bool = False,
+    claims: bool = False,
     checked: bool = False,
 ) -> Pointer:
+    """Let the plain name serve ``revision``; announces nothing.
+
+    Args:
+        must_be_new: refuse a name that serves another one.
+        claims: another writer's pointer to it is written anew. Who loaded it over HTTP and takes that back
+            finds so that somebody else relies on it.
+        checked: see ``Registry.append``.
+    """
+
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
-            # Another's pointer is written anew: who undoes theirs finds that somebody relies on it.
-            return None if newest.writer == writer else {}
+            return {} if claims and newest.writer != writer else None
         before = newest.revision if newest is not None else None
         if must_be_new and before is not None:
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
