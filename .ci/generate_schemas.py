@@ -34,6 +34,7 @@ STORED: dict[str, type[BaseModel]] = {
 API: dict[str, type[BaseModel]] = {
     "load-request": bodies.LoadBody,
     "unload-request": bodies.UnloadBody,
+    "sagemaker-load-request": bodies.SageMakerBody,
     "dynamo-load-request": dynamo.LoadLora,
     "dynamo-lora": dynamo.LoraDone,
     "dynamo-loras": dynamo.Loras,

@@ -313,7 +313,7 @@ class Replica:
         if not self._volume.read_once:
             return
         catalog, limits = self.catalog(), self._limits
-        self._news.written(self._volume.desired, self._volume.recent)
+        self._news.written(self._volume.desired)
         self._pin_problem = self._subjects.pin_problem(catalog, self.capacity())
         resident = self._resident()
         self._engine.prefer({entry.name: entry.policy for entry in resident})

@@ -1,8 +1,8 @@
 """This replica's two files on the volume: what it observes, and what happened to it lately.
 
-Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of the
-replica; the events when there are new ones and at most every ``EVENTS_S``. Nothing is written to another registry that is
-mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of
+the replica; the events when there are new ones and at most every ``EVENTS_S``. Nothing is written to another
+registry that is mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reporter:
         self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
         self._heartbeat = secrets.randbelow(1 << 30)  # so that no other process writes the same bytes
         self._written: object = None
-        self._written_at = -HEARTBEAT_S
+        self._written_at = clock()
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
         self._writing, self._withdrawn = threading.Lock(), False

@@ -2,8 +2,8 @@
 
 The decisions of a pass replace those of the pass before. They are the queue: what is no longer decided
 never begins. An adapter has one worker at a time, which exists while it acts. Unloads and loads that run at
-once are bounded, each on their own, and begin in the plan's order. A call that hangs takes one of these places
-until the engine's timeout. What failed waits out its growing delay (``backoff``): the plan leaves it out.
+once are bounded, each on their own, and begin in the plan's order. A call that hangs takes one of these
+places until the engine's timeout. What failed waits out its growing delay (``backoff``) before it is decided.
 """
 
 from __future__ import annotations

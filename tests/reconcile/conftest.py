@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,14 @@ from typing import cast
 import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.errors import (
+    EngineUnavailable,
+    LoraFsError,
+    NameTaken,
+    NotFound,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State, side_name
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
@@ -27,24 +34,34 @@ SCOPE = Scope("default", "tiny")
 
 @dataclass
 class FakeEngine:
-    """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``."""
+    """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``.
+
+    A call for one of ``stuck`` hangs until ``unstick`` is set; an unload of one of ``keeps`` fails.
+    """
 
     adapters: dict[str, str] = field(default_factory=dict)
     base: tuple[str, ...] = ("tiny",)
     loads: list[str] = field(default_factory=list)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    refuses_taken: bool = False  # as a real one does: a name that has other bytes
     busy: set[str] = field(default_factory=set)
     has_metrics: bool = True
     up: bool = True
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # to load or unload
+    stuck: set[str] = field(default_factory=set)
+    unstick: asyncio.Event = field(default_factory=asyncio.Event)
+    keeps: set[str] = field(default_factory=set)
+    unloads: list[str] = field(default_factory=list)
+    reads: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     async def loaded(self) -> Loaded:
         self._check_up()
+        self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
         return Loaded(tuple({"id": name} for name in self.base), dict(self.adapters), cards)
 
@@ -60,8 +77,9 @@ class FakeEngine:
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         self._check_up()
         self.loads.append(name)
-        self.asked.set()
-        await self.gate.wait()
+        await self._begin(name)
+        if self.refuses_taken and self.adapters.get(name, path) != path:
+            raise NameTaken(f"{name} is taken", reason="taken", path=self.adapters[name])
         for fragment, error in self.refuses.items():
             if fragment in path.rpartition("/")[2]:  # not in the digest before it
                 raise error
@@ -69,9 +87,18 @@ class FakeEngine:
 
     async def unload(self, name: str) -> None:
         self._check_up()
+        self.unloads.append(name)
+        await self._begin(name)
+        if name in self.keeps:
+            raise EngineUnavailable("engine cannot unload now (503)")
+        self.adapters.pop(name, None)
+
+    async def _begin(self, name: str) -> None:
         self.asked.set()
         await self.gate.wait()
-        self.adapters.pop(name, None)
+        if name in self.stuck:
+            await self.unstick.wait()
+        self._check_up()
 
     def _check_up(self) -> None:
         if not self.up:
@@ -102,6 +129,10 @@ class FakeStager:
     def path(self, record: Record) -> str:
         return f"/stage/{record.spec.digest[7:]}/{record.name}-{record.revision}"
 
+    def beside(self, record: Record) -> str:
+        """The engine's name for it while the public name is busy."""
+        return side_name(record.name, record.revision, record.spec.digest)
+
     def owns(self, path: str) -> bool:
         return path.startswith("/stage/")
 
@@ -131,9 +162,9 @@ class FakeVolume:
         if not self.read_once:
             raise VolumeUnavailable("the registry has not been read yet")
 
-    def put(self, name: str, revision: str = "v1", policy: Policy | None = None) -> Record:
-        """Register a revision and let the plain name serve it."""
-        digest = f"sha256:{hash((name, revision)) & (2**64 - 1):064x}"
+    def put(self, name: str, revision: str = "v1", policy: Policy | None = None, content: int = 0) -> Record:
+        """Register a revision and let the plain name serve it; another ``content`` overwrites it."""
+        digest = f"sha256:{hashlib.sha256(f'{name} {revision} {content}'.encode()).hexdigest()}"
         spec = RECORD.spec.model_copy(update={"digest": digest, "policy": policy})
         record = RECORD.model_copy(update={"name": name, "revision": revision, "spec": spec})
         self.write({record.key: record}, name, revision)
@@ -202,12 +233,12 @@ class Rig:
     def __post_init__(self) -> None:
         self.replica = self.start()
 
-    def start(self) -> Replica:
+    def start(self, namespaces: tuple[str, ...] = ("default",)) -> Replica:
         """A replica as after a start: it knows nothing but what it can see."""
         return Replica(
             "r0",
             "tiny",
-            ("default",),
+            namespaces,
             cast("Volume", self.volume),
             cast("Registrations", FakeRegistrations()),
             self.engine,

@@ -33,7 +33,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import HEAD, Layout
-from lora_fs.sidecar.registry.view.snapshot import Desired, changes
+from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 from lora_fs.sidecar.registry.view.view import RegistryView
 
 logger = logging.getLogger(__name__)
@@ -247,9 +247,11 @@ class Volume:
             return fresh
 
     def _note_recent(self, before: Desired, after: Desired) -> None:
-        found = {str(key): record.generation for key, record in changes(before.records, after.records)}
-        for (scope, name), pointer in changes(before.pointers, after.pointers):
-            found[f"{scope}/.active/{name}"] = pointer.generation
+        records = touched(before.records, after.records)
+        seen = [(str(key), after.records.get(key)) for key in records]
+        pointers = touched(before.pointers, after.pointers)
+        moved = [(f"{scope}/.active/{name}", after.pointers.get((scope, name))) for scope, name in pointers]
+        found = {series: body.generation for series, body in chain(seen, moved) if body is not None}
         kept = {name: seen for name, seen in self.recent.items() if name not in found}
         self.recent = dict(list({**kept, **found}.items())[-RECENT:])
 
