@@ -299,7 +299,6 @@ def _causes() -> list[LoraFsError]:
     given: dict[type[LoraFsError], tuple[tuple[Any, ...], dict[str, Any]]] = {
         errors.InvalidName: (("name", "../x", "it leaves its folder"), {}),
         errors.InvalidAdapter: (("team/sql", [finding]), {}),
-        errors.UnknownOutcome: (("it may have landed", "r1"), {}),
         errors.TooManyRegistrations: (("later",), {"retry_after_s": 7.0}),
         errors.EngineRejected: (("no",), {"reason": "rank", "status": 400}),
         errors.NameTaken: (("no",), {"reason": "taken", "status": 400, "path": "/stage/x/sql"}),
