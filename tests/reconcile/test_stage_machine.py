@@ -7,6 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -48,12 +49,12 @@ class Folder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="stage-"))
-        self.clock, self._time = Clock(), cache.time
-        cache.time = self.clock  # type: ignore[assignment, attr-defined]
+        self.clock, self._patch = Clock(), pytest.MonkeyPatch()
+        self._patch.setattr(cache, "time", self.clock)
         self.processes = [Process(self.folder) for _ in range(2)]
 
     def teardown(self) -> None:
-        cache.time = self._time  # type: ignore[attr-defined]
+        self._patch.undo()
         shutil.rmtree(self.folder)
 
     @rule(at=PROCESSES, number=NUMBERS, make_room=st.booleans())
