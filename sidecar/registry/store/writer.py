@@ -31,7 +31,7 @@ from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store import marker
-from lora_fs.sidecar.registry.store.head import Announcer
+from lora_fs.sidecar.registry.store.head import Announcer, parse_head, read_head
 from lora_fs.sidecar.registry.store.quota import Accounts
 from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
@@ -112,7 +112,13 @@ class Registry(Reader):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
             ):
-                body = self._append_once(series, change, writer, request_id, expect)
+                try:
+                    body = self._append_once(series, change, writer, request_id, expect)
+                except VolumeUnavailable as error:
+                    if not isinstance(error.__cause__, FileNotFoundError):
+                        raise
+                    atomic.make_folder(series.folder)  # gc removed it: it was empty
+                    continue
             if body is not None:
                 break
         else:
@@ -144,7 +150,7 @@ class Registry(Reader):
         """One try; None if another writer took the generation."""
         if request_id is not None:
             earlier = self._written_under(series, request_id)
-            if earlier is not None:
+            if earlier is not None and (self.marker.tier == "lww" or self._is_in_line(series, earlier)):
                 try:
                     self.confirm(series, earlier)
                 except VolumeUnavailable as error:
@@ -174,7 +180,7 @@ class Registry(Reader):
                 "namespace": series.scope.namespace,
                 "model": series.scope.model,
                 "name": series.name,
-                "generation": top.generation + 1,
+                "generation": top.generation + 1 if top.generation else self._first(),
                 "previous": _previous(newest),
                 "epoch": self.marker.epoch,
                 "request_id": request_id,
@@ -184,6 +190,8 @@ class Registry(Reader):
                 **fields,
             }
         )
+        if isinstance(body, Record):
+            body = body.following(newest if isinstance(newest, Record) else None)
         lww = self.marker.tier == "lww"
         name = generation_name(series.name, body.generation, token if lww else "")
         if parse_generation(name) is None:
@@ -201,8 +209,38 @@ class Registry(Reader):
                 return None
         except Ambiguous as error:
             raise UnknownOutcome(str(error), request_id) from error
+        body = decode(series.kind, sealed)
+        if not self._stands(series, top, body, request_id):
+            with suppress(OSError):  # below what is in force nobody reads it, and gc removes it
+                (series.folder / name).unlink(missing_ok=True)
+            return None
         self._note(series, body)
-        return decode(series.kind, sealed)
+        return body
+
+    def _first(self) -> int:
+        """The generation that a series begins with, so that no number of one that is gone comes again."""
+        head = parse_head(read_head(self.layout.root))
+        return head.first if head is not None else 1
+
+    def _stands(self, series: Series[Body], top: Generation, body: Body, request_id: str) -> bool:
+        """Whether what was published is in force: of a writer that slept, gc may have freed the name.
+
+        gc removes the lowest generations first: where that is there on which this one follows, this
+        one's name was never free again.
+        """
+        try:
+            if top.generation and not self.is_gone(series, top):
+                return True
+            return self._is_in_line(series, body)
+        except VolumeUnavailable as error:
+            raise UnknownOutcome(str(error), request_id) from error
+
+    def _is_in_line(self, series: Series[Body], body: Body) -> bool:
+        """Whether nothing lies above a generation but what is known to be built on it."""
+        above = [one for one in self.generations(series) if one.generation > body.generation]
+        with suppress(CorruptRecord):
+            return not above or self.read(series, above[-1]).previous == _previous(body)
+        return False
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.
