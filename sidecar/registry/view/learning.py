@@ -34,7 +34,7 @@ class Learning:
     """What was known before, and what is read on top of it.
 
     Args:
-        unread: names not read before.
+        unread: names not read before, or of which more is known than the last listing had.
         gone: records and pointers that are known, and that the last listing had not.
     """
 

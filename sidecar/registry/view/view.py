@@ -162,8 +162,17 @@ class RegistryView:
         """On top of what is known; or, where that may be wrong, on top of nothing."""
         records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
         known = (Growing(records), Growing(pointers))
-        gone = self._missing.all()
-        return Learning(self._registry, self._readers, known, {} if anew else self._unread, gone)
+        unread = {} if anew else {folder: set(names) for folder, names in self._unread.items()}
+        for key in () if anew else self._told:  # the last listing had an earlier one, or none
+            name = key.name if isinstance(key, AdapterKey) else key[1]
+            unread.setdefault(self._folder(key), set()).add(name)
+        return Learning(self._registry, self._readers, known, unread, self._missing.all())
+
+    def _folder(self, key: _Key) -> Path:
+        layout = self._registry.layout
+        return (
+            layout.revision(key.scope, key.revision) if isinstance(key, AdapterKey) else layout.active(key[0])
+        )
 
     def _scan(self, scopes: dict[Scope, Collection[Path] | None], *, missed: bool = False) -> bool:
         """List scopes, and read what is new in them; ``missed``: tombstones may have come and gone."""
@@ -217,11 +226,10 @@ class RegistryView:
         Returns:
             The scopes of the latter.
         """
-        layout, now, late = self._registry.layout, self._clock(), set()
+        now, late = self._clock(), set()
         for key, end in list(self._told.items()):
             scope = key.scope if isinstance(key, AdapterKey) else key[0]
-            at = layout.revision(scope, key.revision) if isinstance(key, AdapterKey) else layout.active(scope)
-            folders = scopes.get(scope, ())
+            at, folders = self._folder(key), scopes.get(scope, ())
             looked = (folders is None or at in folders) and at not in unlisted
             if _is_listed(key, listings):
                 del self._told[key]
