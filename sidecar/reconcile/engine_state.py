@@ -51,7 +51,7 @@ class Changing:
 
 
 class Residents:
-    """Lives on the event loop. ``on_change``: a load ended, or a draining name came free.
+    """Lives on the event loop. ``on_change``: a load or unload ended, or a draining name came free.
 
     Attributes:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
@@ -85,6 +85,7 @@ class Residents:
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
+        self._stays: dict[str, Failure] = {}  # by the engine's name: why its last unload failed
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self.tiers: Mapping[str, str] = {}
@@ -111,6 +112,24 @@ class Residents:
         """Whether a failure of this record is waiting out its delay."""
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
+
+    def has(self, name: str) -> bool:
+        """Whether the engine has ``name``, or may have it until an unload ends."""
+        return name in self.paths or name in self._under_unload
+
+    def places(self) -> Iterator[tuple[str, str, bool]]:
+        """Each name that takes a place, its copy, and whether its unload runs or waits out a delay."""
+        for name, path in self.paths.items():
+            failure = self._stays.get(name)
+            waits = failure is not None and failure.concerns(path) and self._clock() < failure.retry_at
+            yield name, path, waits
+        for name, (path, _) in self._under_unload.items():
+            if name not in self.paths:
+                yield name, path, True
+
+    def is_loading(self, served: Served) -> bool:
+        """Whether a load of exactly these bytes is under way."""
+        return (served.name, served.record.spec.digest) in self._loads
 
     @property
     def loading(self) -> int:
@@ -292,7 +311,7 @@ class Residents:
     # -- unloading -----------------------------------------------------------------------------
 
     async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
-        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged.
+        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged and remembered.
 
         Args:
             drained: it was to go before, and its requests have ended now.
@@ -303,12 +322,16 @@ class Residents:
             if self.in_flight(name) or name not in self.paths:
                 return  # who waited for the lock, too, came first
             logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
+            path = self.paths[name]
             try:
                 await self._unload(name)
+                self._stays.pop(name, None)
                 self._tell("Drained" if drained else "Evicted", reason, name)
             except LoraFsError as error:
+                self._stays[name] = backoff.after(self._stays.get(name), path, error, self._clock())
                 told = event("unload.failed", adapter=name, error=type(error).__name__)
                 logger.warning("%s stays loaded: %s", name, error, extra=told)
+        self._on_change()
 
     async def _unload(self, name: str) -> None:
         path, record = self.paths.pop(name), self.records.get(name)  # at once: a request now loads it again
@@ -334,8 +357,9 @@ class Residents:
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
-        self.records = {name: record for name, record in self.records.items() if name in self.paths}
-        self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
+        self.records = {name: record for name, record in self.records.items() if self.has(name)}
+        self._used_at = {name: at for name, at in self._used_at.items() if self.has(name)}
+        self._stays = {name: failure for name, failure in self._stays.items() if self.has(name)}
 
     @contextmanager
     def _measured(self, what: str, record: Record | None) -> Iterator[None]:
