@@ -246,6 +246,10 @@ class Replica:
             if lora_name in self._residents.paths:
                 await asyncio.sleep(0.05)
 
+    def engine_failed(self, problem: str | None) -> None:
+        self._engine_problem = problem or self._engine_problem
+        self.wake()
+
     # -- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -192,8 +192,11 @@ class Proxy:
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
-            raise not_there(self._engine_url, error) from error
+            gone = not_there(self._engine_url, error)
+            self._replica.engine_failed(str(gone))
+            raise gone from error
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
         del body
         try:
@@ -227,6 +230,7 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
+            self._replica.engine_failed(None)
             return  # without an end, so that the client's connection is closed, too
         rest = b"" if names is None else names.end()
         await send({"type": "http.response.body", "body": rest, "more_body": False})

@@ -97,6 +97,21 @@ async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> 
     assert rig.engine.loads == ["a"]
 
 
+async def test_a_request_finds_that_the_engine_is_gone(make_rig: MakeRig) -> None:
+    """Not ready from then on, until a pass, which comes at once, has read the engine."""
+    rig = make_rig()
+    loop = asyncio.create_task(rig.replica.run())
+    async with asyncio.timeout(5):
+        while not rig.replica.readiness().ready:
+            await asyncio.sleep(0)
+        rig.replica.engine_failed("no engine answers")
+        assert rig.replica.readiness().conditions == ("EngineUnavailable: no engine answers",)
+        while not rig.replica.readiness().ready:
+            await asyncio.sleep(0)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
 async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
     """After its restart eager adapters are loaded again, lazy ones at their next request."""
     rig = make_rig()

@@ -219,6 +219,7 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
         assert asyncio.run(ask()) == b"the beginning"
     assert [one.message.partition(":")[0] for one in caplog.records] == ["the engine broke off its answer"]
     assert not [one for one in caplog.records if one.exc_info]
+    assert (replica.looks, replica.ready) == (1, True)  # it is looked at: others may be answered
 
 
 @pytest.mark.parametrize(
@@ -265,6 +266,7 @@ def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     told = answer.json()["error"]["message"]
     assert told == "no engine answers at http://127.0.0.1:9: Connection refused"
+    assert (replica.looks, replica.ready) == (1, False)
 
 
 def test_an_engine_that_sends_on_to_itself(http: httpx.Client) -> None:
