@@ -86,7 +86,7 @@ class ReplicaPort(Protocol):
         """Look at the engine now, since a forwarded request failed.
 
         Args:
-            problem: why the engine takes no connection: not ready until it was read again; None: it broke off.
+            problem: why the engine takes no connection: not ready until it is read again; None: it broke off
         """
 
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:

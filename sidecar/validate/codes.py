@@ -87,8 +87,10 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "unpaired-tensor": _refused("a lora_A without its lora_B, or the reverse"),
         "tensor-shape": _refused("lora_A is not [r, in] or lora_B is not [out, r]"),
         "rank-mismatch": _refused("the tensors' rank is not the config's: the scale would be wrong"),
-        "dtype": _overridable("a dtype other than float32, float16 or bfloat16"),
-        "target-modules": _overridable("tensors of modules that target_modules leaves out"),
+        "dtype": _overridable("a dtype other than float64, float32, float16 or bfloat16"),
+        "target-modules": _overridable(
+            "tensors of modules that target_modules or exclude_modules leaves out"
+        ),
         "target-without-tensors": _told("target_modules names a module without tensors"),
         "base-embedding": _told("the base model's embedding is in the file; vLLM ignores it"),
         "non-finite": _overridable("NaN or Inf among the weights"),

@@ -18,6 +18,7 @@ import pytest
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, SidecarReplica
 from lora_fs.demo.waiting import wait_until
+from tests.engine.bad_adapters import BAD
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -114,6 +115,19 @@ def test_folders_that_are_no_adapters(pair: Pair[SidecarReplica], adapters: Adap
     assert pair.answer("good")
     bad = {"fifo", "socket", "device", "outside", "loop"}
     assert not bad & (pair.a.names() | pair.b.names())
+
+
+@pytest.mark.parametrize("kind", ["no-such-layers", "half-hidden", "oversized"])
+def test_an_adapter_of_another_model(pair: Pair[SidecarReplica], adapters: Adapters, kind: str) -> None:
+    """Nobody told the sidecar of the base model: the engine says what fits, the rest is refused."""
+    made = BAD[kind].make(adapters(29), pair.volume.cwd / f"other-{kind}")
+    answer = pair.a.http.post("/v1/load_lora_adapter", json={"lora_name": kind, "lora_path": str(made)})
+    assert answer.status_code == 422
+    assert BAD[kind].finding in answer.text
+    dropped = BAD[kind].make(adapters(29), pair.volume.scope_dir / "v1" / kind)
+    wait_until("it is told", lambda: f"v1/{kind}" in pair.a.http.get("/readyz").text, timeout_s=20)
+    assert kind not in pair.a.names()
+    shutil.rmtree(dropped)
 
 
 def test_a_rank_the_engine_refuses(

@@ -6,6 +6,7 @@ adapter; it says what it always says, without a stop, and the engine is healthy 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.tiny_llama import MODEL_NAME
@@ -235,6 +238,21 @@ def test_nan_weights_that_validation_lets_pass(lenient: Plugin, adapters: Adapte
             assert lenient.client.complete("nan").took_s < BOUND_S
         said = [lenient.client.complete(f"after-nan-{seed}").text for seed in range(4)]
     assert said == [right(seed) for seed in range(4)]
+
+
+def test_weights_of_float64(
+    plugin: Plugin, client: Client, stream: Stream, replace: Replace, right: Right
+) -> None:
+    """The engine converts them, and what is registered are the bytes that were given."""
+    source = replace(plugin.sources / "double", 3)
+    weights = {name: array.astype(np.float64) for name, array in load_file(source / WEIGHTS).items()}
+    save_file(weights, source / WEIGHTS)
+    plugin.load("double", source)
+    assert client.complete("double").text == right(3)
+    digest = hashlib.sha256((source / WEIGHTS).read_bytes()).hexdigest()
+    record = next(one for one in client.get_json("/v1/lora_adapters")["data"] if one["name"] == "double")
+    assert record["record"]["spec"]["lora"]["dtype"] == "float64"
+    assert hashlib.sha256((plugin.residency()["double"] / WEIGHTS).read_bytes()).hexdigest() == digest
 
 
 def test_weights_that_overflow(

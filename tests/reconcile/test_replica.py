@@ -100,14 +100,16 @@ async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> 
 async def test_a_request_finds_that_the_engine_is_gone(make_rig: MakeRig) -> None:
     """Not ready from then on, until a pass, which comes at once, has read the engine."""
     rig = make_rig()
+    passed = asyncio.Semaphore(0)
+    rig.replica._on_pass = lambda _: passed.release()
     loop = asyncio.create_task(rig.replica.run())
-    async with asyncio.timeout(5):
-        while not rig.replica.readiness().ready:
-            await asyncio.sleep(0)
+    async with asyncio.timeout(4):  # the next pass that nothing wakes comes after 5 s
+        await passed.acquire()
+        assert rig.replica.readiness().ready
         rig.replica.engine_failed("no engine answers")
         assert rig.replica.readiness().conditions == ("EngineUnavailable: no engine answers",)
-        while not rig.replica.readiness().ready:
-            await asyncio.sleep(0)
+        await passed.acquire()
+        assert rig.replica.readiness().ready
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
 
