@@ -66,7 +66,7 @@ GENERATION = {
     "generation": "As the file's name says; the greatest one of a name is in force",
     "previous": "What this one builds on; null for the first that could be read",
     "epoch": "The marker's, when this was written",
-    "request_id": "Of the write: a retry that repeats it writes nothing a second time",
+    "request_id": "Of the write, random",
     "token": "Of the write, random: no two writers have the same bytes",
     "writer": "For people",
     "updated_at": "RFC 3339. Which record counts never rests on it; retention by age and a quota's rate do",

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NameTaken
-from lora_fs.sidecar.model import Policy, Record
+from lora_fs.sidecar.model import Policy, Record, public_of
 
 _NO_RUNTIME_UPDATING = (
     "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
@@ -89,15 +89,16 @@ class VllmHttp:
             if there == path:
                 return
             reason = f"it holds other bytes under that name, from {there}"
-            raise NameTaken(f"cannot load {name}: {reason}", reason=reason, status=status, path=there)
-        raise self._refused(f"load {name}", status, text)
+            what = f"cannot load {public_of(name)}: {reason}"
+            raise NameTaken(what, reason=reason, status=status, path=there)
+        raise self._refused(f"load {public_of(name)}", status, text)
 
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}
         status, text = await self._call("POST", "/v1/unload_lora_adapter", body, self._change)
         if status == 200 or (status == 404 and "cannot be found" in text):
             return
-        raise self._refused(f"unload {name}", status, text)
+        raise self._refused(f"unload {public_of(name)}", status, text)
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: aiohttp.ClientTimeout
