@@ -88,10 +88,11 @@ class VllmHttp:
             there = (await self.loaded()).adapters.get(name)
             if there == path:
                 return
-            reason = f"it holds other bytes under that name, from {there}"
+            reason = "it holds other bytes under that name"
             what = f"cannot load {public_of(name)}: {reason}"
             raise NameTaken(what, reason=reason, status=status, path=there)
-        raise self._refused(f"load {public_of(name)}", status, text)
+        # What vLLM says names its files: a client is told, and has no use for a path of this pod.
+        raise self._refused(f"load {public_of(name)}", status, text.replace(path, "its staged copy"))
 
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}

@@ -26,7 +26,7 @@ from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, N
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server import hops
 from lora_fs.sidecar.server.auth import ALL, Admin, Sight
-from lora_fs.sidecar.server.canary import REVISION, Renamed, user_of
+from lora_fs.sidecar.server.canary import Renamed, answered_by, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
 from lora_fs.sidecar.server.intake import SMALL_BYTES, Held, Intake
 from lora_fs.sidecar.server.model_field import Body, find_model, hides_its_model
@@ -56,10 +56,6 @@ class _Through:
     served: Served
     asked: str
     engine_name: str
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        key = self.served.record.key
-        return [(b"x-lora-fs-adapter", str(key).encode()), (REVISION, key.revision.encode())]
 
 
 class Proxy:
@@ -216,7 +212,7 @@ class Proxy:
         ]
         names: Renamed | None = None
         if through is not None:
-            raw += through.headers()
+            raw += answered_by(through.served.record)
             renamed = through.engine_name != through.asked
             if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
                 names = Renamed(through.engine_name, through.asked)

@@ -119,11 +119,8 @@ class Findings:
         """
         entry = CODES[code]
         severity = entry.severity if severity is None else severity
-        if severity is Severity.ERROR and entry.overridable:
-            if code in self.allow:
-                severity = Severity.WARNING
-            else:
-                hint = "; ".join(part for part in (hint, f"allow with --allow {code}") if part)
+        if severity is Severity.ERROR and entry.overridable and code in self.allow:
+            severity = Severity.WARNING
         self._seen[code, severity, file] += 1
         if self._seen[code, severity, file] <= MAX_FINDINGS_PER_CODE:
             self._kept.append(
@@ -144,6 +141,11 @@ class Findings:
 
     def freeze(self) -> tuple[Finding, ...]:
         """Return what was noted; repeats beyond the bound become one line with their number."""
+        can_be_allowed = all(
+            CODES[code].overridable and CODES[code].served
+            for code, severity, _ in self._seen
+            if severity is Severity.ERROR
+        )
         more = [
             Finding(
                 code=code,
@@ -154,7 +156,15 @@ class Findings:
             for (code, severity, file), count in self._seen.items()
             if count > MAX_FINDINGS_PER_CODE
         ]
-        return (*self._kept, *more)
+        return (*(map(_allowable, self._kept) if can_be_allowed else self._kept), *more)
+
+
+def _allowable(finding: Finding) -> Finding:
+    """The same, with how to allow it if it is an error: where all errors can be, that helps."""
+    if finding.severity is not Severity.ERROR:
+        return finding
+    allow = f"allow with --allow {finding.code}, or in LORA_FS_ALLOW of every replica"
+    return finding.model_copy(update={"hint": "; ".join(part for part in (finding.hint, allow) if part)})
 
 
 def shown(value: object) -> str:

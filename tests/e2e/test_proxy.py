@@ -106,6 +106,9 @@ def test_weights_of_float64(
     register("double", folder)
     register("single", adapters(25))
     assert pair.a.answer("double") == pair.a.answer("single") != pair.a.answer(MODEL_NAME)
+    body = {"model": "double", "prompt": PROMPT, "max_tokens": 1}
+    answered = pair.a.http.post("/v1/completions", json=body).headers
+    assert answered["x-lora-fs-adapter"] == f"default/{MODEL_NAME}/v1/double"
 
 
 def test_a_stream_is_passed_on_whole(pair: Pair[Pausable], register: Register, adapters: Adapters) -> None:

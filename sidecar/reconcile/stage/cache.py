@@ -224,7 +224,7 @@ class Copies:
             if used + record.spec.size_bytes > self._max_bytes:
                 raise StageFull(
                     f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
-                    f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded",
+                    "the stage folder are in use; raise --stage-max-bytes or lower --max-loaded",
                     used + record.spec.size_bytes - self._max_bytes,
                 )
             self._reserved[copying] = record.spec.size_bytes

@@ -122,8 +122,7 @@ class Stager(Copies):
                 self._copy(record, source, copying)
                 return str(self.place(copying, record))
         except OSError as error:
-            where = f" in {error.filename}" if error.filename else ""
-            raise refused(error, f"cannot stage {record.key}{where}") from error
+            raise refused(error, f"cannot stage {record.key}") from error
 
     def _copy(self, record: Record, source: Path, copying: Path) -> None:
         """Read the registered files into a new folder, and see that they are what the record says."""
@@ -133,7 +132,7 @@ class Stager(Copies):
                 source, copying, names, self._go_on, sync=False, follow=False, carried=()
             )
         except TargetUnavailable as error:
-            raise refused(error.error, f"cannot write {error.target}") from error.error
+            raise refused(error.error, f"cannot stage {record.key}") from error.error
         except VolumeUnavailable as error:
             text = _gone(error, source)
             if text is None:
