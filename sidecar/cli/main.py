@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
     "import": (
         "backup",
-        "Bring SOURCE into the registry: an archive that export wrote, or another system's adapters",
+        "Restore an archive that export wrote, or register another system's adapters",
     ),
     "fsck": (
         "backup",
