@@ -143,7 +143,7 @@ def test_many_replicas_leave_room_for_adapters() -> None:
 
 
 def watched(until: bytes, times: int = 1, size: tuple[int, int] | None = None, **environment: str) -> bytes:
-    """Return what ``top`` writes on a terminal until it shows ``until`` so often, and after Ctrl-C to its end.
+    """Return what ``top`` writes until it shows ``until`` so often, and after Ctrl-C to its end.
 
     However long a busy machine takes: the time that pytest gives a test is the only bound.
     """
