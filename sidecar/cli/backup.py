@@ -95,6 +95,7 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
 @click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
 @parameters.allow
 @click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.create
 @parameters.output
 @click.pass_obj
 def import_registry(
@@ -185,7 +186,9 @@ def _import_archive(
             output,
         )
         return
-    with context.opened(create=as_new) as registry:
+    if as_new:
+        context.make_registry()
+    with context.opened() as registry:
         chosen = imports.plan(registry, contents, rule)
         refused = chosen.refused()
         if not dry_run and not refused:

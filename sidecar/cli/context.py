@@ -26,6 +26,7 @@ from lora_fs.sidecar.errors import (
     LoraFsError,
     NotFound,
     OverQuota,
+    RegistryMissing,
     TooManyRegistrations,
     WaitTimeout,
 )
@@ -34,6 +35,7 @@ from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate.report import printable
 
 if TYPE_CHECKING:
+    from lora_fs.sidecar.registry.store.marker import Created
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.validate import Expectation
 
@@ -43,6 +45,7 @@ LEAST_FOLDED = 24
 # The first match from the top wins.
 EXIT_CODES: tuple[tuple[type[LoraFsError], int], ...] = (
     (NotFound, 3),
+    (RegistryMissing, 3),
     (OverQuota, 7),
     (TooManyRegistrations, 7),
     (Conflict, 4),
@@ -68,16 +71,23 @@ class Context:
         return self.settings.root
 
     def registry(self, *, create: bool = False) -> Registry:
-        from lora_fs.sidecar.registry.store.marker import (
-            is_registry,  # not needed to say what commands there are
-        )
-        from lora_fs.sidecar.registry.store.writer import Registry
+        """Open the registry. ``create``: make one if the settings say so and there is none."""
+        from lora_fs.sidecar.registry.store.writer import (
+            Registry,
+        )  # not needed to say what commands there are
 
-        makes = create and not is_registry(self.root())
-        registry = Registry(self.root(), create=create)
-        if makes:
+        if create and self.settings.create:
+            self.make_registry()
+        return Registry(self.root())
+
+    def make_registry(self) -> Created:
+        """Make the registry unless there is one, and say so."""
+        from lora_fs.sidecar.registry.store import marker
+
+        created = marker.create(self.root())
+        if created.made:
             complain(f"{self.root()} held no registry: made one there")
-        return registry
+        return created
 
     def nothing_in(self, scope: Scope) -> None:
         """Say on stderr that a scope is empty, and which others there are: a name may be misspelt."""

@@ -118,7 +118,7 @@ def test_conflicts_change_nothing_until_decided(filled: LoraFs, tmp_path: Path, 
     """Exit 4 and each difference named; keep and take do what they say."""
     filled("export", "backup.tar")
     other = str(tmp_path / "other")
-    filled("--root", other, "register", "support", folder(0), "--policy", "pinned")
+    filled("--root", other, "register", "support", folder(0), "--policy", "pinned", "--create")
     refused = filled("--root", other, "import", "archive", "backup.tar")
     assert refused.code == 4
     assert "conflict" in refused.out
@@ -140,7 +140,7 @@ def test_linked_adapters_are_imported_again_and_restored(
     filled("export", "backup.tar")
     shutil.rmtree(linked)
     other = ("--root", str(tmp_path / "other"))
-    assert filled(*other, "register", "mine", folder(2)).code == 0
+    assert filled(*other, "register", "mine", folder(2), "--create").code == 0
     again = (*other, "import", "archive", "backup.tar")
     assert [filled(*again).code, filled(*again).code, filled(*other, "fsck").code] == [0, 0, 0]
     assert filled("import", "archive", "backup.tar").code == 0  # where it was linked
@@ -158,7 +158,7 @@ def test_other_bytes_are_told_apart_from_what_can_be_decided(
     """Who gave --conflicts is not told to give it."""
     filled("export", "backup.tar")
     other = ("--root", str(tmp_path / "other"))
-    filled(*other, "register", "support", folder(7))
+    filled(*other, "register", "support", folder(7), "--create")
     for rule in ("keep", "take"):
         ran = filled(*other, "import", "archive", "backup.tar", "--conflicts", rule)
         assert (ran.code, "other bytes need another revision" in ran.err) == (4, True)
@@ -196,14 +196,14 @@ def test_an_export_that_lacks_something_says_so(filled: LoraFs, root: Path) -> N
     ],
 )
 def test_what_cannot_be_imported_is_told(
-    lora_fs: LoraFs, tmp_path: Path, words: list[str], code: int, says: str
+    lora_fs: LoraFs, bare: Path, tmp_path: Path, words: list[str], code: int, says: str
 ) -> None:
     """Each with its documented exit code, and nothing is made."""
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").mkdir()
     done = lora_fs("import", *words)
     assert (done.code, says in done.err) == (code, True), done.err
-    assert not (tmp_path / "volume").exists()
+    assert not bare.exists()
 
 
 GIE = """

@@ -262,6 +262,7 @@ def tenants(
     """
     settings = Settings(
         root=tmp_path / "volume",
+        create=True,
         model="tiny",
         namespaces=("team-a", "team-b"),
         stage_dir=tmp_path / stage,
