@@ -34,6 +34,7 @@ STORED: dict[str, type[BaseModel]] = {
 API: dict[str, type[BaseModel]] = {
     "load-request": bodies.LoadBody,
     "unload-request": bodies.UnloadBody,
+    "sagemaker-load-request": bodies.SageMakerBody,
     "dynamo-load-request": dynamo.LoadLora,
     "dynamo-lora": dynamo.LoraDone,
     "dynamo-loras": dynamo.Loras,
@@ -65,7 +66,7 @@ GENERATION = {
     "generation": "As the file's name says; the greatest one of a name is in force",
     "previous": "What this one builds on; null for the first that could be read",
     "epoch": "The marker's, when this was written",
-    "request_id": "Of the write: a retry that repeats it writes nothing a second time",
+    "request_id": "Of the write, random",
     "token": "Of the write, random: no two writers have the same bytes",
     "writer": "For people",
     "updated_at": "RFC 3339. Which record counts never rests on it; retention by age and a quota's rate do",

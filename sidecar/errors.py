@@ -10,7 +10,7 @@
     │   └── Conflict              it exists already, or changed under the caller
     ├── TemporaryError            call again later; nothing was lost
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
-    │   ├── UnknownOutcome        a write may or may not have landed; retry by request id
+    │   ├── UnknownOutcome        a write may or may not have landed; look before repeating it
     │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
     │   ├── NoSpareRoom           the engine's memory is full, and no request asks for the adapter
@@ -96,11 +96,7 @@ class VolumeUnavailable(TemporaryError):
 
 
 class UnknownOutcome(TemporaryError):
-    """The write may have landed. Only a retry with the same ``request_id`` is safe."""
-
-    def __init__(self, message: str, request_id: str) -> None:
-        super().__init__(f"{message} (request id {request_id})")
-        self.request_id = request_id
+    """The write may have landed: look at what is registered before you repeat it."""
 
 
 class EngineUnavailable(TemporaryError):

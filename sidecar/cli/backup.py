@@ -16,13 +16,11 @@ import click
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain, unread
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
-from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
+from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
-from lora_fs.sidecar.registry.backup import archive, export, imports, merge, restore
-from lora_fs.sidecar.registry.format.layout import MARKER
+from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.maintenance import fsck, survey
 from lora_fs.sidecar.registry.maintenance.repair import Mender
-from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.settings import writer_id
 
 KINDS = ("archive", "gie", "nim")
@@ -76,15 +74,7 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
 @click.command("import")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("source", type=parameters.Place())
-@click.option(
-    "--conflicts",
-    type=click.Choice([rule.value for rule in merge.Rule]),
-    help="archive: where both sides differ, change nothing at all, keep what is here, or take the archive's "
-    "[default: refuse]",
-)
-@click.option(
-    "--as-new", is_flag=True, help="archive: begin another registry instead of restoring the exported one"
-)
+@click.option("--as-new", is_flag=True, help="archive: give the restored registry an id of its own")
 @click.option(
     "--folder",
     multiple=True,
@@ -102,7 +92,6 @@ def import_registry(
     context: Context,
     kind: str,
     source: Path,
-    conflicts: str | None,
     as_new: bool,
     folder: dict[str, str],
     link: bool,
@@ -110,29 +99,28 @@ def import_registry(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Bring SOURCE into the registry: an archive that export wrote, or another system's adapters.
+    """Restore an archive that export wrote, or register another system's adapters.
 
     \b
     Examples:
       lora-fs import archive adapters.tar --dry-run
-      lora-fs import archive adapters.tar --conflicts keep
+      lora-fs --root /empty/folder import archive adapters.tar
       lora-fs import gie configmap.yaml --folder yard1/sql-lora=./sql-lora
       lora-fs import nim ./loras
     """
     given = {
-        "--conflicts": conflicts,
         "--as-new": as_new,
         "--folder": folder,
         "--link": link,
         "--allow": allow,
     }
-    takes = {"archive": {"--conflicts", "--as-new"}, "gie": {"--folder", "--link", "--allow"}}
+    takes = {"archive": {"--as-new"}, "gie": {"--folder", "--link", "--allow"}}
     for option in given.keys() - takes.get(kind, {"--link", "--allow"}):
         if given[option]:
             raise click.UsageError(f"{option} is not for `import {kind}`")
     if kind == "archive":
         with _archive(source) as file:
-            _import_archive(context, file, merge.Rule(conflicts or "refuse"), as_new, dry_run, output)
+            _restore(context, file, as_new, dry_run, output)
         return
     if kind == "gie":
         rows = from_gie(context, source, folder, link=link, allow=allow, dry_run=dry_run)
@@ -161,51 +149,17 @@ def _archive(source: Path) -> Iterator[Path]:
         yield file
 
 
-def _import_archive(
-    context: Context, file: Path, rule: merge.Rule, as_new: bool, dry_run: bool, output: str
-) -> None:
-    contents = archive.read(file)
-    root = context.root()
-    there = MARKER in (atomic.list_names(root) or ())
-    if as_new and there:
-        raise Conflict(f"{root} is a registry already: leave --as-new out")
-    if not there and not as_new:
-        rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
-        lost = [] if dry_run else restore.restore(root, file, contents)
-        _tell(context, rows, dry_run, output)
-        for problem in lost:
-            complain(problem)
-        if lost:
-            raise OperatorError(f"{len(lost)} adapters have no files")
-        return
-    if dry_run and as_new:
-        _tell(
-            context,
-            [{"what": str(k), "outcome": "add", "why": ""} for k in contents.records],
-            dry_run,
-            output,
-        )
-        return
-    if as_new:
-        context.make_registry()
-    with context.opened() as registry:
-        chosen = imports.plan(registry, contents, rule)
-        refused = chosen.refused()
-        if not dry_run and not refused:
-            imports.apply(registry, file, contents, chosen, writer=writer_id())
-    rows = [{"what": one.name, "outcome": one.verdict.value, "why": one.why} for one in chosen.steps]
+def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: str) -> None:
+    contents, root = archive.read(file), context.root()
+    if dry_run:
+        restore.check_empty(root)
+    lost = [] if dry_run else restore.restore(root, file, contents, as_new=as_new)
+    rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
     _tell(context, rows, dry_run, output)
-    if refused:
-        what = {
-            merge.Verdict.CONFLICT: "--conflicts keep leaves what is here, --conflicts take replaces it",
-            merge.Verdict.BYTES: "other bytes need another revision, whatever --conflicts says",
-        }
-        verdicts = {one.verdict for one in refused}
-        told = "; ".join(text for verdict, text in what.items() if verdict in verdicts)
-        raise Conflict(f"{len(refused)} differ, and nothing was changed: {told}")
-    left = sum(one.verdict is merge.Verdict.NO_FILES for one in chosen.steps)
-    if left:
-        raise OperatorError(f"{left} were not imported: what they need is neither in the archive nor here")
+    for problem in lost:
+        complain(problem)
+    if lost:
+        raise OperatorError(f"{len(lost)} adapters have no files")
 
 
 def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: str) -> None:

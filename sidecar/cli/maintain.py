@@ -50,8 +50,8 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
         except LoraFsError as error:
             in_use, unknown = None, error
         found = gc.find(registry, scope, in_use, older_than * 3600, writer=writer_id())
-        if not dry_run:
-            gc.collect(found)
+        refused = {} if dry_run else gc.collect(found)
+    found = [item for item in found if item.path not in refused]
     freed = sum(item.size_bytes for item in found if item.withdraw is None)
     later = sum(item.size_bytes for item in found if item.withdraw is not None)
     if output == "json":
@@ -64,7 +64,9 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
             }
             for item in found
         ]
-        context.emit({"dry_run": dry_run, "removed": items, "kept": str(unknown) if unknown else None})
+        why = str(unknown) if unknown else None
+        told = [{"path": str(path), "why": str(error)} for path, error in refused.items()]
+        context.emit({"dry_run": dry_run, "removed": items, "refused": told, "kept": why})
     else:
         for item in found:
             did = "unregister" if item.withdraw is not None else "remove"
@@ -75,6 +77,9 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
         context.say(f"{things}, {shown_bytes(freed)}{more}")
     if unknown is not None:
         raise OperatorError(f"every adapter's files are kept: {unknown}")
+    if refused:
+        why = "\n".join(f"  - {error}" for error in refused.values())
+        raise OperatorError(f"{len(refused)} of {len(found) + len(refused)} things were not removed:\n{why}")
 
 
 @contextmanager

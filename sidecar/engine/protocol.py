@@ -46,7 +46,7 @@ class Engine(Protocol):
         """Raises EngineUnavailable: what is loaded is unknown."""
 
     async def activity(self) -> Activity:
-        """Raises EngineUnavailable: what is in use is unknown. An engine without metrics is idle."""
+        """Raises EngineUnavailable: what is in use is unknown. An engine that has no such route is idle."""
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """Say by what policy each name that was loaded is kept, for an engine that makes room by itself."""

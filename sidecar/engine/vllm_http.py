@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NameTaken
-from lora_fs.sidecar.model import Policy, Record
+from lora_fs.sidecar.model import Policy, Record, public_of
 
 _NO_RUNTIME_UPDATING = (
     "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True: "
@@ -62,7 +62,11 @@ class VllmHttp:
 
     async def activity(self) -> Activity:
         status, text = await self._call("GET", "/metrics", None, self._list)
-        return read_activity(text) if status == 200 else Activity()
+        if status == 404:
+            return Activity()
+        if status != 200:
+            raise EngineUnavailable(f"{self._url}/metrics answered {status}: {text[:200]}")
+        return read_activity(text)
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """A stock vLLM takes no such advice."""
@@ -77,15 +81,16 @@ class VllmHttp:
             if there == path:
                 return
             reason = f"it holds other bytes under that name, from {there}"
-            raise NameTaken(f"cannot load {name}: {reason}", reason=reason, status=status, path=there)
-        raise self._refused(f"load {name}", status, text)
+            what = f"cannot load {public_of(name)}: {reason}"
+            raise NameTaken(what, reason=reason, status=status, path=there)
+        raise self._refused(f"load {public_of(name)}", status, text)
 
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}
         status, text = await self._call("POST", "/v1/unload_lora_adapter", body, self._change)
         if status == 200 or (status == 404 and "cannot be found" in text):
             return
-        raise self._refused(f"unload {name}", status, text)
+        raise self._refused(f"unload {public_of(name)}", status, text)
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: aiohttp.ClientTimeout
@@ -121,13 +126,14 @@ class VllmHttp:
 def read_activity(metrics: str) -> Activity:
     """Read vLLM's gauge of LoRA requests: of its series the one with the latest time holds.
 
+    Raises EngineUnavailable: the gauge is there and cannot be read.
     Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
     """
     lines = [line for line in metrics.splitlines() if line.startswith(_ACTIVITY)]
     try:
         samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
-    except ValueError:
-        return Activity()  # an engine without metrics that can be read
+    except ValueError as error:
+        raise EngineUnavailable(f"the engine's metric {_ACTIVITY} cannot be read: {error}") from error
     if not samples:
         return Activity()
     labels = max(samples, key=lambda sample: sample.value).labels

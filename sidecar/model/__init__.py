@@ -13,6 +13,8 @@ from lora_fs.sidecar.model.names import (
     Scope,
     check_segment,
     model_slug,
+    public_of,
+    side_name,
 )
 from lora_fs.sidecar.model.records import (
     AdapterSpec,
@@ -71,4 +73,6 @@ __all__ = [
     "State",
     "check_segment",
     "model_slug",
+    "public_of",
+    "side_name",
 ]

@@ -45,6 +45,19 @@ def model_slug(model: str) -> str:
     return check_segment("model", bare.replace("/", "--"))
 
 
+def side_name(name: str, revision: str, digest: str) -> str:
+    """Name bytes in the engine while other bytes have the public name: ``sql@v2~1f0c22ab``.
+
+    No public name holds a ``~``. Two digests of one revision have two side names.
+    """
+    return f"{name.partition('@')[0]}@{revision}~{digest.removeprefix('sha256:')[:12]}"
+
+
+def public_of(engine_name: str) -> str:
+    """Return the name that clients know for an engine's name: a side name without its digest."""
+    return engine_name.partition("~")[0]
+
+
 class Scope(NamedTuple):
     """One base model of one tenant: the folder ``<namespace>/<model>``."""
 

@@ -7,13 +7,13 @@ the parts of the scopes in which nothing changed, and in another all but the nam
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.reconcile.plan import ALWAYS
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, touched
 
@@ -50,10 +50,8 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one scope gives, made from its records and pointers; the rest is as a catalog has it."""
+    """What one scope gives; the rest is as a catalog has it."""
 
-    records: Mapping[AdapterKey, Record] = field(default_factory=dict)
-    pointers: Mapping[tuple[Scope, str], Pointer] = field(default_factory=dict)
     digests: Counter[str] = field(default_factory=Counter)  # of how many revisions each is
     served: Mapping[str, Served] = field(default_factory=dict)
     unasked: Mapping[str, Served] = field(default_factory=dict)
@@ -83,6 +81,7 @@ class Catalog:
         unasked: those to be loaded before anyone asks, by name, canaries among them.
         conflicts: names not served because the engine itself has them: its base model, an
             adapter it was started with.
+        source: the state it was made from.
     """
 
     version: int = 0
@@ -92,6 +91,7 @@ class Catalog:
     trials: Mapping[str, Trial] = field(default_factory=dict)
     parts: Mapping[Scope, Part] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
+    source: Desired = field(default_factory=Desired)
 
     def in_order(self) -> Iterator[Served]:
         """What is served, sorted by name."""
@@ -105,8 +105,7 @@ class Catalog:
 
     def is_withdrawn(self, record: Record) -> bool:
         """Whether a revision that was there has a tombstone now. Absence says nothing."""
-        part = self.parts.get(record.key.scope, _NOTHING)
-        now = part.records.get(record.key)
+        now = self.source.records.get(record.key)
         return now is not None and not now.present
 
     def choose(self, served: Served, user: str | None, chance: Callable[[], float]) -> Served:
@@ -175,18 +174,19 @@ def build(
         before: an earlier catalog, of which is taken over what did not change.
     """
     terms = Terms(tuple(namespaces), frozenset(engine_names), default_policy)
-    known = before.parts if before is not None and before.terms == terms else {}
-    records, pointers = desired.records.parts, desired.pointers.parts
-    parts = {
-        scope: _part(
-            known.get(scope, _NOTHING),
-            scope,
-            records.get(scope, _NOTHING.records),
-            pointers.get(scope, _NOTHING.pointers),
-            terms,
-        )
-        for scope in sorted(records.keys() | pointers.keys(), key=lambda scope: f"{scope.namespace}/")
-    }
+    last = before if before is not None and before.terms == terms else Catalog()
+    keys: dict[Scope, list[AdapterKey]] = defaultdict(list)
+    for key in touched(last.source.records, desired.records):
+        keys[key.scope].append(key)
+    names: dict[Scope, dict[str, None]] = defaultdict(dict)  # in order
+    for scope, name in touched(last.source.pointers, desired.pointers):
+        names[scope][name] = None
+    for scope in keys:
+        names[scope] |= dict.fromkeys(key.name for key in keys[scope])
+    scopes = desired.records.parts.keys() | desired.pointers.parts.keys()
+    parts = {scope: last.parts.get(scope, _NOTHING) for scope in sorted(scopes, key=_order)}
+    for scope in names.keys() & scopes:
+        parts[scope] = _part(parts[scope], scope, keys[scope], names[scope], last.source, desired, terms)
     several = len(namespaces) > 1
     homes = {scope.namespace if several else "": scope for scope in parts}
 
@@ -197,31 +197,38 @@ def build(
         return ByScope(home, dict(zip(parts, tables, strict=True)))
 
     every = parts.values()
+    renamed = [public_name(scope, name, namespaces) for scope in names for name in names[scope]]
+    earlier = last.served if isinstance(last.served, ByScope) else None
     return Catalog(
         version,
-        whole(part.served for part in every),
+        ByScope(home, {scope: part.served for scope, part in parts.items()}, earlier, renamed),
         whole(part.unasked for part in every),
         whole(part.conflicts for part in every),
         whole(part.trials for part in every),
         parts,
         terms,
+        desired,
     )
+
+
+def _order(scope: Scope) -> str:
+    return f"{scope.namespace}/"
 
 
 def _part(
     last: Part,
     scope: Scope,
-    records: Mapping[AdapterKey, Record],
-    pointers: Mapping[tuple[Scope, str], Pointer],
+    keys: Iterable[AdapterKey],
+    names: Iterable[str],
+    before: Desired,
+    after: Desired,
     terms: Terms,
 ) -> Part:
-    """``last`` itself if nothing changed since, else ``last`` but for the names that did."""
-    if last.records is records and last.pointers is pointers:
-        return last
-    digests, names = Counter(last.digests), dict.fromkeys(n for _, n in touched(last.pointers, pointers))
-    for key in touched(last.records, records):
-        names[key.name] = None
-        for count, record in ((-1, last.records.get(key)), (1, records.get(key))):
+    """``last`` but for the ``names`` that changed, and the records that did (``keys``)."""
+    records, pointers = after.records_of(scope), after.pointers.parts.get(scope, {})
+    digests = Counter(last.digests)
+    for key in keys:
+        for count, record in ((-1, before.records.get(key)), (1, records.get(key))):
             if record is not None and record.present:
                 digests[record.spec.digest] += count
     served, unasked = dict(last.served), dict(last.unasked)
@@ -254,7 +261,7 @@ def _part(
         trials[name] = Trial(trial, canary.percent)
         if terms.always(active) or terms.always(tried):
             unasked[trial.name] = trial
-    return Part(records, pointers, digests, served, unasked, conflicts, trials)
+    return Part(digests, served, unasked, conflicts, trials)
 
 
 def _present(

@@ -1,8 +1,9 @@
 """What this engine holds, who uses it, and one load for any number of waiters.
 
-Owns the names that were given to the engine and the requests in flight on each. Loads and
-unloads of one name never overlap; an adapter that fails is remembered with its backoff. A name
-the engine loaded from elsewhere than the stage folder is not ours and is left alone.
+Owns the names that were given to the engine and the requests in flight on each. The engine's loads and
+unloads of one name never overlap; a copy is staged before that, so that what waits for room locks no name
+that could make room. An adapter that fails is remembered with its backoff. A name the engine loaded from
+elsewhere than the stage folder is not ours and is left alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from weakref import WeakSet, WeakValueDictionary
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.errors import LoraFsError, NameTaken, NoSpareRoom, TemporaryError, WaitTimeout
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    LoraFsError,
+    NameTaken,
+    NoSpareRoom,
+    TemporaryError,
+    WaitTimeout,
+)
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import Phase, Record
+from lora_fs.sidecar.model import Phase, Record, public_of, side_name
 from lora_fs.sidecar.reconcile import backoff
 from lora_fs.sidecar.reconcile.backoff import Failure
 from lora_fs.sidecar.reconcile.catalog import Served
@@ -37,7 +45,7 @@ COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Changing:
-    """Plain names of loads and unloads under way when it was asked for, or ended while somebody has it."""
+    """Engine's names that it loaded or unloaded when it was asked, or until the answer is noted."""
 
     names: set[str]
 
@@ -71,10 +79,11 @@ class Residents:
         self.draining: frozenset[str] = frozenset()
         self.records: dict[str, Record] = {}
         self._holds: Counter[str] = Counter()
-        self._busy: frozenset[str] = frozenset()
+        self._busy: frozenset[str] | None = frozenset()  # None: unknown
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
-        self._under_load: dict[str, Record] = {}  # by public name
+        self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
+        self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
@@ -84,15 +93,14 @@ class Residents:
 
     def name_of(self, served: Served) -> str | None:
         """The engine's name for exactly these bytes, None if it does not hold them."""
-        path = self._stager.path(served.record)
-        for name in (served.name, side_name(served)):
-            if self.paths.get(name) == path:
-                return name
-        return None
+        path, record = self._stager.path(served.record), served.record
+        beside = side_name(served.name, record.revision, record.spec.digest)
+        names = (served.name, beside, public_of(beside))
+        return next((name for name in names if self.paths.get(name) == path), None)
 
     def in_flight(self, name: str) -> int:
-        """Requests that need the engine's ``name``: our own, or at least one if the engine says so."""
-        return self._holds[name] or int(name in self._busy)
+        """Requests that need the engine's ``name``: our own, or one if the engine has some or cannot tell."""
+        return self._holds[name] or int(self._busy is None or name in self._busy)
 
     def idle_s(self, name: str) -> float:
         """Seconds since the engine's ``name`` was last used."""
@@ -112,29 +120,31 @@ class Residents:
     def note_loaded(self, loaded: Loaded, meanwhile: Changing) -> None:
         """Believe the engine, except about names that were changing while it was asked."""
         changing = meanwhile.names | self._locked()
-        known = {name: path for name, path in self.paths.items() if _plain(name) in changing}
+        known = {name: path for name, path in self.paths.items() if name in changing}
         for name, path in loaded.adapters.items():
-            if self._stager.owns(path) and _plain(name) not in changing:
+            if self._stager.owns(path) and name not in changing:
                 known[name] = path
+        self._doubtful = {name: path for name, path in self._doubtful.items() if name in changing}
         for name in self.paths.keys() - known.keys():
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
 
-    def note_activity(self, activity: Activity) -> None:
-        """Count requests that reached the engine without the proxy as uses."""
-        self._busy = activity.busy
-        for name in activity.busy & self.paths.keys():
+    def note_activity(self, activity: Activity | None) -> None:
+        """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
+        self._busy = activity.busy if activity is not None else None
+        for name in self._busy & self.paths.keys() if self._busy is not None else ():
             self._used_at[name] = self._clock()
 
     def copies_in_use(self) -> set[str]:
         """Staged copies that the engine serves, or yet or soon reads."""
         going = (path for path, _ in self._under_unload.values())
-        return {*self.paths.values(), *going, *map(self._stager.path, self._under_load.values())}
+        loading = map(self._stager.path, self._under_load.values())
+        return {*self.paths.values(), *going, *loading, *self._doubtful.values()}
 
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
         yield from ((name, record) for name, record in self.records.items() if name in self.paths)
-        yield from self._under_load.items()
+        yield from ((name, record) for (name, _), record in self._under_load.items())
         yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
 
     def changing(self) -> Changing:
@@ -214,56 +224,70 @@ class Residents:
         self._on_change()
 
     async def _load(self, served: Served, spare: bool) -> str:
-        async with self._change(served.name):
-            key, failure = served.record.key, self.failures.get(served.name)
-            again = failure is not None and failure.concerns(served.record)
-            try:
-                self.phases[served.name] = Phase.VALIDATING
-                self._under_load[served.name] = served.record
-                with self._measured("stage", served.record):
-                    staging = self._stager.stage(served.record)
-                    self._events.tell("Retrying" if again else "Loading", key=key)
-                    path = await staging
+        record, load = served.record, (served.name, served.record.spec.digest)
+        key, failure = record.key, self.failures.get(served.name)
+        again = failure is not None and failure.concerns(record)
+        try:
+            self.phases[served.name] = Phase.VALIDATING
+            self._under_load[load] = record
+            with self._measured("stage", record):
+                staging = self._stager.stage(record)
+                self._events.tell("Retrying" if again else "Loading", key=key)
+                path = await staging
+            async with self._change(served.name):
                 self.phases[served.name] = Phase.LOADING
                 name = await self._place(served, path, spare)
-            except LoraFsError as error:
-                previous = self.failures.get(served.name)
-                self.failures[served.name] = backoff.after(previous, served.record, error, self._clock())
-                if not isinstance(error, NoSpareRoom):
-                    self.counters["load_failures_total"] += 1
-                    self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
-                raise
-            finally:
-                del self.phases[served.name], self._under_load[served.name]
-            self.failures.pop(served.name, None)
-            self.counters["loads_total"] += 1
-            self._events.tell("Loaded", f"as {name}", key)
-            self._used_at[name] = self._clock()
-            told = event("load.done", adapter=served.name, revision=served.record.revision, engine_name=name)
-            logger.info("%s is loaded", served.name, extra=told)
-            return name
+        except LoraFsError as error:
+            previous = self.failures.get(served.name)
+            self.failures[served.name] = backoff.after(previous, record, error, self._clock())
+            if not isinstance(error, NoSpareRoom):
+                self.counters["load_failures_total"] += 1
+                self._events.tell("Failed", f"{type(error).__name__}: {error}", key, warning=True)
+            raise
+        finally:
+            self.phases.pop(served.name, None)
+            del self._under_load[load]
+        self.failures.pop(served.name, None)
+        self.counters["loads_total"] += 1
+        self._events.tell("Loaded", f"as {public_of(name)}", key)
+        self._used_at[name] = self._clock()
+        told = event("load.done", adapter=served.name, revision=record.revision, engine_name=name)
+        logger.info("%s is loaded", served.name, extra=told)
+        return name
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
-        """Load ``path`` under the plain name, or beside it while requests need the old bytes."""
-        name, old = served.name, self.paths.get(served.name)
+        """Load ``path`` under the public name, or beside it while requests need the old bytes."""
+        name, record, old = served.name, served.record, self.paths.get(served.name)
         if old == path:
             return name
         if old is not None and self.in_flight(name):
-            name, old = side_name(served), None
+            beside = side_name(name, record.revision, record.spec.digest)
+            async with self._change(beside):
+                await self._load_as(beside, path, record, spare)
+            return beside
         if old is not None:
             await self._unload(name)
             self._tell("Evicted", "another revision takes its place", name)
         try:
-            with self._measured("load", served.record):
-                await self._engine.load(name, path, served.record, spare=spare)
+            await self._load_as(name, path, record, spare)
         except NameTaken as error:
             ours = error.path is not None and self._stager.owns(error.path)
             if old is not None or name in self.paths or not ours:
                 raise
             self.paths[name] = str(error.path)  # it goes as any that is replaced
             return await self._place(served, path, spare)
-        self.paths[name], self.records[name] = path, served.record
         return name
+
+    async def _load_as(self, name: str, path: str, record: Record, spare: bool) -> None:
+        self._doubtful[name] = path
+        try:
+            with self._measured("load", record):
+                await self._engine.load(name, path, record, spare=spare)
+        except (EngineRejected, NoSpareRoom):
+            del self._doubtful[name]
+            raise
+        del self._doubtful[name]
+        self.paths[name], self.records[name] = path, record
 
     # -- unloading -----------------------------------------------------------------------------
 
@@ -321,27 +345,18 @@ class Residents:
 
     def _tell(self, reason: str, message: str, name: str) -> None:
         record = self.records.get(name)
-        known = (message, record.key) if record is not None else (f"{name}: {message}", None)
+        known = (message, record.key) if record is not None else (f"{public_of(name)}: {message}", None)
         self._events.tell(reason, *known)
 
     @asynccontextmanager
     async def _change(self, name: str) -> AsyncIterator[None]:
-        """Have the plain name to oneself; whose question to the engine is under way is told of it."""
+        """Lock the engine's ``name``, and let questions to the engine that are under way know of it."""
         async with self._lock(name):
             try:
                 yield
             finally:
                 for one in self._changing:
-                    one.names.add(_plain(name))
+                    one.names.add(name)
 
     def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(_plain(name), asyncio.Lock())
-
-
-def side_name(served: Served) -> str:
-    """The engine's name for a revision whose plain name is still busy with another."""
-    return f"{_plain(served.name)}@{served.record.revision}"
-
-
-def _plain(name: str) -> str:
-    return name.partition("@")[0]
+        return self._locks.setdefault(name, asyncio.Lock())

@@ -67,20 +67,22 @@ class Room:
             free = self._stager.release(self._residents.copies_in_use())
             if free >= lacks:
                 return True
-            resident = [self._as_asked(one) for one in self._look()]
-            paths = self._residents.paths
-            gone = {
-                name: paths[name]
-                for name in plan.give_way(resident, lacks - free, self._weights)
-                if name in paths
-            }
-            for name in gone:
-                await self._residents.unload(name, f"Evicted: its staged copy makes room for {record.name}")
-                if name in self._residents.paths:
-                    break  # without its copy the others' are too little
-            in_use = self._residents.copies_in_use()
-            return bool(gone) and self._stager.release(in_use, gone.values()) > 0
+            paths, refused, gone = self._residents.paths, set[str](), set[str]()
+            while free < lacks:
+                resident = [self._as_asked(one) for one in self._look() if one.name not in refused]
+                victims = plan.stale(resident)[:1] or plan.give_way(resident, lacks - free, self._weights)
+                if not victims:
+                    break
+                for name in victims:
+                    path = paths[name]
+                    await self._residents.unload(name, f"Evicted: its copy makes room for {record.name}")
+                    if name in self._residents.paths:
+                        refused.add(name)  # the engine keeps it, or it came into use: another one goes
+                        break
+                    gone.add(path)
+                free = self._stager.release(self._residents.copies_in_use(), gone)
+            return free > 0
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
-        asked = one.wanted is not None and self._asked[self._stager.path(one.wanted)]
+        asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]
         return replace(one, in_flight=one.in_flight + int(asked))

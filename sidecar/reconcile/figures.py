@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.model import JsonObject, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog
 from lora_fs.sidecar.reconcile.engine_state import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
-    """What the engine holds, by the name that clients send, or else by the engine's: ``bodies.Residency``."""
+    """What the engine holds, by the name that clients send: ``bodies.Residency``.
+
+    Of two copies of one revision, of which one leaves, the one that new requests get is told.
+    """
     found: dict[str, JsonObject] = {}
     for engine_name, path in residents.paths.items():
         plain = engine_name.partition("@")[0]
         active = catalog.served.get(plain)
         serves_plain = active is not None and residents.name_of(active) == engine_name
-        found[plain if serves_plain else engine_name] = {
-            "engine_name": engine_name,
+        public = public_of(engine_name)
+        name = plain if serves_plain else public
+        if name in found and not serves_plain:
+            continue
+        found[name] = {
+            "engine_name": public,
             "in_flight": residents.in_flight(engine_name),
             "idle_s": round(residents.idle_s(engine_name), 1),
             "path": path,

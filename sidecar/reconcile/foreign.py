@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lora_fs.sidecar.engine.protocol import Loaded
-from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope
+from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, public_of
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it
@@ -30,7 +30,8 @@ class Foreign:
     @classmethod
     def of(cls, loaded: Loaded, ours: Callable[[str], bool]) -> Foreign:
         """``ours``: whether a path is one of this replica's copies."""
-        roots = {name: loaded.adapters[name] for name in loaded.cards if not ours(loaded.adapters[name])}
+        elsewhere = {name: loaded.adapters[name] for name in loaded.cards if not ours(loaded.adapters[name])}
+        roots = {name: path for name, path in elsewhere.items() if not _is_side_copy(name, path)}
         cards = (*loaded.base_cards, *map(loaded.cards.__getitem__, roots))
         return cls(tuple(map(dict, cards)), roots)
 
@@ -61,5 +62,14 @@ class Foreign:
                 return scope.namespace
             if at and AdapterKey(*scope, revision, plain) in desired.records:
                 return scope.namespace
-        *_, folder, last = ("", *root.split("/"))
-        return UNKNOWN if last == plain.rpartition("/")[2] and _DIGEST.fullmatch(folder) else None
+        return UNKNOWN if _is_copy(plain, root) else None
+
+
+def _is_copy(plain: str, root: str) -> bool:
+    *_, folder, last = ("", *root.split("/"))
+    return last == plain.rpartition("/")[2] and _DIGEST.fullmatch(folder) is not None
+
+
+def _is_side_copy(name: str, root: str) -> bool:
+    """Whether another sidecar loaded it beside its public name: no client knows it by this name."""
+    return public_of(name) != name and _is_copy(name.partition("@")[0], root)

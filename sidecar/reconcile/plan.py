@@ -104,6 +104,11 @@ def decide(
     return Plan(unload, tuple(draining), tuple(one.name for one in load), spare)
 
 
+def stale(resident: list[Resident]) -> tuple[str, ...]:
+    """Names that serve nothing any more and that nobody uses: what they free is not known before they go."""
+    return tuple(one.name for one in resident if not one.current and not one.in_flight)
+
+
 def give_way(
     resident: list[Resident], lacks: int, weights: Mapping[str, int] | None = None
 ) -> tuple[str, ...]:

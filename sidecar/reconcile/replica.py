@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import anyio.to_thread
 
 from lora_fs.sidecar import tracing
-from lora_fs.sidecar.engine.protocol import Engine, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Policy, Record
@@ -100,6 +100,7 @@ class Replica:
             namespaces, self._residents, stager, limits.default_policy, limits.max_loaded
         )
         self._pin_problem: str | None = None
+        self._activity_problem: str | None = None
         read, look, default = self._read_engine, self._resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)
         stager.find_room = self._room.find
@@ -184,8 +185,7 @@ class Replica:
         conditions, problem = list(self._volume.conditions()), self._ended or self._engine_problem
         if problem is not None:
             conditions.append(f"EngineUnavailable: {problem}")
-        if self._pin_problem is not None:
-            conditions.append(self._pin_problem)
+        conditions += [one for one in (self._pin_problem, self._activity_problem) if one is not None]
         return Readiness(problem is None and self._volume.read_once, tuple(conditions))
 
     def counters(self) -> Mapping[str, float]:
@@ -299,7 +299,7 @@ class Replica:
         if not self._volume.read_once:
             return
         catalog, limits = self.catalog(), self._limits
-        self._news.written(self._volume.desired, self._volume.recent)
+        self._news.written(self._volume.desired)
         self._pin_problem = self._subjects.pin_problem(catalog, self.capacity())
         resident = self._resident()
         self._engine.prefer({entry.name: entry.policy for entry in resident})
@@ -338,12 +338,23 @@ class Replica:
         changing = self._residents.changing()
         loaded = await self._engine.loaded()
         self._residents.note_loaded(loaded, changing)
-        if self._residents.paths:
-            activity = await self._engine.activity()
-            self._residents.note_activity(activity)
-            self._max_loras = activity.max_loras
-            if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
-                self._slots = activity.max_loras
+        await self._read_activity(swaps=not loaded.tiers)
         if loaded != self._engine_view:
             self._foreign = Foreign.of(loaded, self._stager.owns)
             self.engine_names, self._engine_view = self._foreign.names, loaded
+
+    async def _read_activity(self, *, swaps: bool) -> None:
+        """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""
+        if not self._residents.paths:
+            self._activity_problem = None
+            return self._residents.note_activity(Activity())
+        try:
+            activity = await self._engine.activity()
+        except EngineUnavailable as error:
+            self._activity_problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
+            return self._residents.note_activity(None)
+        self._activity_problem = None
+        self._residents.note_activity(activity)
+        self._max_loras = activity.max_loras
+        if not swaps:
+            self._slots = activity.max_loras

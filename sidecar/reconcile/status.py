@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from lora_fs.sidecar.errors import NoSpareRoom
-from lora_fs.sidecar.model import AdapterStatus, Phase, Record
+from lora_fs.sidecar.model import AdapterStatus, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.engine_state import Residents
 
@@ -48,7 +48,7 @@ def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus
         if engine_name not in residents.draining and not catalog.is_withdrawn(record):
             continue
         plain = engine_name.partition("@")[0]
-        name = f"{plain}@{record.revision}" if plain in catalog.served else engine_name
+        name = f"{plain}@{record.revision}" if plain in catalog.served else public_of(engine_name)
         requests = residents.in_flight(engine_name)
         why = ("InUse", f"waits for {requests} requests to end") if requests else ("Unloading", "")
         found[name] = _make(record, Phase.DRAINING, *why)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lora_fs.sidecar.model import Policy, PolicyKind
+from lora_fs.sidecar.model import Policy, PolicyKind, public_of
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.engine_state import Residents
@@ -42,8 +42,9 @@ class Subjects:
         """What is loaded. Of what nothing is known, as while its record cannot be read, none is decided."""
         residents, found = self._residents, []
         for name, path in residents.paths.items():
-            served = lookup(name)
-            if served is None and not is_withdrawn(name):
+            public = public_of(name)
+            served = lookup(public)
+            if served is None and not is_withdrawn(public):
                 continue
             found.append(
                 plan.Resident(

@@ -34,6 +34,17 @@ class UnloadBody(BaseModel):
     lora_int_id: int | None = Field(None, description="Taken for vLLM's clients, without effect")
 
 
+class SageMakerBody(BaseModel):
+    """``POST /adapters``: SageMaker's RegisterLoRAAdapterRequest, with vLLM's additions."""
+
+    name: str = Field(description="What clients send as their model")
+    src: str = Field(description="As `lora_path` in `POST /v1/load_lora_adapter`")
+    load_inplace: bool = Field(False, description="Register a new revision if the name exists")
+    is_3d_lora_weight: bool = Field(False, description="Taken for vLLM's clients, without effect")
+    preload: bool = Field(True, description="Taken for SageMaker's clients, without effect")
+    pin: bool = Field(False, description="Taken for SageMaker's clients, without effect")
+
+
 class ModelCard(BaseModel):
     """One model or adapter, in vLLM's shape."""
 

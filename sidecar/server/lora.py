@@ -1,4 +1,4 @@
-"""Load and unload in vLLM's shapes, and what this replica knows of every adapter.
+"""Load and unload in vLLM's shapes and in SageMaker's, and what this replica knows of every adapter.
 
 Load and unload write the desired state, then wait, bounded, for this replica to follow. Each is
 told to the audit, done or refused.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
@@ -23,6 +23,7 @@ from lora_fs.sidecar.server.bodies import (
     ErrorBody,
     LoadBody,
     LoraInfo,
+    SageMakerBody,
     UnloadBody,
 )
 from lora_fs.sidecar.server.listing import Listing
@@ -43,6 +44,7 @@ _STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
     Phase.FAILED: "failed",
 }
 
+_AdapterName = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
 _Name = Annotated[str | None, Query(description="A pattern of the name: `*`, `?` and `[…]` as in a shell")]
 _Selector = Annotated[
     str | None,
@@ -54,7 +56,7 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The routes. ``trail``: where admin calls are told; None: to the log alone."""
     acts = Acts(replica, admin, trail)
-    token_first = acts.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER)
+    token_first = acts.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)
 
     @routes.post(
@@ -84,6 +86,27 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         async with acts.admitted(request, Verb.UNREGISTER, name) as (caller, _):
             await replica.unload_adapter(name, writer=caller.writer)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    @routes.post(
+        "/adapters",
+        summary="Register an adapter everywhere, and load it here: SageMaker's call",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def register(body: SageMakerBody, request: Request) -> Response:
+        wanted = LoadBody(lora_name=body.name, lora_path=body.src, load_inplace=body.load_inplace)
+        await load(wanted, request)
+        return PlainTextResponse(f"Adapter {body.name} registered")
+
+    @routes.delete(
+        "/adapters/{adapter_name:path}",
+        summary="Unregister an adapter everywhere: SageMaker's call",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def unregister(adapter_name: _AdapterName, request: Request) -> Response:
+        await unload(UnloadBody(lora_name=adapter_name), request)
+        return PlainTextResponse(f"Adapter {adapter_name} unregistered")
 
     listing = Listing(replica)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from lora_fs.sidecar.registry.view.snapshot import changes
+from lora_fs.sidecar.registry.view.snapshot import touched
 from lora_fs.sidecar.server.ports import Served
 
 One = TypeVar("One")
@@ -21,8 +21,9 @@ class Made(Generic[One]):
 
     def of(self, served: Mapping[str, Served]) -> dict[str, One]:
         """By name, in no order. Another mapping than before if anything is another."""
-        came = {name: self._make(one) for name, one in changes(self._of, served)}
-        gone = [name for name, _ in changes(served, self._of) if name not in served]
+        names = touched(self._of, served)
+        came = {name: self._make(served[name]) for name in names if name in served}
+        gone = [name for name in names if name not in served]
         self._of = served
         if came or gone:
             self._made = self._made | came

@@ -83,7 +83,7 @@ def test_through_a_pipe(filled: LoraFs, root: Path, tmp_path: Path) -> None:
 def test_an_archive_from_stdin(
     filled: LoraFs, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    """As export - writes it: restored, merged, and nothing of it is left in the temporary folder."""
+    """As export - writes it: restored, and nothing of it is left in the temporary folder."""
     exported = subprocess.run([LORA_FS, "export", "-"], capture_output=True, check=True).stdout
     sent = gzip.compress(exported) if packed else exported
     spool = tmp_path / "spool"
@@ -91,11 +91,10 @@ def test_an_archive_from_stdin(
     monkeypatch.setenv("TMPDIR", str(spool))
     words = [LORA_FS, "import", "archive", "-"]
     shutil.rmtree(root)
-    for outcome in ("restore", "same"):
-        ran = subprocess.run(words, input=sent, capture_output=True, check=False)
-        assert (ran.returncode, ran.stderr) == (0, b"")
-        assert ran.stdout.decode().startswith(outcome)
-        assert listed(filled) == BOTH
+    ran = subprocess.run(words, input=sent, capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout.decode().startswith("restore")
+    assert listed(filled) == BOTH
     for broken in (b"", sent[: len(sent) // 2]):
         ran = subprocess.run(words, input=broken, capture_output=True, check=False)
         assert (ran.returncode, b"stdin is no" in ran.stderr) == (2, True)
@@ -114,55 +113,34 @@ def test_a_disk_that_is_full(filled: LoraFs, monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.glob("backup*")) == []
 
 
-def test_conflicts_change_nothing_until_decided(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
-    """Exit 4 and each difference named; keep and take do what they say."""
+def test_a_registry_takes_no_archive(filled: LoraFs, root: Path, tmp_path: Path) -> None:
+    """Exit 4 says what to do instead, and that brings back an adapter withdrawn by mistake."""
     filled("export", "backup.tar")
-    other = str(tmp_path / "other")
-    filled("--root", other, "register", "support", folder(0), "--policy", "pinned", "--create")
-    refused = filled("--root", other, "import", "archive", "backup.tar")
-    assert refused.code == 4
-    assert "conflict" in refused.out
-    assert "nothing was changed" in refused.err
-    kept = filled("--root", other, "import", "archive", "backup.tar", "--conflicts", "keep", "-o", "json")
-    assert {row["outcome"] for row in kept.json["items"]} == {"kept", "add"}
-    taken = filled("--root", other, "import", "archive", "backup.tar", "--conflicts", "take")
-    assert taken.code == 0
-    assert [one["active"] for one in filled("--root", other, "list", "-o", "json").json] == [False, True]
+    assert filled("unregister", "support", "--all-revisions").code == 0
+    for more in ([], ["--dry-run"], ["--as-new"]):
+        ran = filled("import", "archive", "backup.tar", *more)
+        assert (ran.code, "lora-fs register NAME" in ran.err) == (4, True), ran.err
+    assert listed(filled) == []
+    beside = tmp_path / "beside"
+    assert filled("--root", str(beside), "import", "archive", "backup.tar", "--as-new").code == 0
+    source = str(beside / "default/tiny/v2/support")
+    assert filled("register", "support", source, "--revision", "v2").code == 0
+    assert listed(filled) == [("support", "v2", True)]
 
 
-def test_linked_adapters_are_imported_again_and_restored(
+def test_linked_adapters_are_restored(
     filled: LoraFs, root: Path, tmp_path: Path, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their folder is gone, the archive has the files: each import is whole and can be repeated."""
+    """Their folder is gone, the archive has the files."""
     monkeypatch.setenv("LORA_FS_ALLOWED_SOURCES", str(tmp_path))
     linked = write_adapter(tmp_path / "linked", 5)
     assert filled("register", "linked", str(linked), "--link").code == 0
     filled("export", "backup.tar")
     shutil.rmtree(linked)
-    other = ("--root", str(tmp_path / "other"))
-    assert filled(*other, "register", "mine", folder(2), "--create").code == 0
-    again = (*other, "import", "archive", "backup.tar")
-    assert [filled(*again).code, filled(*again).code, filled(*other, "fsck").code] == [0, 0, 0]
-    assert filled("import", "archive", "backup.tar").code == 0  # where it was linked
-    assert filled("fsck").code == 0
     shutil.rmtree(root)
     ran = filled("import", "archive", "backup.tar")
     assert (ran.code, ran.err) == (0, "")
     assert filled("fsck").code == 0
-    assert "same\n" in filled("import", "archive", "backup.tar").out
-
-
-def test_other_bytes_are_told_apart_from_what_can_be_decided(
-    filled: LoraFs, tmp_path: Path, folder: Folder
-) -> None:
-    """Who gave --conflicts is not told to give it."""
-    filled("export", "backup.tar")
-    other = ("--root", str(tmp_path / "other"))
-    filled(*other, "register", "support", folder(7), "--create")
-    for rule in ("keep", "take"):
-        ran = filled(*other, "import", "archive", "backup.tar", "--conflicts", rule)
-        assert (ran.code, "other bytes need another revision" in ran.err) == (4, True)
-        assert "leaves what is here" not in ran.err
 
 
 def test_one_scope_alone(filled: LoraFs, tmp_path: Path, folder: Folder) -> None:
@@ -192,7 +170,7 @@ def test_an_export_that_lacks_something_says_so(filled: LoraFs, root: Path) -> N
         (["nim", "empty"], 2, "holds no folder"),
         (["tape", "text"], 2, "archive"),
         (["archive", "text", "--link"], 2, "--link is not for"),
-        (["nim", "empty", "--conflicts", "keep"], 2, "--conflicts is not for"),
+        (["nim", "empty", "--as-new"], 2, "--as-new is not for"),
     ],
 )
 def test_what_cannot_be_imported_is_told(

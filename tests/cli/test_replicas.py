@@ -356,6 +356,23 @@ def test_gc_with_a_report_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, r
     assert (root / "default" / "tiny" / "v1" / "a").is_dir()
 
 
+def test_gc_lists_what_it_may_not_remove(
+    lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes the rest, says what stays and why, and exits with 1."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("unregister", "a")
+    stays = root / ".tmp-dead"
+    stays.touch()
+    age(root)
+    fail(monkeypatch, "unlink", errno.EACCES, when=lambda path, *_, **__: Path(path) == stays)
+    ran = lora_fs("gc", "-o", "json")
+    assert ran.code == 1
+    assert f"1 of 2 things were not removed:\n  - cannot remove {stays}: Permission denied" in ran.err
+    assert [one["path"] for one in ran.json["refused"]] == [str(stays)]
+    assert [one["path"] for one in ran.json["removed"]] == [str(root / "default" / "tiny" / "v1" / "a")]
+
+
 def test_gc_leaves_what_a_replica_serves(lora_fs: LoraFs, folder: Folder, report: Report, root: Path) -> None:
     """Requests may still be under way there."""
     lora_fs("register", "a", folder(1))

@@ -15,7 +15,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-import threading
 from pathlib import Path
 
 import httpx
@@ -139,9 +138,7 @@ class Reader:
             admin=Admin(settings.token_file),
             background=assembly.running,
         )
-        self._urls[port] = self._stack.enter_context(serving(app))
-        while httpx.get(f"{self._urls[port]}/readyz").status_code != httpx.codes.OK:
-            threading.Event().wait(0.02)
+        self._urls[port] = self._stack.enter_context(serving(app, assembly.replica))
         return self._urls[port]
 
     def _asks(self, words: list[str]) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -19,6 +19,12 @@ from lora_fs.demo.waiting import wait_until
 OPERATORS, READER = "all-of-it-4711", "looks-at-a-42"
 TOKENS = f"{OPERATORS} name=operators\n{READER} name=board-a namespaces=team-a verbs=read\n"
 LISTED_S = 20.0
+
+
+class Updating(PluginReplica):
+    """With vLLM's own routes that load and unload, as who moves here from the sidecar has them."""
+
+    engine_env: ClassVar = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def replica(
         "public_namespaces": "default",
         "token_file": str(folder / "tokens"),
     }
-    with closing(PluginReplica("a", farm, model_dir, volume, folder / "run", settings=settings)) as replica:
+    with closing(Updating("a", farm, model_dir, volume, folder / "run", settings=settings)) as replica:
         volume.run("register", "open", str(adapters(20)))
         volume.run("--namespace", "team-a", "register", "own", str(adapters(21)))
         replica.wait_ready()
@@ -95,3 +101,23 @@ def test_who_may_register(replica: PluginReplica, adapters: Callable[[int], Path
     assert complete(replica, "default/new", None).status_code == 404
     assert load(replica, adapters(22), OPERATORS).status_code == 200
     assert complete(replica, "default/new", None).status_code == 200
+
+
+def test_sagemakers_calls_are_the_registrys(
+    replica: PluginReplica, adapters: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Like vLLM's own: with a token, from allowed folders, and listed; nobody else's are there."""
+    body = {"name": "default/made", "src": str(adapters(23))}
+    outside = {**body, "src": str(tmp_path)}
+    for token, sent, status in ((None, body, 401), (READER, body, 403), (OPERATORS, outside, 400)):
+        answer = replica.http.post("/adapters", json=sent, headers=bearer(token))
+        assert answer.status_code == status, answer.text
+        assert complete(replica, "default/made", OPERATORS).status_code == 404
+    done = replica.http.post("/adapters", json=body, headers=bearer(OPERATORS))
+    assert (done.status_code, done.text) == (200, "Adapter default/made registered")
+    assert "default/made" in names(replica, None)
+    assert complete(replica, "default/made", None).status_code == 200
+    path = "/adapters/default/made"
+    for token, status in ((None, 401), (READER, 403), (OPERATORS, 200)):
+        assert replica.http.delete(path, headers=bearer(token)).status_code == status
+    assert complete(replica, "default/made", None).status_code == 404

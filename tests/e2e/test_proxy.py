@@ -75,6 +75,23 @@ def metric(replica: Replica, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
+def test_sagemakers_calls_are_the_registrys(pair: Pair[Pausable], adapters: Adapters) -> None:
+    """They register and unregister for every replica; of no spelling does the engine hear."""
+    http = pair.a.http
+    body = {"name": "made", "src": str(adapters(24)), "lora_name": "made", "lora_path": str(adapters(24))}
+    held = pair.a.engine_names()
+    spellings = ("//adapters", "/Adapters", "/v1/..%2fadapters", "/v1/adapters", "/x/adapters")
+    for path in spellings:
+        assert http.post(path, json=body).status_code in (400, 404, 405), path
+        assert http.delete(f"{path}/made").status_code in (400, 404, 405), path
+    assert pair.a.engine_names() == held
+    assert http.post("/adapters", json=body).text == "Adapter made registered"
+    wait_until("it is listed", lambda: "made" in pair.b.names(), timeout_s=20)
+    assert pair.b.answer("made") == pair.a.answer("made")
+    assert http.delete("/adapters/made").text == "Adapter made unregistered"
+    wait_until("it is gone", lambda: "made" not in pair.b.names(), timeout_s=20)
+
+
 def test_a_stream_is_passed_on_whole(pair: Pair[Pausable], register: Register, adapters: Adapters) -> None:
     """Events are passed on as the engine sends them, framing and ``[DONE]`` included.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Client:
     ) -> Answer:
         """Complete ``prompt`` greedily: equal weights give equal text."""
         body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        return self._post("/v1/completions", body, limit_s)
+        return self.post("/v1/completions", body, limit_s=limit_s)
 
     def complete_all(self, models: Iterable[str], *, max_tokens: int = 8) -> list[Answer]:
         """The same, all at once; answers in the order of ``models``."""
@@ -88,7 +88,7 @@ class Client:
         """The four best log-probabilities of each of eight tokens, and before them of the prompt's."""
         body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "logprobs": 4, "temperature": 0}
         body["echo"] = echo
-        answer = self._post("/v1/completions", body, COMPUTED_LIMIT_S)
+        answer = self.post("/v1/completions", body, limit_s=COMPUTED_LIMIT_S)
         assert answer.status == 200, answer
         told = json.loads(answer.body)["choices"][0]["logprobs"]
         return [value for best in told["top_logprobs"] if best for value in sorted(best.values())[-4:]]
@@ -96,7 +96,7 @@ class Client:
     def prompt_logprobs(self, model: str, tokens: list[int]) -> list[float]:
         """The log-probability of each of a prompt's tokens but the first."""
         body = {"model": model, "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 0}
-        answer = self._post("/v1/completions", body, COMPUTED_LIMIT_S)
+        answer = self.post("/v1/completions", body, limit_s=COMPUTED_LIMIT_S)
         assert answer.status == 200, answer
         told = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
         return [best[str(token)]["logprob"] for token, best in zip(tokens[1:], told[1:], strict=True)]
@@ -110,11 +110,11 @@ class Client:
     def load(self, name: str, path: object, *, limit_s: float = LIMIT_S, **more: object) -> Answer:
         """``POST /v1/load_lora_adapter``."""
         body = {"lora_name": name, "lora_path": str(path), **more}
-        return self._post("/v1/load_lora_adapter", body, limit_s)
+        return self.post("/v1/load_lora_adapter", body, limit_s=limit_s)
 
     def unload(self, name: str) -> Answer:
         """``POST /v1/unload_lora_adapter``."""
-        return self._post("/v1/unload_lora_adapter", {"lora_name": name}, LIMIT_S)
+        return self.post("/v1/unload_lora_adapter", {"lora_name": name})
 
     def names(self) -> set[str]:
         """What ``/v1/models`` lists."""
@@ -146,10 +146,19 @@ class Client:
         except httpx.TransportError:
             return False
 
-    def _post(self, path: str, body: dict[str, object], limit_s: float) -> Answer:
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, object],
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "POST",
+        limit_s: float = LIMIT_S,
+    ) -> Answer:
+        """Any call with a body of JSON."""
         began = time.monotonic()
         try:
-            response = self._http.post(path, json=body, timeout=limit_s)
+            response = self._http.request(method, path, json=body, headers=headers, timeout=limit_s)
         except httpx.TransportError as error:
             return Answer(None, f"{type(error).__name__}: {error}", time.monotonic() - began)
         took_s = time.monotonic() - began

@@ -7,6 +7,7 @@ adapter; it says what it always says, without a stop, and the engine is healthy 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -33,14 +34,25 @@ LOST = ("volume-gone", "volume-truncated", "stage-gone", "stage-truncated", "bot
 SMALL_HOST_BYTES = 290_000
 # Six of rank 4, and nothing else.
 FULL_HOST_BYTES = 210_000
+# Where clients ask for a model, and what else they have to send.
+ASKED: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/responses": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/invocations": {"prompt": "x"},
+}
+ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 KEPT = tuple(f"kept-{number}" for number in range(5))
 ALLOWED = ",".join(sorted({bad.finding for bad in BAD.values() if CODES[bad.finding].overridable}))
 
 
 @pytest.fixture(scope="module")
 def plugin(farm: EngineFarm, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plugin]:
-    """The registry and the engine of most rows."""
-    with plugin_engine("day", farm, model_dir, tmp_path_factory.mktemp("plugin")) as plugin:
+    """The registry and the engine of most rows. vLLM's own routes for adapters are on; elsewhere off."""
+    folder = tmp_path_factory.mktemp("plugin")
+    with plugin_engine("day", farm, model_dir, folder, VLLM_ALLOW_RUNTIME_LORA_UPDATING="True") as plugin:
         yield plugin
 
 
@@ -464,6 +476,36 @@ def test_base_model_beside_adapters(plugin: Plugin, client: Client) -> None:
     with plugin.unharmed():
         assert {client.complete(MODEL_NAME).text for _ in range(10)} == {alone}
         assert {answer.text for answer in client.complete_all([MODEL_NAME] * 8)} == {alone}
+
+
+@pytest.mark.parametrize("name", ["nobody", "withdrawn"])
+@pytest.mark.parametrize("which", ["plugin", "small"])
+def test_a_name_that_is_not_served(
+    request: pytest.FixtureRequest, adapters: Adapters, which: str, name: str
+) -> None:
+    """404 wherever a model is asked for, with vLLM's own routes for adapters on and off."""
+    one: Plugin = request.getfixturevalue(which)
+    if name == "withdrawn":
+        one.load(name, adapters(0))
+        assert one.client.unload(name).status == 200
+    for path, body in ASKED.items():
+        answer = one.client.post(path, {"model": name, **body}, {ADAPTER_HEADER: name})
+        assert answer.status == 404, (path, answer)
+        assert f"`{name}` does not exist" in answer.body
+
+
+def test_no_route_changes_adapters_past_the_registry(plugin: Plugin, client: Client) -> None:
+    """Of all that the running server says it has, each is asked to load what it may not, and to unload."""
+    held = client.names() - {MODEL_NAME}
+    known = client.get_json("/openapi.json")["paths"]
+    body = {"lora_name": "past", "lora_path": "/etc", "name": "past", "src": "/etc", "model": "past"}
+    assert len(known) > 30
+    for path, methods in known.items():
+        for method in methods.keys() - {"get"}:
+            answer = client.post(re.sub("{.*}", "past", path), body, method=method.upper())
+            assert answer.status is not None, (path, answer)
+    assert client.names() - {MODEL_NAME} == held
+    check_refused(client.complete("past"), 404, "past")
 
 
 def test_unknown_names_leave_nothing(client: Client, stream: Stream) -> None:

@@ -111,7 +111,8 @@ def plugin_app(assembly: Assembly) -> FastAPI:
 def url(
     request: pytest.FixtureRequest, volume: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    with serving(request.param(assembled(volume, tmp_path_factory.mktemp("stage")))) as at:
+    assembly = assembled(volume, tmp_path_factory.mktemp("stage"))
+    with serving(request.param(assembly), assembly.replica) as at:
         yield at
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,14 @@ from typing import cast
 import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State
+from lora_fs.sidecar.errors import (
+    EngineUnavailable,
+    LoraFsError,
+    NameTaken,
+    NotFound,
+    VolumeUnavailable,
+)
+from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State, side_name
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Limits, Replica
@@ -33,7 +40,9 @@ class FakeEngine:
     base: tuple[str, ...] = ("tiny",)
     loads: list[str] = field(default_factory=list)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    refuses_taken: bool = False  # as a real one does: a name that has other bytes
     busy: set[str] = field(default_factory=set)
+    has_metrics: bool = True
     up: bool = True
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,6 +58,8 @@ class FakeEngine:
 
     async def activity(self) -> Activity:
         self._check_up()
+        if not self.has_metrics:
+            raise EngineUnavailable("/metrics answered 500")
         return Activity(frozenset(self.busy))
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
@@ -59,6 +70,8 @@ class FakeEngine:
         self.loads.append(name)
         self.asked.set()
         await self.gate.wait()
+        if self.refuses_taken and self.adapters.get(name, path) != path:
+            raise NameTaken(f"{name} is taken", reason="taken", path=self.adapters[name])
         for fragment, error in self.refuses.items():
             if fragment in path.rpartition("/")[2]:  # not in the digest before it
                 raise error
@@ -99,6 +112,10 @@ class FakeStager:
     def path(self, record: Record) -> str:
         return f"/stage/{record.spec.digest[7:]}/{record.name}-{record.revision}"
 
+    def beside(self, record: Record) -> str:
+        """The engine's name for it while the public name is busy."""
+        return side_name(record.name, record.revision, record.spec.digest)
+
     def owns(self, path: str) -> bool:
         return path.startswith("/stage/")
 
@@ -128,9 +145,9 @@ class FakeVolume:
         if not self.read_once:
             raise VolumeUnavailable("the registry has not been read yet")
 
-    def put(self, name: str, revision: str = "v1", policy: Policy | None = None) -> Record:
-        """Register a revision and let the plain name serve it."""
-        digest = f"sha256:{hash((name, revision)) & (2**64 - 1):064x}"
+    def put(self, name: str, revision: str = "v1", policy: Policy | None = None, content: int = 0) -> Record:
+        """Register a revision and let the plain name serve it; another ``content`` overwrites it."""
+        digest = f"sha256:{hashlib.sha256(f'{name} {revision} {content}'.encode()).hexdigest()}"
         spec = RECORD.spec.model_copy(update={"digest": digest, "policy": policy})
         record = RECORD.model_copy(update={"name": name, "revision": revision, "spec": spec})
         self.write({record.key: record}, name, revision)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import WaitTimeout
-from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
+from lora_fs.sidecar.errors import SourceUnavailable, WaitTimeout
+from lora_fs.sidecar.reconcile.admin.fetch_jobs import KEPT_S, MOST_KNOWN, Busy, Downloads, begun
 from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
 
 pytestmark = pytest.mark.anyio
@@ -82,3 +82,44 @@ async def test_an_outcome_that_nobody_fetched(stands: bool) -> None:
     downloads.wait_s = BOUND_S
     found = await asyncio.gather(*(downloads.run(what, told, call, look) for _ in range(2)))
     assert found == ["outcome 1" if stands else "outcome 2"] * 2
+
+
+async def abandon(downloads: Downloads[str], name: str, call: Callable[..., str]) -> None:
+    """Ask for a download and leave before it ends."""
+    downloads.wait_s = 0.0
+    with pytest.raises(WaitTimeout):
+        await downloads.run(("scope", name), begun(name, "default", "hf://a"), call)
+    downloads.wait_s = BOUND_S
+
+
+async def test_what_ended_is_not_under_way() -> None:
+    """Any number of outcomes that nobody collected leave room for new downloads; running ones do not."""
+    downloads, go = Downloads[str](wait_s=BOUND_S), threading.Event()
+    ended = asyncio.Semaphore(0)
+    downloads.wake = lambda: None if downloads.under_way() else ended.release()
+    for number in range(MOST_KNOWN):
+        await abandon(downloads, f"a{number}", lambda *_: "done" if go.wait(BOUND_S) else "late")
+    with pytest.raises(Busy, match=f"{MOST_KNOWN} downloads are under way"):
+        await downloads.run(("scope", "b"), begun("b", "default", "hf://b"), lambda *_: "done")
+    go.set()
+    await ended.acquire()
+    assert await downloads.run(("scope", "b"), begun("b", "default", "hf://b"), lambda *_: "done") == "done"
+
+
+async def test_an_old_failure_is_not_an_answer() -> None:
+    """A failure that nobody collected for KEPT_S is forgotten: the next caller gets a new try."""
+    now = [0.0]
+    downloads, ended = Downloads[str](wait_s=BOUND_S, clock=lambda: now[0]), asyncio.Event()
+    go = threading.Event()
+
+    def fail(*_: object) -> str:
+        go.wait(BOUND_S)
+        raise SourceUnavailable("the hub is away")
+
+    await abandon(downloads, "a", fail)
+    downloads.wake = ended.set
+    go.set()
+    await ended.wait()
+    now[0] += KEPT_S + 1
+    what, told = ("scope", "a"), begun("a", "default", "hf://a")
+    assert await downloads.run(what, told, lambda *_: "registered") == "registered"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
@@ -155,6 +156,28 @@ async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) ->
     assert "a" not in rig.engine.adapters
 
 
+async def test_an_engine_whose_metrics_fail_unloads_nothing(make_rig: MakeRig) -> None:
+    """What is in use is unknown: adapters are loaded and served, and none is unloaded until it is known."""
+    rig = make_rig()
+    for name in ("idle", "withdrawn"):
+        rig.volume.put(name)
+        await use(rig, name)
+    rig.engine.has_metrics = False
+    rig.clock.now += 600
+    rig.volume.remove("withdrawn")
+    rig.volume.put("eager", policy=EAGER)
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"idle", "withdrawn", "eager"}
+    assert rig.replica.readiness().ready
+    assert rig.replica.readiness().conditions == (
+        "ActivityUnknown: nothing is unloaded until it is known: /metrics answered 500",
+    )
+    rig.engine.has_metrics = True
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"eager"}
+    assert rig.replica.readiness().conditions == ()
+
+
 async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
     """The request in flight keeps it, a later one gets NotFound, and it goes at the end."""
     rig = make_rig()
@@ -226,14 +249,37 @@ async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.volume.put("a", "v1")
     async with rig.replica.hold("a", 5) as old:
-        rig.volume.put("a", "v2")
-        assert await use(rig, "a") == "a@v2"
+        beside = rig.stager.beside(rig.volume.put("a", "v2"))
+        assert await use(rig, "a") == beside
         await rig.settle()
-        assert set(rig.engine.adapters) == {old, "a@v2"}
+        assert set(rig.engine.adapters) == {old, beside}
         assert rig.replica.statuses()["a@v1"].phase is Phase.DRAINING
         assert rig.replica.residency()["a"]["engine_name"] == "a@v2"
     await rig.settle()
-    assert set(rig.engine.adapters) == {"a@v2"}
+    assert set(rig.engine.adapters) == {beside}
+
+
+async def test_a_revision_overwritten_again_and_again_under_streams(make_rig: MakeRig) -> None:
+    """Each content of one revision has an engine's name of its own, and no client sees any of them."""
+    rig = make_rig()
+    rig.engine.refuses_taken = True
+    async with AsyncExitStack() as streams:
+        for content in range(4):
+            record = rig.volume.put("a", "v1", content=content)
+            name = await streams.enter_async_context(rig.replica.hold("a", 5))
+            assert rig.engine.adapters[name] == rig.stager.path(record)
+            explicit = await streams.enter_async_context(rig.replica.hold("a@v1", 5))
+            assert rig.engine.adapters[explicit] == rig.stager.path(record)
+            await rig.settle()
+            assert set(rig.replica.residency()) <= {"a", "a@v1"}
+            assert set(rig.replica.statuses()) <= {"a", "a@v1"}
+            assert "~" not in str([*rig.replica.residency().items(), *rig.replica.events.events()])
+        assert len(set(rig.engine.adapters.values())) == 4
+        with pytest.raises(NotFound):
+            await use(rig, name)
+    await rig.settle()
+    assert set(rig.engine.adapters.values()) == {rig.stager.path(record)}
+    assert rig.replica._residents.failures == {}
 
 
 async def test_a_side_copy_goes_after_a_roll_back(make_rig: MakeRig) -> None:

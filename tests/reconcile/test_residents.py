@@ -246,10 +246,10 @@ async def test_what_was_forgotten_and_is_there_makes_room(
             async with rig.replica.hold("sql", 5):
                 pass
         rig.replica.forget("sql")
-        rig.volume.put("sql", "v2")
+        record = rig.volume.put("sql", "v2")
         await rig.settle()
         async with rig.replica.hold("sql", 5) as name:
-            assert name == ("sql@v2" if streams else "sql")
+            assert name == (rig.stager.beside(record) if streams else "sql")
             assert rig.engine.adapters[name].endswith("v2")
         assert rig.replica._residents.failures == {}
 
@@ -299,7 +299,6 @@ def _causes() -> list[LoraFsError]:
     given: dict[type[LoraFsError], tuple[tuple[Any, ...], dict[str, Any]]] = {
         errors.InvalidName: (("name", "../x", "it leaves its folder"), {}),
         errors.InvalidAdapter: (("team/sql", [finding]), {}),
-        errors.UnknownOutcome: (("it may have landed", "r1"), {}),
         errors.TooManyRegistrations: (("later",), {"retry_after_s": 7.0}),
         errors.EngineRejected: (("no",), {"reason": "rank", "status": 400}),
         errors.NameTaken: (("no",), {"reason": "taken", "status": 400, "path": "/stage/x/sql"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -64,10 +65,11 @@ class Pod:
         self.rig.stager = cast("FakeStager", self.stager)
         self.rig.replica = self.rig.start()
 
-    def put(self, name: str, policy: Policy | None = None) -> Record:
+    def put(self, name: str, policy: Policy | None = None, revision: str | None = None) -> Record:
         """Register an adapter of its own bytes, and let the replica know of it."""
-        source = write_adapter(self._folder / f"source-{name}", sum(name.encode()))
-        wanted = Registration(name, source, source.as_uri(), policy=policy)
+        seed = zlib.crc32(f"{name}{revision or ''}".encode())
+        source = write_adapter(self._folder / f"source-{name}-{revision}", seed)
+        wanted = Registration(name, source, source.as_uri(), policy=policy, revision=revision)
         scope = Scope("default", "tiny")
         record = ingest.register(self.registry, scope, wanted, Expectation(), writer="test").record
         self.rig.volume.write({record.key: record}, name, record.revision)
@@ -123,7 +125,29 @@ async def test_the_least_recently_used_gives_way(make_pod: MakePod) -> None:
     assert pod.loaded == pod.staged == {"d", "b"}
     assert pod.engine.gone == []
     told = [one.message for one in pod.rig.replica.events.events()]
-    assert "Evicted: its staged copy makes room for d" in told
+    assert "Evicted: its copy makes room for d" in told
+
+
+async def test_another_revision_of_the_same_name_gives_way(make_pod: MakePod) -> None:
+    """The request's own name locks nothing that could make room for it."""
+    pod = make_pod(2)
+    for name, revision in (("a0", "v2"), ("a0", "v1"), ("a1", "v1")):
+        pod.put(name, revision=revision)
+    await pod.rig.settle()
+    await pod.use("a0@v2", "a1", "a0")
+    assert pod.loaded == {"a0", "a1"}
+    assert len(pod.staged) == 2
+
+
+async def test_the_old_bytes_of_a_name_give_way_to_its_new_ones(make_pod: MakePod) -> None:
+    """There is room for one: what the name served goes before what it serves now is copied."""
+    pod = make_pod(1)
+    pod.put("a", revision="v1")
+    await pod.rig.settle()
+    await pod.use("a")
+    record = pod.put("a", revision="v2")
+    await pod.use("a")
+    assert pod.engine.adapters == {"a": pod.stager.path(record)}
 
 
 async def test_who_is_in_use_stays(make_pod: MakePod) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
-from lora_fs.sidecar.reconcile.watch.watcher import STALLED_AFTER_S, Volume
+from lora_fs.sidecar.reconcile.watch.watcher import FOLDER_SCAN_S, STALLED_AFTER_S, Volume
 from lora_fs.sidecar.registry.drops.adopt import Adopter
+from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
@@ -174,6 +176,30 @@ def test_what_is_written_waits_for_no_adoption(
         lambda: not any(thread.name == "lora-fs-volume-head" for thread in threading.enumerate()),
         timeout_s=10,
     )
+
+
+def test_an_adoption_is_not_charged_to_the_listing(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, make_adapter: MakeAdapter
+) -> None:
+    """On a mount without notifications a folder that took a minute to adopt hides no later one for hours."""
+    now = [1000.0]
+    adopter = Adopter(registry, Expectation(), settle_s=1.0, writer="test", clock=lambda: now[0])
+    view = RegistryView(registry, (SCOPE,))
+    volume = Volume(registry.layout, view, adopter, poll_s=1, notify=False, clock=lambda: now[0])
+    register = ingest.register
+
+    def slowly(*args: Any, **kwargs: Any) -> object:
+        now[0] += 60
+        return register(*args, **kwargs)
+
+    monkeypatch.setattr(ingest, "register", slowly)
+    volume._pass()
+    for name in ("first", "second"):
+        write_adapter(registry.layout.artifact(AdapterKey(*SCOPE, "v1", name)))
+        for _ in range(4):
+            now[0] += 2 * FOLDER_SCAN_S
+            volume._pass()
+        assert AdapterKey(*SCOPE, "v1", name) in volume.desired.records
 
 
 def test_an_adoption_needs_no_thread(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,22 +281,22 @@ def test_names_expected_absent_are_never_opened(
     assert [miss for miss in misses if ".lock" not in miss and ".incoming/" not in miss] == []
 
 
-def test_an_unknown_outcome_is_retried_by_its_request_id(
+def test_a_promote_repeated_after_an_unknown_outcome_writes_nothing(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write landed and was not acknowledged: the retry returns it, and never writes it twice."""
+    """The write landed and was not acknowledged: the same call again returns it, and writes nothing."""
     put(registry, scope, make_adapter())
-    series = registry.records(AdapterKey(*scope, "v1", "a1"))
+    put(registry, scope, make_adapter("second", seed=1))
+    series = registry.pointers(scope, "a1")
+    written = registry.latest(series)[0].generation + 1
     with monkeypatch.context() as patch:
-        opened = generation_name("a1", 2)
+        opened = generation_name("a1", written)
         fail(patch, "open", errno.EIO, when=lambda path, *_, **__: str(path).endswith(opened))
-        with pytest.raises(UnknownOutcome) as unknown:
-            registry.append(series, lambda _: {"writer": "first"}, writer="first")
-    registry.append(series, lambda _: {}, writer="another")
-    request_id = unknown.value.request_id
-    again = registry.append(series, lambda _: {}, writer="first", request_id=request_id)
-    assert (again.generation, again.writer) == (2, "first")
-    assert registry.latest(series)[0].generation == 3
+        with pytest.raises(UnknownOutcome, match="may have been written; look with `lora-fs list`"):
+            release.promote(registry, scope, "a1", "v1", writer="first")
+    again = release.promote(registry, scope, "a1", "v1", writer="second")
+    assert (again.generation, again.writer) == (written, "first")
+    assert registry.latest(series)[0].generation == written
 
 
 def test_more_than_readers_read_is_refused(
@@ -332,28 +332,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     why = "No such file" if there == "no folders" else "a file or a broken link is in the way"
     with pytest.raises(VolumeUnavailable, match=why):
         atomic.make_folder(place / "a" / "b")
-
-
-def test_a_conditional_retry_knows_its_own_late_write(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A retry that loses the race to its own first write, which showed late, returns that write."""
-    put(registry, scope, make_adapter())
-    series = registry.records(AdapterKey(*scope, "v1", "a1"))
-    stale = registry.latest(series)
-    first = registry.append(series, lambda _: {}, writer="me", request_id="r1", expect=1)
-    with monkeypatch.context() as patch:
-        answers = [None]
-        written_under, latest = Registry._written_under, Registry.latest
-
-        def not_yet(*args: Any) -> Any:
-            return answers.pop() if answers else written_under(*args)
-
-        patch.setattr(Registry, "_written_under", not_yet)
-        patch.setattr(Registry, "latest", lambda *args: stale if not answers else latest(*args))
-        again = registry.append(series, lambda _: {}, writer="me", request_id="r1", expect=1)
-    assert again == first
-    assert registry.latest(series)[0].generation == 2
 
 
 def test_whoever_looks_sweeps(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
@@ -456,17 +434,13 @@ def test_what_was_never_synced_is_not_acknowledged_twice(
 
     with pytest.MonkeyPatch.context() as patch:
         fail(patch, "fsync", errno.EIO, times=1 << 30, when=folder)
-        with pytest.raises(UnknownOutcome) as first:
+        with pytest.raises(UnknownOutcome):
             registry.append(series, lambda _: {"canary": None}, writer="test")
-        request_id = first.value.request_id
-        with pytest.raises(UnknownOutcome) as again:
-            registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)
-        assert again.value.request_id == request_id
         with pytest.raises(VolumeUnavailable):
             release.promote(registry, scope, "a1", "v1", writer="test")
         with pytest.raises(VolumeUnavailable):
             put(registry, scope, make_adapter())
-    done = registry.append(series, lambda _: {"canary": None}, writer="test", request_id=request_id)
+    done = release.promote(registry, scope, "a1", "v1", writer="test")
     assert done.generation == 2
 
 

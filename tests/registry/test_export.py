@@ -1,4 +1,4 @@
-"""Out of a volume and into another: whole or refused, merged or restored, and nothing taken back unasked."""
+"""An export is whole or refused, and a restore brings back what was exported and nothing over it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, TemporaryError
-from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Scope
-from lora_fs.sidecar.registry.backup import archive, export, imports, restore
-from lora_fs.sidecar.registry.backup.archive import Contents
-from lora_fs.sidecar.registry.backup.merge import Rule, Verdict
-from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
-from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.maintenance import fsck, survey
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store import marker
@@ -28,7 +23,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
-from tests.registry.faults import before_the_record, fail, without_links
+from tests.registry.faults import fail, without_links
 from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put, served
 
@@ -75,13 +70,6 @@ def state(registry: Registry) -> dict[str, object]:
         if r.present
     ]
     return {"records": records, "pointers": pointers, "whole": all(whole), "problems": dict(desired.problems)}
-
-
-def carry_out(registry: Registry, file: Path, rule: Rule = Rule.REFUSE) -> dict[str, Verdict]:
-    contents = archive.read(file)
-    chosen = imports.plan(registry, contents, rule)
-    imports.apply(registry, file, contents, chosen, writer="test")
-    return {step.name: step.verdict for step in chosen.steps}
 
 
 def path_of(registry: Registry, key: AdapterKey = C1) -> Path:
@@ -252,7 +240,7 @@ def test_what_no_import_takes_is_left_out_and_told(filled: Registry, tmp_path: P
     file = tmp_path / "e.tar"
     done = export.to_file(filled, filled.scopes(), file, artifacts=True)
     (told,) = done.left_out
-    assert told.startswith(f"{path} is left out, since no import takes it: ")
+    assert told.startswith(f"{path} is left out, since no restore takes it: ")
     found = fsck.find(filled, survey.look(filled), older_than_s=60, hash_files=False)
     assert [(one.kind, one.path) for one in found] == [(fsck.Kind.NO_EXPORT, path)]
     contents = archive.read(file)
@@ -338,12 +326,44 @@ def test_a_killed_restore_is_completed_by_the_same_one(filled: Registry, tmp_pat
     assert number > 30
 
 
-def test_a_restore_refuses_what_is_another(filled: Registry, tmp_path: Path) -> None:
-    """A registry, or a record that is not the export's, is in the way and stays."""
+@pytest.mark.parametrize("as_new", [False, True])
+def test_a_registry_refuses_an_archive(filled: Registry, tmp_path: Path, as_new: bool) -> None:
+    """The error says what to do instead, and the registry is as before."""
+    file, want = exported(filled, tmp_path / "e.tar"), state(filled)
+    release.promote(filled, V1.scope, "a1", "v1", writer="test")
+    with pytest.raises(Conflict, match=r"registry already.*--root EMPTY import archive.*lora-fs register"):
+        restore.restore(filled.layout.root, file, archive.read(file), as_new=as_new)
+    release.promote(filled, V1.scope, "a1", "v2", writer="test")
+    assert state(filled) == want
+
+
+def test_an_archive_restored_beside_gives_lost_files_back(filled: Registry, tmp_path: Path) -> None:
+    """What the error above advises: register from the folder that was restored as another registry."""
+    file, want = exported(filled, tmp_path / "e.tar"), state(filled)
+    shutil.rmtree(filled.layout.artifact(V1))
+    assert restore.restore(tmp_path / "beside", file, archive.read(file), as_new=True) == []
+    beside = Registry(tmp_path / "beside")
+    assert state(beside) == want
+    assert beside.marker.registry_uuid != filled.marker.registry_uuid
+    put(filled, V1.scope, beside.layout.artifact(V1), revision="v1", activate=False)
+    assert state(filled) == want
+
+
+def test_fields_of_a_later_version_are_restored(filled: Registry, tmp_path: Path) -> None:
+    """A record keeps what this version does not know."""
+    filled.append(filled.records(V1), lambda _: {"mood": "glad"}, writer="test")
+    file = exported(filled, tmp_path / "e.tar")
+    restore.restore(tmp_path / "new", file, archive.read(file))
+    again = Registry(tmp_path / "new")
+    record = again.latest(again.records(V1))[1]
+    assert record is not None
+    assert record.model_extra == {"mood": "glad"}
+
+
+def test_a_restore_refuses_another_record(filled: Registry, tmp_path: Path) -> None:
+    """A record that is not the export's is in the way and stays."""
     file = exported(filled, tmp_path / "e.tar")
     contents = archive.read(file)
-    with pytest.raises(Conflict, match="registry already"):
-        restore.restore(filled.layout.root, file, contents)
     (tmp_path / "n/default/tiny/v1").mkdir(parents=True)
     (tmp_path / "n/default/tiny/v1/a1.@00000001.json").write_text("{}")
     with pytest.raises(Conflict, match="another one"):
@@ -379,9 +399,6 @@ def test_a_linked_adapter_is_restored_with_its_own_copy(
     again = Registry(tmp_path / "new")
     assert path_of(again) == again.layout.artifact(C1)
     assert state(again) == want
-    assert set(carry_out(again, file).values()) == {Verdict.SAME}
-    release.unregister(again, C1.scope, "c1", writer="test")
-    assert carry_out(again, file)[str(C1)] is Verdict.NEWER
 
 
 def test_a_restore_writes_nothing_over_a_later_generation(filled: Registry, tmp_path: Path) -> None:
@@ -395,10 +412,6 @@ def test_a_restore_writes_nothing_over_a_later_generation(filled: Registry, tmp_
     assert "later generation" in lost[0]
     again = Registry(filled.layout.root)
     assert again.latest(again.records(C1))[1] == later
-    assert carry_out(again, file)[str(C1)] is Verdict.MEND
-    record = again.latest(again.records(C1))[1]
-    assert record is not None
-    assert record.model_extra == {"mood": "glad"}
 
 
 def changed_since(registry: Registry, file: Path) -> Path:
@@ -434,7 +447,7 @@ def test_a_later_generation_that_is_damaged_is_lost(registry: Registry, tmp_path
     registry.layout.marker.unlink()
     file = tmp_path / "e.tar"
     (told,) = restore.restore(registry.layout.root, file, archive.read(file))
-    assert told == f"{D1}: it is registered with other bytes meanwhile, which stay"
+    assert told == f"{D1}: a later generation has other bytes, which stay"
     assert (folder / "adapter_model.safetensors").read_bytes() == b"damaged"
 
 
@@ -479,232 +492,6 @@ def test_a_restore_calls_nothing_lost_that_is_whole(
     assert newest is not None
     assert newest.present is not withdrawn
     assert newest.spec.int_id != first.spec.int_id
-
-
-# -- merging -------------------------------------------------------------------------------------
-
-
-def test_a_merge_into_a_new_registry_brings_everything(filled: Registry, tmp_path: Path) -> None:
-    """Same adapters, same names; ids are those of the new registry, the linked folder stays linked."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    carry_out(other, file)
-    assert state(other) == state(filled)
-    view = RegistryView(other, tuple(other.scopes()))
-    view.refresh()
-    for key, record in view.desired.records.items():
-        assert record.spec.int_id == int_id(other.marker.registry_uuid, key, record.spec.digest)
-    assert set(carry_out(other, file).values()) == {Verdict.SAME}
-
-
-def test_an_import_that_ended_before_its_records(filled: Registry, tmp_path: Path) -> None:
-    """What it copied is no dropped folder: nothing is adopted, and the same import completes it."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    with before_the_record():
-        carry_out(other, file)
-    assert other.layout.artifact(V1).exists()
-    look_at_folders(other, V1.scope)
-    assert state(other)["records"] == {}
-    carry_out(other, file)
-    assert state(other) == state(filled)
-    assert [path.name for path in other.layout.root.rglob(".registering")] == []
-
-
-def test_fields_of_a_later_version_survive(filled: Registry, scope: Scope, tmp_path: Path) -> None:
-    """What this version does not know goes along."""
-    filled.append(filled.records(V1), lambda _: {"mood": "glad"}, writer="test")
-    other = Registry(tmp_path / "other", create=True)
-    carry_out(other, exported(filled, tmp_path / "e.tar"))
-    record = other.latest(other.records(V1))[1]
-    assert record is not None
-    assert record.model_extra == {"mood": "glad"}
-
-
-def test_what_is_newer_here_is_kept(filled: Registry, scope: Scope, tmp_path: Path) -> None:
-    """An old export takes nothing back: not a promote, not a tombstone."""
-    file = exported(filled, tmp_path / "e.tar")
-    release.promote(filled, scope, "a1", "v1", writer="test")
-    release.unregister(filled, scope, "c1", writer="test")
-    want = state(filled)
-    found = carry_out(filled, file)
-    assert found["default/tiny: a1"] is Verdict.NEWER
-    assert found["default/tiny/v1/c1"] is Verdict.NEWER
-    assert state(filled) == want
-    carry_out(filled, file, Rule.TAKE)
-    assert served(filled, scope) == {"a1": "v2", "c1": "v1"}
-
-
-def test_what_differs_is_refused_kept_or_taken(
-    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
-) -> None:
-    """Two registries that both know an adapter with other labels: a person says which."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    put(other, scope, make_adapter(), policy=Policy(kind=PolicyKind.PINNED))
-    before = state(other)
-    with pytest.raises(Conflict, match="policy"):
-        carry_out(other, file)
-    assert state(other) == before
-    assert carry_out(other, file, Rule.KEEP)[str(V1)] is Verdict.KEPT
-    assert served(other, scope)["a1"] == "v1"
-    assert carry_out(other, file, Rule.TAKE)[str(V1)] is Verdict.REPLACE
-    assert state(other) == state(filled)
-
-
-@pytest.mark.parametrize("rule", list(Rule))
-def test_other_bytes_of_a_revision_are_always_refused(
-    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter, rule: Rule
-) -> None:
-    """Revisions never change, whoever asks."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    put(other, scope, make_adapter(seed=9))
-    with pytest.raises(Conflict, match="other bytes"):
-        carry_out(other, file, rule)
-
-
-def test_missing_files_come_back(filled: Registry, tmp_path: Path) -> None:
-    """A registered adapter whose files were lost or damaged has them again after an import."""
-    file, want = exported(filled, tmp_path / "e.tar"), state(filled)
-    shutil.rmtree(filled.layout.artifact(V1))
-    weights = filled.layout.artifact(AdapterKey("default", "tiny", "v2", "a1")) / "adapter_model.safetensors"
-    weights.write_bytes(bytes(weights.stat().st_size))
-    found = carry_out(filled, file)
-    assert [name for name, verdict in found.items() if verdict is Verdict.MEND] == [
-        "default/tiny/v1/a1",
-        "default/tiny/v2/a1",
-    ]
-    assert state(filled) == want
-
-
-def test_without_files_anywhere_nothing_is_registered(filled: Registry, tmp_path: Path) -> None:
-    """A record whose bytes are on neither side is not written, and no name serves it."""
-    file = exported(filled, tmp_path / "e.tar", files=False)
-    other = Registry(tmp_path / "other", create=True)
-    found = carry_out(other, file)
-    assert found[str(V1)] is Verdict.NO_FILES
-    assert found["default/tiny: a1"] is Verdict.NO_FILES
-    assert found["default/tiny/v1/c1"] is Verdict.ADD  # linked, and its folder is there
-    assert [*served(other, Scope("default", "tiny"))] == ["c1"]
-
-
-def test_a_linked_adapter_whose_folder_is_gone_gets_its_own_copy(filled: Registry, tmp_path: Path) -> None:
-    """On another machine the export's files stand in for the folder that was linked."""
-    file = exported(filled, tmp_path / "e.tar")
-    shutil.rmtree(tmp_path / "linked")
-    other = Registry(tmp_path / "other", create=True)
-    carry_out(other, file)
-    key = AdapterKey("default", "tiny", "v1", "c1")
-    record = other.latest(other.records(key))[1]
-    assert record is not None
-    assert other.layout.resolve(record.spec.path) == other.layout.artifact(key)
-    assert state(other)["whole"]
-    again = carry_out(other, file)
-    assert set(again.values()) == {Verdict.SAME}
-    write_adapter(tmp_path / "linked", 3)  # it is back, and what is here stays as it is
-    assert carry_out(other, file) == again
-    assert other.latest(other.records(key))[1] == record
-
-
-def test_a_linked_folder_with_other_bytes_is_not_taken_for_the_adapter(
-    filled: Registry, tmp_path: Path
-) -> None:
-    """It is given its own copy; without files in the export it is not registered."""
-    file = exported(filled, tmp_path / "e.tar")
-    bare = exported(filled, tmp_path / "bare.tar", files=False)
-    write_adapter(tmp_path / "linked", 9)
-    other = Registry(tmp_path / "other", create=True)
-    assert carry_out(other, bare)[str(C1)] is Verdict.NO_FILES
-    assert carry_out(other, file)[str(C1)] is Verdict.ADD
-    assert path_of(other) == other.layout.artifact(C1)
-    assert state(other)["whole"]
-
-
-def test_a_linked_folder_that_is_lost_is_mended_by_a_copy(filled: Registry, tmp_path: Path) -> None:
-    """What is registered is judged by its own folder, and says from then on where its files are."""
-    file = exported(filled, tmp_path / "e.tar")
-    before = filled.latest(filled.records(C1))[1]
-    shutil.rmtree(tmp_path / "linked")
-    found = carry_out(filled, file)
-    assert [name for name, verdict in found.items() if verdict is not Verdict.SAME] == [str(C1)]
-    assert found[str(C1)] is Verdict.MEND
-    after = filled.latest(filled.records(C1))[1]
-    assert before is not None
-    assert after is not None
-    assert path_of(filled) == filled.layout.artifact(C1)
-    assert (after.uid, after.spec.int_id, after.keep_files) == (before.uid, before.spec.int_id, False)
-    assert state(filled)["whole"]
-    assert set(carry_out(filled, file).values()) == {Verdict.SAME}
-
-
-def test_a_mended_link_needs_no_files_of_the_export_once_they_are_here(
-    filled: Registry, tmp_path: Path
-) -> None:
-    """Ended between the files and the record, an export without files completes it, too."""
-    file = exported(filled, tmp_path / "e.tar")
-    bare = exported(filled, tmp_path / "bare.tar", files=False)
-    shutil.rmtree(tmp_path / "linked")
-    with before_the_record():
-        carry_out(filled, file)
-    assert path_of(filled) == tmp_path / "linked"
-    assert carry_out(filled, bare)[str(C1)] is Verdict.MEND
-    assert state(filled)["whole"]
-
-
-def test_a_revision_registered_while_its_files_come_is_not_overwritten(
-    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
-) -> None:
-    """Another one's bytes under the same revision, since the plan was made, stay."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    contents = archive.read(file)
-    chosen = imports.plan(other, contents, Rule.REFUSE)
-    put(other, scope, make_adapter("else", seed=9))
-    with pytest.raises(Conflict, match="meanwhile"):
-        imports.apply(other, file, contents, chosen, writer="test")
-    record = other.latest(other.records(V1))[1]
-    assert record is not None
-    assert record.spec.digest != contents.records[V1].spec.digest
-    assert is_whole(other.layout, record)
-
-
-def test_bytes_that_no_record_names_yet_are_not_overwritten(
-    filled: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter
-) -> None:
-    """Of a writer between its copy and its record: what it is about to register is whole."""
-    file = exported(filled, tmp_path / "e.tar")
-    other = Registry(tmp_path / "other", create=True)
-    with before_the_record():
-        put(other, scope, make_adapter("else", seed=9))
-    with pytest.raises(Conflict, match="holds other bytes"):
-        carry_out(other, file)
-    weights = other.layout.artifact(V1) / "adapter_model.safetensors"
-    assert weights.read_bytes() == (tmp_path / "else" / weights.name).read_bytes()
-    assert state(other)["records"] == {}
-
-
-def test_a_registry_that_moves_on_is_not_overwritten(filled: Registry, scope: Scope, tmp_path: Path) -> None:
-    """A write between an import's plan and its own write is told, and stays."""
-    file = exported(filled, tmp_path / "e.tar")
-    release.promote(filled, scope, "a1", "v1", writer="test")
-    contents: Contents = archive.read(file)
-    chosen = imports.plan(filled, contents, Rule.TAKE)
-    real = filled.latest
-
-    with pytest.MonkeyPatch.context() as patch:
-        seen: list[int] = []
-
-        def late(series: Any) -> Any:
-            found = real(series)
-            if series.name == "a1" and not seen:
-                seen.append(1)
-                release.promote(Registry(filled.layout.root), scope, "a1", "v2", writer="other")
-            return found
-
-        patch.setattr(filled, "latest", late)
-        with pytest.raises(Conflict, match="meanwhile"):
-            imports.apply(filled, file, contents, chosen, writer="test")
 
 
 def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:

@@ -202,8 +202,7 @@ def test_registered_again_at_the_worst_moment(
             raise VolumeUnavailable("cannot list it")
         return True
 
-    with pytest.raises(VolumeUnavailable):
-        gc.collect([gc.Garbage(artifact, "test", unknown)])
+    assert str(gc.collect([gc.Garbage(artifact, "test", unknown)])[artifact]) == "cannot list it"
     assert artifact.is_dir()
     with pytest.MonkeyPatch.context() as patch:  # removed between register's look and its record
         real = Registry.append
@@ -271,11 +270,42 @@ def test_a_removal_that_fails_is_told(
     registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read-only volume is VolumeUnavailable, and the artifact stays whole."""
-    garbage = gc.find(registry, key.scope, frozenset(), 0)
+    garbage, artifact = gc.find(registry, key.scope, frozenset(), 0), registry.layout.artifact(key)
     fail(monkeypatch, "rename", errno.EROFS)
-    with pytest.raises(VolumeUnavailable, match="read-only"):
-        gc.collect(garbage)
-    assert len(os.listdir(registry.layout.artifact(key))) == 2
+    kept = gc.collect(garbage)
+    assert kept.keys() == {artifact}
+    assert isinstance(kept[artifact], VolumeUnavailable)
+    assert "read-only" in str(kept[artifact])
+    assert len(os.listdir(artifact)) == 2
+
+
+@pytest.mark.parametrize("refused", ["a leftover", "an artifact", "the artifact's own folder"])
+def test_gc_goes_on_after_what_it_may_not_remove(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: str,
+) -> None:
+    """gc removes the rest and returns what stays. An artifact stays with a temporary name beside it."""
+    layout = registry.layout
+    keys = AdapterKey(*scope, "v1", "a"), AdapterKey(*scope, "v2", "b")
+    for key in keys:
+        put(registry, scope, make_adapter(key.name), name=key.name, revision=key.revision)
+        release.unregister(registry, scope, key.name, writer="test")
+    first, second = map(layout.artifact, keys)
+    left = layout.root / ".tmp-dead", layout.revision(scope, "v1") / ".tmp-dead"
+    for path in left:
+        path.touch()
+    stays, call = {
+        "a leftover": ({left[0]}, "unlink"),
+        "an artifact": ({first}, "rename"),
+        "the artifact's own folder": ({left[1], first}, "unlink"),
+    }[refused]
+    target = left[1] if refused == "the artifact's own folder" else min(stays)
+    fail(monkeypatch, call, errno.EACCES, when=lambda path, *_, **__: Path(path) == target)
+    assert gc.collect(gc.find(registry, scope, frozenset(), 0)).keys() == stays
+    assert {path for path in (*left, first, second) if path.exists()} == stays
 
 
 def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: AdapterKey) -> None:

@@ -37,16 +37,19 @@ def anyio_backend() -> str:
 
 
 def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
-    """What a load or unload of a name is answered, by vLLM's call and by Dynamo's."""
+    """What a load or unload of a name is answered, by vLLM's call, Dynamo's and SageMaker's."""
     headers = bearer(token) if token is not None else {}
     if act == "load":
         vllm = http.post("/v1/load_lora_adapter", json=load(name), headers=headers)
         body = {"lora_name": name, "source": {"uri": RECORD.spec.source.uri}}
         dynamo = http.post("/v1/loras", json=body, headers=headers)
+        body = {"name": name, "src": load(name)["lora_path"]}
+        sagemaker = http.post("/adapters", json=body, headers=headers)
     else:
         vllm = http.post("/v1/unload_lora_adapter", json={"lora_name": name}, headers=headers)
         dynamo = http.delete(f"/v1/loras/{name}", headers=headers)
-    assert vllm.status_code == dynamo.status_code
+        sagemaker = http.delete(f"/adapters/{name}", headers=headers)
+    assert vllm.status_code == dynamo.status_code == sagemaker.status_code
     return vllm.status_code
 
 

@@ -26,6 +26,7 @@ from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
@@ -229,13 +230,17 @@ class FakeEngine:
 
 
 @contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """Run an ASGI app on a free port of loopback; yields its URL."""
+def serving(app: Any, replica: Replica | None = None) -> Iterator[str]:
+    """Run an ASGI app on a free port of loopback; yields its URL.
+
+    Args:
+        replica: what the app starts in its background; the URL is yielded once it is ready.
+    """
     config = uvicorn.Config(app, http=BoundedHeads, host="127.0.0.1", port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
+    while not server.started or (replica is not None and not replica.readiness().ready):
         thread.join(0.01)
         assert thread.is_alive(), "the server ended before it started"
     port = server.servers[0].sockets[0].getsockname()[1]
@@ -272,7 +277,10 @@ def tenants(
     )
     assembly = asyncio.run(assemble(settings, Expectation(), engine or InMemory()))
     app = create_app(assembly.replica, engine_url=engine_url, admin=admin, background=assembly.running)
-    with serving(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with (
+        serving(app, assembly.replica) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
         yield client
 
 

@@ -14,12 +14,12 @@ import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
 
 from lora_fs.sidecar.engine.protocol import Activity
-from lora_fs.sidecar.engine.vllm_http import VllmHttp, read_activity
+from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.server.app import create_app
@@ -315,9 +315,31 @@ def test_what_the_engine_refuses_and_what_may_do_later(
         asyncio.run(load(url))
 
 
-def test_metrics_that_cannot_be_read() -> None:
-    """They tell of nothing in use, as no metrics do."""
-    assert read_activity('vllm:lora_requests_info{max_lora="2"} zz\n') == Activity()
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(500, "Internal Server Error"), (503, ""), (401, ""), (200, 'vllm:lora_requests_info{a="2"} zz\n')],
+)
+def test_metrics_that_cannot_be_read(status: int, text: str) -> None:
+    """What is in use is unknown, which is not idle."""
+    with pytest.raises(EngineUnavailable, match=r"answered|cannot be read"):
+        activity_of(PlainTextResponse(text, status))
+
+
+@pytest.mark.parametrize(("status", "text"), [(404, ""), (200, "vllm:num_requests_running 1\n")])
+def test_an_engine_without_the_metric_is_idle(status: int, text: str) -> None:
+    """It has no such route, or no adapter was asked for yet."""
+    assert activity_of(PlainTextResponse(text, status)) == Activity()
+
+
+def activity_of(answer: Response) -> Activity:
+    """What the client makes of an answer of ``/metrics``."""
+
+    async def ask(url: str) -> Activity:
+        async with aiohttp.ClientSession() as session:
+            return await VllmHttp(session, url, timeout_s=5).activity()
+
+    with serving(Starlette(routes=[Route("/metrics", lambda _: answer)])) as url:
+        return asyncio.run(ask(url))
 
 
 def test_admin_calls_need_the_token(replica: FakeReplica, engine_url: str, tmp_path: Path) -> None:

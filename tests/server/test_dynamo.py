@@ -87,7 +87,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
                 trail=Trail(tmp_path / "audit"),
                 background=assembly.running,
             )
-            url = stack.enter_context(serving(app))
+            url = stack.enter_context(serving(app, assembly.replica))
             clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=30)))
             engines.append(engine)
         yield Fleet(clients, engines)

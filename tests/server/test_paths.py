@@ -26,10 +26,10 @@ def guarded(replica: FakeReplica, engine_url: str, tmp_path: Path) -> Iterator[h
         connection.close()
 
 
-def post(connection: http.client.HTTPConnection, path: str) -> int:
-    """POST a load to ``path``; returns the status."""
-    body = json.dumps({"lora_name": "x", "lora_path": "/etc"})
-    connection.request("POST", path, body, {"content-type": "application/json"})
+def ask(connection: http.client.HTTPConnection, method: str, path: str) -> int:
+    """Ask ``path`` to load, in vLLM's words and SageMaker's; returns the status."""
+    body = json.dumps({"lora_name": "x", "lora_path": "/etc", "name": "x", "src": "/etc"})
+    connection.request(method, path, body, {"content-type": "application/json"})
     answer = connection.getresponse()
     answer.read()
     return answer.status
@@ -57,7 +57,35 @@ def test_no_spelling_of_a_path_gets_past_the_token(
     guarded: http.client.HTTPConnection, engine: FakeEngine, path: str
 ) -> None:
     """Each is refused, and the engine hears nothing of it."""
-    assert post(guarded, path) in (307, 400, 401)
+    assert ask(guarded, "POST", path) in (307, 400, 401)
+    assert engine.paths == []
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "PUT", "PATCH"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/adapters",
+        "/adapters/",
+        "/adapters/a1",
+        "/adapters/a1/",
+        "//adapters/a1",
+        "/Adapters/a1",
+        "/%61dapters/a1",
+        "/v1/../adapters/a1",
+        "/v1/%2e%2e/adapters/a1",
+        "/v1/..%2fadapters%2fa1",
+        "/version/../adapters/a1",
+    ],
+)
+def test_no_spelling_of_sagemakers_calls_reaches_the_engine(
+    guarded: http.client.HTTPConnection, engine: FakeEngine, method: str, path: str
+) -> None:
+    """They ask for a token here, as vLLM's do, or are refused."""
+    status = ask(guarded, method, path)
+    assert status in (307, 400, 401, 404, 405)
+    if (method, path) in (("POST", "/adapters"), ("DELETE", "/adapters/a1")):
+        assert status == 401
     assert engine.paths == []
 
 

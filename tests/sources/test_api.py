@@ -81,7 +81,7 @@ async def _running(tmp_path: Path, given: dict[str, Any]) -> AsyncIterator[Sidec
     )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     task = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started or not assembly.replica.readiness().ready:
         await asyncio.sleep(0.01)
         assert not task.done(), task.result()
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -19,7 +20,7 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import State
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
@@ -109,11 +110,10 @@ class Endpoint:
             observe.discovery(replica, admin),
             dashboard.router(replica, admin, board),
         )
-        for router in (*routers, self._metrics()):
-            # As plain routes: vLLM replaces its own by these, and does not look into a router.
-            for route in router.routes:
-                self._bound(cast(Route, route))
-                app.router.routes.append(route)
+        ours = [cast(Route, route) for router in (*routers, self._metrics()) for route in router.routes]
+        for route in ours:
+            self._bound(route)
+        app.router.routes.extend(ours)  # for those that look at the application before it runs
         app.add_exception_handler(LoraFsError, on_error)
         most = settings.body_max_bytes
         app.add_middleware(Gate, behind=lambda: self._behind, max_body_bytes=most, ending=self._ending)
@@ -121,6 +121,7 @@ class Endpoint:
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            _put_first(app, ours)
             try:
                 async with inner(app) as state:
                     if self._assembly is None:
@@ -218,6 +219,26 @@ class Endpoint:
         return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
 
 
+def _put_first(app: FastAPI, ours: Sequence[Route]) -> None:
+    """Let ``ours`` answer, and drop the routes that they replace.
+
+    Call when the application is whole: SageMaker's bootstrap adds routes, and replaces some, after the
+    plugins have added theirs.
+    """
+
+    def replaced(route: BaseRoute) -> bool:
+        return route in ours or (
+            isinstance(route, Route)
+            and any(
+                one.path_regex.match(route.path) and (route.methods or set()) <= (one.methods or set())
+                for one in ours
+            )
+        )
+
+    app.router.routes[:] = [*ours, *(route for route in app.router.routes if not replaced(route))]
+    app.openapi_schema = None
+
+
 def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     """Let vLLM's handlers see the adapter that the gate has ready, and no other."""
     from vllm.entrypoints.serve import create_error_response
@@ -231,8 +252,9 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     async def resolve_lora(lora_name: str) -> ErrorResponse:
         """Every name that can be served was seen by the gate: nothing is looked up, nothing kept."""
         message = f"The model `{lora_name[:200]}` does not exist."
-        answer = create_error_response(message=message, err_type="NotFoundError", status_code=404)
-        return cast(ErrorResponse, answer)
+        return create_error_response(
+            message=message, err_type="NotFoundError", status_code=HTTPStatus.NOT_FOUND
+        )
 
     def model_name(lora_request: LoRARequest | None = None) -> str:
         now = asked.get()

@@ -24,7 +24,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
-from lora_fs.sidecar.model import Policy, PolicyKind, Record
+from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.worker.hooks import RPC
@@ -108,7 +108,7 @@ class InProcess:
         policy = spec.policy
         ask = {
             "id": spec.int_id,
-            "name": name,
+            "name": public_of(name),  # for people: its metrics, its messages
             "path": path,
             "size_bytes": spec.size_bytes,
             "dtype": spec.lora.dtype,
@@ -118,7 +118,7 @@ class InProcess:
         }
         self._loading[spec.int_id] += 1
         try:
-            await self._load(name, ask)
+            await self._load(public_of(name), ask)
         finally:
             self._loading -= Counter([spec.int_id])
         self.requests[name] = LoRARequest(name, spec.int_id, path)

@@ -33,7 +33,9 @@ from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.engine import InProcess
 from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 
-_OWN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras"})
+_OWN = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras", "/adapters"}
+)
 _ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _SAGEMAKERS = "/invocations"
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"

@@ -1,8 +1,8 @@
-"""Registrations from elsewhere, which take longer than a caller waits: each goes on, and is told.
+"""Registrations from elsewhere take longer than a caller waits: each goes on without its caller.
 
-One a name and source, whoever asks and however often. A caller waits so long and is then told how far it
-is; who asks again waits on, or gets the outcome. An outcome that nobody fetched is forgotten after KEPT_S,
-and where what it tells of was withdrawn or replaced since.
+One job serves every caller of a name and source. A caller waits for ``wait_s`` and then learns the progress;
+a later call waits on, or gets the outcome. An outcome that nobody collected is dropped after KEPT_S, or when
+what it registered was withdrawn or replaced. Only running jobs count against MOST_KNOWN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Busy(TemporaryError):
-    """As many downloads as are known of at once are under way."""
+    """As many downloads as may run at once are under way."""
 
     retry_after_s = 10.0
 
@@ -37,7 +37,6 @@ class Busy(TemporaryError):
 class _Job(Generic[Result]):
     task: asyncio.Task[Result]
     told: Download
-    began: float
     ended: float | None = None
 
 
@@ -47,6 +46,7 @@ class Downloads(Generic[Result]):
 
     wait_s: float
     wake: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
     _jobs: dict[tuple[str, ...], _Job[Result]] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _threads: Daemons = field(default_factory=lambda: Daemons(AT_ONCE, "lora-fs-fetch"))
@@ -76,6 +76,7 @@ class Downloads(Generic[Result]):
         Raises:
             WaitTimeout: it goes on. Busy: it was not begun. What ``call`` and ``stands`` raise.
         """
+        self._forget()
         job = self._jobs.get(what)
         if job is not None and job.task.done() and not await _holds(job, stands):
             if self._jobs.get(what) is job:
@@ -99,11 +100,10 @@ class Downloads(Generic[Result]):
         told: Download,
         call: Callable[[Tell, Callable[[], bool]], Result],
     ) -> _Job[Result]:
-        self._forget()
-        if len(self._jobs) >= MOST_KNOWN:
+        if sum(job.ended is None for job in self._jobs.values()) >= MOST_KNOWN:
             raise Busy(f"{MOST_KNOWN} downloads are under way here: ask again later")
         task = asyncio.create_task(self._work(what, call), name=f"fetch {told.name}")
-        job = self._jobs[what] = _Job(task, told, time.monotonic())
+        job = self._jobs[what] = _Job(task, told)
         task.add_done_callback(lambda _: self._ended(job))
         self.wake()
         return job
@@ -126,16 +126,18 @@ class Downloads(Generic[Result]):
         return await self._threads.run(work)
 
     def _ended(self, job: _Job[Result]) -> None:
-        job.ended = time.monotonic()
+        job.ended = self.clock()
         if not job.task.cancelled():
             job.task.exception()  # fetched: nobody may ask for it
         self.wake()
 
     def _forget(self) -> None:
-        now = time.monotonic()
-        old = [what for what, job in self._jobs.items() if job.ended is not None and now - job.ended > KEPT_S]
-        for what in old:
-            del self._jobs[what]
+        """Drop outcomes older than KEPT_S, and all but the latest MOST_KNOWN of the others."""
+        ended = {what: job.ended for what, job in self._jobs.items() if job.ended is not None}
+        latest, now = sorted(ended, key=ended.__getitem__)[-MOST_KNOWN:], self.clock()
+        for what, at in ended.items():
+            if what not in latest or now - at > KEPT_S:
+                del self._jobs[what]
 
 
 async def _holds(job: _Job[Result], stands: Callable[[Result], Awaitable[bool]] | None) -> bool:

@@ -16,7 +16,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
-from lora_fs.sidecar.registry.view.snapshot import changes
+from lora_fs.sidecar.registry.view.snapshot import touched
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class Ahead:
         """Queue what is new in ``catalog``; the first one tells what was there before."""
         before, self._catalog = self._catalog, catalog
         if before is not None and before is not catalog:
-            changed = changes(before.served, catalog.served)
-            self._queue.extend(served for _, served in changed if not _has(before, served))
+            new = (catalog.served.get(name) for name in touched(before.served, catalog.served))
+            self._queue.extend(served for served in new if served is not None and not _has(before, served))
         if self._queue and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="stage ahead")
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterKey, Event, Pointer, Record, Scope
-from lora_fs.sidecar.registry.format.layout import ACTIVE
-from lora_fs.sidecar.registry.view.view import Desired
+from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
 KEPT = 128
 KEPT_OF_ONE = 16  # adapter, all its revisions together
@@ -97,23 +96,15 @@ class News:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._seen: tuple[Desired, Mapping[str, int]] | None = None
+        self._seen: Desired | None = None
         self._troubles: frozenset[str] = frozenset()
 
-    def written(self, desired: Desired, recent: Mapping[str, int]) -> None:
-        """What the volume says; what was there at the first look is no news.
-
-        Args:
-            recent: series → generation, as ``Volume.recent``: another object when it changes.
-        """
+    def written(self, desired: Desired) -> None:
+        """What the volume says; what was there at the first look is no news."""
         if self._seen is not None:
-            before, known = self._seen
-            if recent is known:
-                return
-            new = [series for series, generation in recent.items() if known.get(series) != generation]
-            for change in changes(before, desired, new):
+            for change in changes(self._seen, desired):
                 self._log.tell(change.reason, change.message, change.key)
-        self._seen = desired, recent
+        self._seen = desired
 
     def troubles(self, conditions: Iterable[str]) -> None:
         """The replica's own, ``Kind: message``, as they come and as they end."""
@@ -130,20 +121,12 @@ class News:
         self._troubles = now
 
 
-def changes(before: Desired, after: Desired, series: Iterable[str]) -> Iterator[Change]:
-    """What the volume says anew.
-
-    Args:
-        series: those that changed, as ``Volume.recent`` names them.
-    """
-    for one in series:
-        namespace, model, revision, name = one.split("/")
-        scope = Scope(namespace, model)
-        if revision == ACTIVE:
-            yield from _moved(before.pointers.get((scope, name)), after.pointers.get((scope, name)))
-        else:
-            key = AdapterKey(namespace, model, revision, name)
-            yield from _written(before.records.get(key), after.records.get(key))
+def changes(before: Desired, after: Desired) -> Iterator[Change]:
+    """What the volume says anew: of records, then of pointers."""
+    for key in touched(before.records, after.records):
+        yield from _written(before.records.get(key), after.records.get(key))
+    for name in touched(before.pointers, after.pointers):
+        yield from _moved(before.pointers.get(name), after.pointers.get(name))
 
 
 def _written(before: Record | None, after: Record | None) -> Iterator[Change]:

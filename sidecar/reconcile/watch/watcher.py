@@ -33,14 +33,14 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import HEAD, Layout
-from lora_fs.sidecar.registry.view.snapshot import Desired, changes
+from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 from lora_fs.sidecar.registry.view.view import RegistryView
 
 logger = logging.getLogger(__name__)
 
 SETTLING_POLL_S = 0.5
 FOLDER_SCAN_S = 15.0
-SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, however many there are
+SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, adopting them apart
 STALLED_AFTER_S = 10.0
 TOLD = 20  # conditions of one kind
 MOST_WATCHED = 64  # folders; each takes a thread. What happens in others is found by the polls
@@ -62,17 +62,24 @@ class Volume:
     """
 
     def __init__(
-        self, layout: Layout, view: RegistryView, adopter: Adopter, *, poll_s: float, notify: bool
+        self,
+        layout: Layout,
+        view: RegistryView,
+        adopter: Adopter,
+        *,
+        poll_s: float,
+        notify: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout, self._view, self._adopter = layout, view, adopter
-        self.poll_s = poll_s
+        self.poll_s, self._clock = poll_s, clock
         self.found: Callable[[], None] = lambda: None
         self._on_change: Callable[[], None] = lambda: None
         self._changed, self._stop = threading.Event(), threading.Event()
         self._looking = threading.Lock()
         self._problem: str | None = None
         self._is_missing = False
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock()
         self._folders_due_at = 0.0
         self._notify = _Notify(self._notified) if notify else None
         self._to_list: deque[Path] = deque()  # folders in which folders went, or came unseen
@@ -101,7 +108,7 @@ class Volume:
         if self._problem is not None:
             kind = "RegistryMissing" if self._is_missing else "VolumeUnavailable"
             found.append(f"{kind}: {self._problem}")
-        stalled = time.monotonic() - self._looked_at
+        stalled = self._clock() - self._looked_at
         if stalled > max(STALLED_AFTER_S, 3 * self.poll_s):
             first = "the first look at it has not ended; nothing is listed until then"
             later = "it does not answer; the last good state is in force"
@@ -184,11 +191,11 @@ class Volume:
         except Exception as error:
             logger.exception("the volume's watcher failed and goes on", extra=event("watcher.failed"))
             self._problem = f"internal error: {error}"
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock()
 
     def _look(self) -> bool:
         """What HEAD tells, what the filesystem notified of, and all folders if it is time for them."""
-        started = time.monotonic()
+        started = self._clock()
         everywhere = started >= self._folders_due_at
         changed, came = _drain(self._to_list), _drain(self._dropped)
         try:
@@ -198,7 +205,8 @@ class Volume:
             self._dropped.extend(came)
             raise
         if everywhere:
-            took = time.monotonic() - started if self.read_once else 0.0  # at first all is read, too
+            listing_s = self._clock() - started - self._adopter.adopting_s
+            took = listing_s if self.read_once else 0.0  # at first all is read, too
             self._folders_due_at = started + max(FOLDER_SCAN_S, took * SCAN_SHARE)
         return fresh
 
@@ -231,7 +239,7 @@ class Volume:
                 with suppress(LoraFsError):  # the pass finds it, too, and tells of it
                     if self._refresh():
                         self._on_change()
-                    self._looked_at = time.monotonic()
+                    self._looked_at = self._clock()
 
         follower = threading.Thread(target=follow, name="lora-fs-volume-head", daemon=True)
         with suppress(RuntimeError):  # no thread left: the pass itself looks when it is done
@@ -250,9 +258,11 @@ class Volume:
             return fresh
 
     def _note_recent(self, before: Desired, after: Desired) -> None:
-        found = {str(key): record.generation for key, record in changes(before.records, after.records)}
-        for (scope, name), pointer in changes(before.pointers, after.pointers):
-            found[f"{scope}/.active/{name}"] = pointer.generation
+        records = touched(before.records, after.records)
+        seen = [(str(key), after.records.get(key)) for key in records]
+        pointers = touched(before.pointers, after.pointers)
+        moved = [(f"{scope}/.active/{name}", after.pointers.get((scope, name))) for scope, name in pointers]
+        found = {series: body.generation for series, body in chain(seen, moved) if body is not None}
         kept = {name: seen for name, seen in self.recent.items() if name not in found}
         self.recent = dict(list({**kept, **found}.items())[-RECENT:])
 

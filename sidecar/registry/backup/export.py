@@ -87,7 +87,7 @@ def _take(
     try:
         check(str(path.relative_to(registry.layout.root)), body)
     except (CorruptRecord, InputError) as error:  # with it the export would be refused as a whole
-        unread.append(f"{path} is left out, since no import takes it: {error}")
+        unread.append(f"{path} is left out, since no restore takes it: {error}")
         return
     into[path] = (body, data)
 

@@ -1,14 +1,15 @@
-"""Restoring: an export laid down in a folder without a marker, as the registry that it was.
+"""Restores an export into a folder without a marker.
 
-The files are as they were exported, the marker comes last and has another epoch: no registry is
-there until all of it is, readers that knew the old one believe the volume anew, and a restore that
-was killed is completed by the same one. What was linked to a folder that is not there is given its own,
-and what shares its integer id another one, by one more generation: what was exported stays as it was.
+Records and pointers keep their bytes. The marker comes last, with a new epoch: until then no registry is
+there, and running sidecars read the restored state anew. The same call completes a restore that was killed.
+One more generation gives a linked adapter whose folder is gone a folder of its own, and gives an adapter
+that shares its integer id another one.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, LoraFsError, VolumeUnavailable
@@ -21,23 +22,26 @@ from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.store.head import advance_head
-from lora_fs.sidecar.registry.store.marker import Marker, find_tier, write_marker
+from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, write_marker
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
 
-def restore(path: Path, file: Path, contents: Contents, progress: Progress | None = None) -> list[str]:
-    """Make a folder without a marker the registry that was exported; returns what it could not bring back.
+def restore(
+    path: Path, file: Path, contents: Contents, progress: Progress | None = None, *, as_new: bool = False
+) -> list[str]:
+    """Make a folder without a marker the registry that was exported. Returns the adapters left without files.
 
+    Args:
+        as_new: give the copy a registry id of its own, so that nobody takes it for the original.
     Raises:
-        Conflict: something lies where an exported record belongs, and is another.
+        Conflict: a registry is there, or another record lies where an exported one belongs.
         VolumeUnavailable: the volume does not take it; called again it goes on.
     """
     layout = Layout(path)
+    check_empty(path)
     atomic.make_folder(path, inherit=False)
-    if layout.marker.name in (atomic.list_names(path) or ()):
-        raise Conflict(f"{path} is a registry already")
     for folder in (layout.leases, layout.replicas):
         atomic.make_folder(folder)
     tier = find_tier(path)
@@ -46,7 +50,8 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
     copied = {key for key, home in homes.items() if home is not present[key] and is_whole(layout, home)}
     wanted = {key: r for key, r in homes.items() if key not in copied and contents.has_files_of(r)}
     epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
-    marker = Marker(registry_uuid=contents.begin.registry_uuid, tier=tier, epoch=epoch)
+    identity = str(uuid.uuid4()) if as_new else contents.begin.registry_uuid
+    marker = Marker(registry_uuid=identity, tier=tier, epoch=epoch)
     there = Reader(layout, marker)
     lost = {
         key: f"its files are not in the export and not in {layout.resolve(present[key].spec.path)}"
@@ -59,8 +64,7 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
         if key in present:
             spec = changed.get(key, present[key]).spec.model_copy(update={"int_id": fresh})
             changed[key] = changed.get(key, present[key]).model_copy(update={"spec": spec})
-    # No sidecar looks before the marker is there: what lies in a place without a record is nobody's.
-    lost |= place_files(there, file, wanted, progress, recorded=True)
+    lost |= place_files(there, file, wanted, progress)
     names = TemporaryNames()
     try:
         for key, record in contents.records.items():
@@ -80,6 +84,16 @@ def restore(path: Path, file: Path, contents: Contents, progress: Progress | Non
     finally:
         names.sweep(wait=True)
     return [f"{key}: {why}" for key, why in lost.items()]
+
+
+def check_empty(path: Path) -> None:
+    """Raise Conflict if a folder is a registry: nothing is restored over one."""
+    if is_registry(path):
+        raise Conflict(
+            f"{path} is a registry already, and an archive is restored into an empty folder: restore it with "
+            "`lora-fs --root EMPTY import archive FILE --as-new`, then `lora-fs register NAME "
+            "EMPTY/NAMESPACE/MODEL/REVISION/NAME` what you need of it"
+        )
 
 
 def _others(there: Reader, contents: Contents) -> dict[AdapterKey, Record]:
@@ -134,5 +148,5 @@ def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: Te
         if not there and atomic.publish(path, data, names):
             return
     except LoraFsError as error:
-        raise VolumeUnavailable(f"{error}: import again") from error
+        raise VolumeUnavailable(f"{error}: restore again") from error
     raise Conflict(f"{path} is another one than the export's: move it away, or import into an empty folder")

@@ -1,4 +1,4 @@
-"""Adapters' files out of an export: whole folders under their names, single files mended in place."""
+"""Copies adapters' files out of an export: whole folders, or single files mended in place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lora_fs.sidecar.registry.backup.archive import CHUNK_BYTES, opened, parse
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, Progress
-from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
+from lora_fs.sidecar.registry.lifecycle.mending import mend_files
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
 
 
 def at_home(layout: Layout, record: Record) -> Record:
-    """The record with its own folder on the volume; a linked one owns its files there."""
+    """Return the record with its own folder on the volume; a linked one then owns its files."""
     if layout.resolve(record.spec.path) == layout.artifact(record.key):
         return record
     spec = record.spec.model_copy(update={"path": str(record.key)})
@@ -31,16 +31,13 @@ def place_files(
     file: Path,
     wanted: Mapping[AdapterKey, Record],
     progress: Progress | None = None,
-    *,
-    recorded: bool,
 ) -> dict[AdapterKey, str]:
-    """Copy the files of some records out of an export, each folder whole and synced before it has its name.
+    """Copy the files of ``wanted`` out of an export. Each folder is whole and synced before it has its name.
 
-    Returns those that were not placed, since another's bytes lie there, and why.
+    Returns the adapters that were not placed because other bytes lie there, with the reason.
 
     Args:
-        there: the registry as it lies on the volume.
-        recorded: see ``artifacts.place``; if not, what no record names is another writer's or was dropped.
+        there: the volume, which has no marker yet: no other writer works on it.
     Raises:
         Conflict: a symlink, or no folder, lies where one belongs.
         InputError: the export changed since it was checked.
@@ -65,7 +62,7 @@ def place_files(
                     atomic.make_folder(drafts[key])
                 _copy(reader, drafts[key] / place.file, progress)
         for key, record in wanted.items():
-            if key in drafts and (why := _put(there, drafts[key], record, recorded=recorded)) is not None:
+            if key in drafts and (why := _put(there, drafts[key], record)) is not None:
                 refused[key] = why
         return refused
     finally:
@@ -90,20 +87,21 @@ def _copy(reader: IO[bytes], target: Path, progress: Progress | None) -> None:
         raise atomic.unavailable(error, f"cannot write {target}") from error
 
 
-def _put(there: Reader, draft: Path, record: Record, *, recorded: bool) -> str | None:
-    """Place one folder, or mend what lies there. None, or why that is another's."""
+def _put(there: Reader, draft: Path, record: Record) -> str | None:
+    """Place one folder, or mend the files that lie there. Returns why not, or None."""
     found = artifacts.hash_files(draft, [entry.path for entry in record.spec.files])
     if artifacts.digest_of(found) != record.spec.digest:
-        raise InputError(f"{record.key}: the export changed while it was read: import again")
+        raise InputError(f"{record.key}: the export changed while it was read: restore again")
     atomic.sync_names(draft)
     target = there.layout.artifact(record.key)
-    if artifacts.place(draft, target, recorded=recorded):
+    if artifacts.place(draft, target, recorded=True):
         return None
-    newest = there.latest(there.records(record.key))[1]  # as of now: others write meanwhile
-    if newest is None and not recorded and not is_whole(there.layout, record):
-        return f"{target} holds other bytes, of a writer that has no record yet, or dropped there"
-    other = newest is not None and newest.spec.digest != record.spec.digest
-    if newest is not None and other and (not recorded or newest.generation >= record.generation):
-        return "it is registered with other bytes meanwhile, which stay"
+    newest = there.latest(there.records(record.key))[1]
+    if (
+        newest is not None
+        and newest.spec.digest != record.spec.digest
+        and newest.generation >= record.generation
+    ):
+        return "a later generation has other bytes, which stay"
     mend_files(there.layout, draft, record)
     return None

@@ -64,7 +64,11 @@ FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
 
 
 class Adopter:
-    """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``."""
+    """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``.
+
+    Attributes:
+        adopting_s: what the last step spent on reading and registering folders, in seconds.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class Adopter:
         self._candidates = Candidates()
         self._withdrawals = Withdrawals(registry, writer)
         self._known: Mapping[Scope, ScopeListing] = {}
-        self._full_look_at, self._adopting_s = 0.0, 0.0
+        self._full_look_at, self.adopting_s = 0.0, 0.0
         self._frozen = False
 
     def refusals(self) -> Mapping[AdapterKey, str]:
@@ -114,7 +118,7 @@ class Adopter:
             everywhere: at those, too, whose listing is the one of the last step.
             dropped: folders that came, listed or not.
         """
-        self._frozen = desired.frozen is not None
+        self._frozen, self.adopting_s = desired.frozen is not None, 0.0
         if self._frozen:
             self._withdrawals.forget()
             return False
@@ -135,7 +139,6 @@ class Adopter:
         for key in list(self._candidates):
             if key.scope in listed and key.name not in folders.get((key.scope, key.revision), ()):
                 del self._candidates[key]
-        self._adopting_s = 0.0
         settling, changed = list(self._candidates), False
         for scope, revision in folders:
             names = folders[scope, revision]
@@ -198,10 +201,10 @@ class Adopter:
         if part is not None:
             why = f"Unfinished: a transfer is under way or was broken off: {part} lies in it"
             return refuse(key, candidate, why, retried=True)
-        if self._adopting_s > ADOPTING_S:
+        if self.adopting_s > ADOPTING_S:
             return False
         adopted = self._adopt(key, candidate, is_new=record is None and unread is None)
-        self._adopting_s += self._clock() - now
+        self.adopting_s += self._clock() - now
         return adopted
 
     def _unread(self, key: AdapterKey, desired: Desired) -> str | None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -243,22 +243,39 @@ def _named_by_present_records(registry: Registry) -> frozenset[Path]:
     return frozenset(found)
 
 
-def collect(garbage: Collection[Garbage]) -> None:
-    """Remove it. An artifact is moved aside first and put back if it was registered meanwhile."""
+def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
+    """Remove all of it that can be removed; returns what stays, each path with the reason.
+
+    An artifact is moved aside first, and put back if it was registered meanwhile. An artifact beside which a
+    temporary name stays is kept, too: its writer may yet link the record.
+    """
+    kept: dict[Path, LoraFsError] = {}
+    unsafe: set[Path] = set()
     for item in garbage:
+        folder = item.path.parent
         try:
-            if item.withdraw is not None:
-                item.withdraw()
-            elif item.still is not None:
-                _remove_artifact(item.path, item.still)
-            elif item.path.is_dir() and not item.path.is_symlink():
-                shutil.rmtree(item.path)
-            else:
-                item.path.unlink(missing_ok=True)
+            if item.still is not None and folder in unsafe:
+                raise VolumeUnavailable(f"{item.path} is kept: a temporary name in {folder} was not removed")
+            _remove(item)
         except FileNotFoundError:
             continue  # somebody else removed it
         except OSError as error:
-            raise atomic.unavailable(error, f"cannot remove {item.path}") from error
+            kept[item.path] = atomic.unavailable(error, f"cannot remove {item.path}")
+            unsafe |= {folder} if item.path.name.startswith(TEMPORARY) else set()
+        except LoraFsError as error:
+            kept[item.path] = error
+    return kept
+
+
+def _remove(item: Garbage) -> None:
+    if item.withdraw is not None:
+        item.withdraw()
+    elif item.still is not None:
+        _remove_artifact(item.path, item.still)
+    elif item.path.is_dir() and not item.path.is_symlink():
+        shutil.rmtree(item.path)
+    else:
+        item.path.unlink(missing_ok=True)
 
 
 def _remove_artifact(artifact: Path, still: Callable[[], bool]) -> None:

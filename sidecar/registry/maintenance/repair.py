@@ -71,7 +71,8 @@ class Mender:
         if finding.kind is Kind.HALF:
             self._registry.check_writable()
             still = partial(gc.is_unrecorded, self._registry, key) if key is not None else None
-            gc.collect([gc.Garbage(finding.path, finding.text, still)])
+            for error in gc.collect([gc.Garbage(finding.path, finding.text, still)]).values():
+                raise error
         elif finding.kind is Kind.HEAD:
             self._registry.check_writable()
             self._registry.announce()

@@ -94,7 +94,6 @@ class Registry(Reader):
         change: Callable[[Body | None], dict[str, Any] | None],
         *,
         writer: str,
-        request_id: str | None = None,
         expect: int | None = None,
         announce: bool = True,
     ) -> Body:
@@ -104,13 +103,11 @@ class Registry(Reader):
             change: given the newest body (or None) returns the fields of the next one, or
                 None to leave it as it is, which writes nothing unless a newer file is damaged;
                 raises to refuse. Called again if a race is lost.
-            request_id: the id of an UnknownOutcome that is retried: if that write landed, it is
-                returned and nothing is written.
             expect: the generation the caller saw; another one in force is a Conflict.
             announce: advance HEAD; False where the caller writes more before it announces.
         Raises:
             Conflict: the series moved on; nothing was written.
-            UnknownOutcome: it may have been written; retry with its request_id.
+            UnknownOutcome: it may have been written; look before you repeat it.
             RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
                 as where the newest generation is of another apiVersion.
             OperatorError: the newest generation is the last there can be.
@@ -120,11 +117,11 @@ class Registry(Reader):
         if self.marker.tier == "lww" and expect is not None:
             raise Conflict("this volume has no hard links: a conditional write cannot be promised")
         atomic.make_folder(series.folder)
-        for _ in range(RACES if expect is None or request_id is not None else 1):
+        for _ in range(RACES if expect is None else 1):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
             ):
-                body = self._append_once(series, change, writer, request_id, expect)
+                body = self._append_once(series, change, writer, expect)
             if body is not None:
                 break
         else:
@@ -150,18 +147,9 @@ class Registry(Reader):
         series: Series[Body],
         change: Callable[[Body | None], dict[str, Any] | None],
         writer: str,
-        request_id: str | None,
         expect: int | None,
     ) -> Body | None:
         """One try; None if another writer took the generation."""
-        if request_id is not None:
-            earlier = self._written_under(series, request_id)
-            if earlier is not None:
-                try:
-                    self.confirm(series, earlier)
-                except VolumeUnavailable as error:
-                    raise UnknownOutcome(str(error), request_id) from error
-                return earlier
         top, newest = self.latest(series)
         if newest is None or newest.generation < top.generation:
             self._refuse_newer(series, top)
@@ -178,7 +166,7 @@ class Registry(Reader):
                 return None
             self.confirm(series, newest)
             return newest
-        token, request_id = secrets.token_hex(16), request_id or secrets.token_hex(16)
+        token = secrets.token_hex(16)
         inherited = newest.model_dump(mode="json") if newest is not None else {}
         body = series.kind.model_validate(
             {
@@ -189,7 +177,7 @@ class Registry(Reader):
                 "generation": top.generation + 1,
                 "previous": _previous(newest),
                 "epoch": self.marker.epoch,
-                "request_id": request_id,
+                "request_id": secrets.token_hex(16),
                 "token": token,
                 "writer": writer,
                 "updated_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -212,7 +200,8 @@ class Registry(Reader):
             elif not atomic.publish(series.folder / name, sealed, self._temporary):
                 return None
         except Ambiguous as error:
-            raise UnknownOutcome(str(error), request_id) from error
+            told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
+            raise UnknownOutcome(told) from error
         self._note(series, body)
         return decode(series.kind, sealed)
 
@@ -245,16 +234,6 @@ class Registry(Reader):
         """
         atomic.sync_names(series.folder)
         self._note(series, body, found=True)
-
-    def _written_under(self, series: Series[Body], request_id: str) -> Body | None:
-        for generation in self.generations(series):
-            try:
-                body = self.read(series, generation)
-            except CorruptRecord:
-                continue
-            if body.request_id == request_id:
-                return body
-        return None
 
     def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
         token = body.token if self.marker.tier == "lww" else ""

@@ -1,15 +1,15 @@
 """What the volume says, in memory: an immutable state that any thread may read.
 
 Kept by scope, so that a change copies what its own scope has and shares the rest with the state
-before it: what a change costs does not grow with the number of scopes.
+before it: what a change costs does not grow with the number of scopes. A mapping carries which keys
+the last changes touched, so that who knew an earlier one looks at those alone (``touched``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
-from itertools import chain, compress, repeat
-from operator import is_, is_not
+from itertools import chain, count
 from typing import Generic, TypeVar
 
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
@@ -18,17 +18,36 @@ from lora_fs.sidecar.registry.store.reader import ScopeListing
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
+TRAIL = 64  # changes that a mapping carries
+TRAIL_KEYS = 4096  # of one change; who knew the mapping before a greater one looks at everything
+
+_editions = count()
+
 
 class ByScope(Mapping[Key, Value], Generic[Key, Value]):
-    """A mapping in parts. ``scope_of`` tells a key's part; no part is changed once it is here."""
+    """A mapping in parts. No part is changed once it is here.
 
-    __slots__ = ("parts", "scope_of")
+    Args:
+        scope_of: tells a key's part.
+        before: the mapping that this one was made from; its other keys have the values they had.
+        keys: those that came, went, or may have another value than before.
+    """
+
+    __slots__ = ("_edition", "_trail", "parts", "scope_of")
 
     def __init__(
-        self, scope_of: Callable[[Key], Scope], parts: Mapping[Scope, Mapping[Key, Value]] | None = None
+        self,
+        scope_of: Callable[[Key], Scope],
+        parts: Mapping[Scope, Mapping[Key, Value]] | None = None,
+        before: ByScope[Key, Value] | None = None,
+        keys: Collection[Key] = (),
     ) -> None:
         self.scope_of = scope_of
         self.parts: Mapping[Scope, Mapping[Key, Value]] = {} if parts is None else parts
+        self._edition = next(_editions)
+        self._trail: tuple[tuple[int, Collection[Key]], ...] = ()
+        if before is not None and len(keys) <= TRAIL_KEYS:
+            self._trail = (*before._trail[1 - TRAIL :], (before._edition, keys))
 
     def __getitem__(self, key: Key) -> Value:
         return self.parts[self.scope_of(key)][key]
@@ -45,6 +64,16 @@ class ByScope(Mapping[Key, Value], Generic[Key, Value]):
     def values(self) -> ValuesView[Value]:
         return _Values(self)
 
+    def since(self, before: ByScope[Key, Value]) -> Collection[Key] | None:
+        """The keys touched since ``before``, the first ones first; None if it is not known any more."""
+        if before._edition == self._edition:
+            return ()
+        editions = [edition for edition, _ in self._trail]
+        if before._edition not in editions:
+            return None
+        made_since = self._trail[editions.index(before._edition) :]
+        return dict.fromkeys(key for _, keys in made_since for key in keys)
+
 
 class Growing(Generic[Key, Value]):
     """A mapping in the making: a scope's part is copied before its first addition."""
@@ -53,6 +82,7 @@ class Growing(Generic[Key, Value]):
         self._before = before
         self._parts: dict[Scope, Mapping[Key, Value]] = dict(before.parts)
         self._own: dict[Scope, dict[Key, Value]] = {}
+        self._keys: dict[Key, None] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._parts.values()))
@@ -68,10 +98,12 @@ class Growing(Generic[Key, Value]):
         if scope not in self._own:
             self._parts[scope] = self._own[scope] = dict(self.part(scope))
         self._own[scope][key] = value
+        self._keys[key] = None
 
     def whole(self) -> ByScope[Key, Value]:
         """What it is now; the very mapping it began from if nothing was added."""
-        return ByScope(self._before.scope_of, self._parts) if self._own else self._before
+        before = self._before
+        return ByScope(before.scope_of, self._parts, before, self._keys) if self._own else before
 
 
 class _Items(ItemsView[Key, Value]):
@@ -135,24 +167,13 @@ class Desired:
                     yield scope, name, record
 
 
-def changes(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:
-    """What ``after`` has and ``before`` has not, or has another of; what both share is passed over."""
-    if isinstance(before, ByScope) and isinstance(after, ByScope):
-        for scope, part in after.parts.items():
-            last = before.parts.get(scope, {})
-            if last is not part:
-                yield from changes(last, part)
-    elif all(map(is_, before, after)):  # the same keys, then others: as of a part and the one made from it
-        yield from compress(after.items(), map(is_not, chain(before.values(), repeat(None)), after.values()))
-    else:
-        for key, value in after.items():
-            if before.get(key) is not value:
-                yield key, value
-
-
 def touched(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> list[Key]:
-    """Every key that came, went, or has another value."""
-    found = [key for key, _ in changes(before, after)]
-    if len(before) + sum(key not in before for key in found) != len(after):
-        found += [key for key in before if key not in after]
-    return found
+    """Every key that came, went, or has another value.
+
+    Where ``after`` was made from ``before`` by few changes, what they touched is all that is looked at.
+    """
+    found: Collection[Key] | None = None
+    if isinstance(before, ByScope) and isinstance(after, ByScope):
+        found = after.since(before)
+    keys = {**dict.fromkeys(before), **dict.fromkeys(after)} if found is None else found
+    return [key for key in keys if before.get(key) is not after.get(key)]
