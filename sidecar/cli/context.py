@@ -35,7 +35,6 @@ from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate.report import printable
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.registry.store.marker import Created
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.validate import Expectation
 
@@ -71,23 +70,13 @@ class Context:
         return self.settings.root
 
     def registry(self, *, create: bool = False) -> Registry:
-        """Open the registry. ``create``: make one if the settings say so and there is none."""
-        from lora_fs.sidecar.registry.store.writer import (
-            Registry,
-        )  # not needed to say what commands there are
+        """Open the registry. ``create``: make one if there is none and the settings say so."""
+        from lora_fs.sidecar.registry.store import marker  # not needed to say what commands there are
+        from lora_fs.sidecar.registry.store.writer import Registry
 
-        if create and self.settings.create:
-            self.make_registry()
-        return Registry(self.root())
-
-    def make_registry(self) -> Created:
-        """Make the registry unless there is one, and say so."""
-        from lora_fs.sidecar.registry.store import marker
-
-        created = marker.create(self.root())
-        if created.made:
+        if create and self.settings.create and marker.create(self.root()).made:
             complain(f"{self.root()} held no registry: made one there")
-        return created
+        return Registry(self.root())
 
     def nothing_in(self, scope: Scope) -> None:
         """Say on stderr that a scope is empty, and which others there are: a name may be misspelt."""

@@ -106,8 +106,8 @@ class Volume:
         """What is wrong with the volume, for people."""
         desired, found = self._view.desired, []
         if self._problem is not None:
-            kind = "RegistryMissing" if self._is_missing else "VolumeUnavailable"
-            found.append(f"{kind}: {self._problem}")
+            missing, lost = f"RegistryMissing: {self._problem}", f"VolumeUnavailable: {self._problem}"
+            found.append(missing if self._is_missing else lost)
         stalled = self._clock() - self._looked_at
         if stalled > max(STALLED_AFTER_S, 3 * self.poll_s):
             first = "the first look at it has not ended; nothing is listed until then"
