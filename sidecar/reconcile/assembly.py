@@ -76,15 +76,17 @@ class Assembly:
             self._flat.start()
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
+        beat = asyncio.create_task(self._reporter.beat(self.replica), name="heartbeat")
         try:
             yield
         finally:
             loop.cancel()
+            beat.cancel()
             self.end()
             self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
-            await asyncio.gather(loop, return_exceptions=True)
+            await asyncio.gather(loop, beat, return_exceptions=True)
             await self._reporter.withdraw(self.replica.replica_id)
             self.stager.close()
             sys.setswitchinterval(usual_s)

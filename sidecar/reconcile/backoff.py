@@ -1,4 +1,7 @@
-"""When to try a failed adapter again: exponential, with jitter, reset when its record changes."""
+"""When to try again what failed for an adapter: exponential, with jitter, reset when its record changes.
+
+Delays count on a monotonic clock: setting the host's time shortens and lengthens none.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,34 @@ FIRST_S, CEILING_S = 1.0, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last failure of one generation: what happened, how often, and when to try next.
+    """The last failure of one subject: what happened, how often, and when to try next.
+
+    ``subject``: a record's digest and generation, for a load; a copy's path, for an unload.
 
     ``error`` is to be told, and ``afresh`` to be raised: Python adds to an exception each frame that it goes
     through, and a frame keeps the request it was for.
     """
 
-    digest: str
-    generation: int
+    subject: object
     error: LoraFsError
     attempts: int
     retry_at: float  # on the caller's monotonic clock
 
-    def concerns(self, record: Record) -> bool:
-        """Whether it was this very record that failed."""
-        return (self.digest, self.generation) == (record.spec.digest, record.generation)
+    def concerns(self, what: Record | str) -> bool:
+        """Whether it was this very record, or copy, that failed."""
+        return self.subject == _subject(what)
 
 
-def after(previous: Failure | None, record: Record, error: LoraFsError, now: float) -> Failure:
+def after(previous: Failure | None, what: Record | str, error: LoraFsError, now: float) -> Failure:
     """Count a failure; 1 s doubling to 5 minutes, less up to a quarter of jitter."""
-    attempts = previous.attempts + 1 if previous is not None and previous.concerns(record) else 1
+    attempts = previous.attempts + 1 if previous is not None and previous.concerns(what) else 1
     delay = min(CEILING_S, FIRST_S * 2.0 ** min(attempts - 1, 16))
     delay *= 1 - random.uniform(0, 0.25)
-    return Failure(record.spec.digest, record.generation, afresh(error), attempts, now + delay)
+    return Failure(_subject(what), afresh(error), attempts, now + delay)
+
+
+def _subject(what: Record | str) -> object:
+    return (what.spec.digest, what.generation) if isinstance(what, Record) else what
 
 
 def afresh(error: Error) -> Error:

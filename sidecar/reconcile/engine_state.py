@@ -51,7 +51,7 @@ class Changing:
 
 
 class Residents:
-    """Lives on the event loop. ``on_change``: a load ended, or a draining name came free.
+    """Lives on the event loop. ``on_change``: a load or unload ended, or a draining name came free.
 
     Attributes:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
@@ -85,9 +85,11 @@ class Residents:
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
+        self._stays: dict[str, Failure] = {}  # by the engine's name: why its last unload failed
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self.tiers: Mapping[str, str] = {}
+        self.on_free: Callable[[], None] = lambda: None  # a copy or its adapter came out of use
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -112,6 +114,24 @@ class Residents:
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
 
+    def has(self, name: str) -> bool:
+        """Whether the engine has ``name``, or may have it until an unload ends."""
+        return name in self.paths or name in self._under_unload
+
+    def places(self) -> Iterator[tuple[str, str, bool]]:
+        """Each name that takes a place, its copy, and whether its unload runs or waits out a delay."""
+        for name, path in self.paths.items():
+            failure = self._stays.get(name)
+            waits = failure is not None and failure.concerns(path) and self._clock() < failure.retry_at
+            yield name, path, waits
+        for name, (path, _) in self._under_unload.items():
+            if name not in self.paths:
+                yield name, path, True
+
+    def is_loading(self, served: Served) -> bool:
+        """Whether a load of exactly these bytes is under way."""
+        return (served.name, served.record.spec.digest) in self._loads
+
     @property
     def loading(self) -> int:
         """Loads under way."""
@@ -128,6 +148,7 @@ class Residents:
         for name in self.paths.keys() - known.keys():
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
+        self._note_use()
 
     def note_activity(self, activity: Activity | None) -> None:
         """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
@@ -140,6 +161,11 @@ class Residents:
         going = (path for path, _ in self._under_unload.values())
         loading = map(self._stager.path, self._under_load.values())
         return {*self.paths.values(), *going, *loading, *self._doubtful.values()}
+
+    def _note_use(self) -> None:
+        """Let nobody remove what the engine has or reads; what came out of use may make room."""
+        self._stager.use(self.copies_in_use())
+        self.on_free()
 
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
@@ -179,6 +205,7 @@ class Residents:
             self._used_at[name] = self._clock()
             if self._holds[name] <= 0:
                 del self._holds[name]
+                self.on_free()
                 if name in self.draining:
                     self._on_change()
 
@@ -192,6 +219,9 @@ class Residents:
                 async with asyncio.timeout(deadline - self._clock()):
                     name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
+                full = self._stager.waiting.get(self._stager.path(served.record))
+                if full is not None:
+                    raise backoff.afresh(full) from error
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
             except NoSpareRoom:  # it was joined, and begun for nobody
                 continue
@@ -230,6 +260,7 @@ class Residents:
         try:
             self.phases[served.name] = Phase.VALIDATING
             self._under_load[load] = record
+            self._note_use()
             with self._measured("stage", record):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
@@ -247,6 +278,7 @@ class Residents:
         finally:
             self.phases.pop(served.name, None)
             del self._under_load[load]
+            self._note_use()
         self.failures.pop(served.name, None)
         self.counters["loads_total"] += 1
         self._events.tell("Loaded", f"as {public_of(name)}", key)
@@ -275,6 +307,7 @@ class Residents:
             if old is not None or name in self.paths or not ours:
                 raise
             self.paths[name] = str(error.path)  # it goes as any that is replaced
+            self._note_use()
             return await self._place(served, path, spare)
         return name
 
@@ -292,7 +325,7 @@ class Residents:
     # -- unloading -----------------------------------------------------------------------------
 
     async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
-        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged.
+        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged and remembered.
 
         Args:
             drained: it was to go before, and its requests have ended now.
@@ -303,12 +336,16 @@ class Residents:
             if self.in_flight(name) or name not in self.paths:
                 return  # who waited for the lock, too, came first
             logger.info("unloading %s: %s", name, reason, extra=event("unload", adapter=name, reason=reason))
+            path = self.paths[name]
             try:
                 await self._unload(name)
+                self._stays.pop(name, None)
                 self._tell("Drained" if drained else "Evicted", reason, name)
             except LoraFsError as error:
+                self._stays[name] = backoff.after(self._stays.get(name), path, error, self._clock())
                 told = event("unload.failed", adapter=name, error=type(error).__name__)
                 logger.warning("%s stays loaded: %s", name, error, extra=told)
+        self._on_change()
 
     async def _unload(self, name: str) -> None:
         path, record = self.paths.pop(name), self.records.get(name)  # at once: a request now loads it again
@@ -321,6 +358,7 @@ class Residents:
             raise
         finally:
             del self._under_unload[name]
+            self._note_use()
         self.counters["unloads_total"] += 1
         self.failures = {n: f for n, f in self.failures.items() if not isinstance(f.error, NoSpareRoom)}
 
@@ -330,12 +368,14 @@ class Residents:
         """The engine does not have ``name`` after all, nor these bytes under another."""
         path = self.paths.pop(name, None)
         self.paths = {other: at for other, at in self.paths.items() if at != path}
+        self._note_use()
 
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""
         self.failures = {name: f for name, f in self.failures.items() if is_served(name)}
-        self.records = {name: record for name, record in self.records.items() if name in self.paths}
-        self._used_at = {name: at for name, at in self._used_at.items() if name in self.paths}
+        self.records = {name: record for name, record in self.records.items() if self.has(name)}
+        self._used_at = {name: at for name, at in self._used_at.items() if self.has(name)}
+        self._stays = {name: failure for name, failure in self._stays.items() if self.has(name)}
 
     @contextmanager
     def _measured(self, what: str, record: Record | None) -> Iterator[None]:

@@ -23,7 +23,8 @@ class Resident:
     """A name the engine holds. ``wanted`` is the record it should serve, None if withdrawn.
 
     ``current``: what is loaded are that record's bytes. ``idle_s``: since its last request.
-    ``tenant``: whose share of the places it takes.
+    ``tenant``: whose share of the places it takes. ``leaving``: an unload of it is under way, or failed and
+    waits out its delay: it takes a place, and nothing is decided about it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Resident:
     idle_s: float
     policy: Policy
     tenant: str = ""
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def decide(
     unload: dict[str, str] = {}
     draining: list[str] = []
     for entry in resident:
-        reason = _reason_to_unload(entry)
+        reason = None if entry.leaving else _reason_to_unload(entry)
         if reason is not None and entry.in_flight:
             draining.append(entry.name)
         elif reason is not None:
@@ -93,7 +95,7 @@ def decide(
     firm = _firm(kept.values(), capacity)
     pinned = pinned[: max(0, capacity - 1 - len(firm))]
     free = capacity - len(kept)
-    evictable = [e for e in kept.values() if not e.in_flight and e.name not in firm]
+    evictable = [e for e in kept.values() if not e.in_flight and not e.leaving and e.name not in firm]
     evictable.sort(key=lambda e: -e.idle_s)
     for gone in shares.give_way(evictable, len(pinned) - free):
         whose = f" of {gone.tenant}" if weights else ""
@@ -136,18 +138,28 @@ def give_way(
     return tuple(one.name for one in chosen if not copies[_digest(one)]) if freed >= lacks else ()
 
 
+def firm_bytes(resident: list[Resident]) -> int:
+    """What the copies take that will give no room, however long one waits: of eager and pinned adapters."""
+    firm = {
+        one.wanted.spec.digest: one.wanted.spec.size_bytes
+        for one in resident
+        if one.wanted and one.current and one.policy.kind in ALWAYS
+    }
+    return sum(firm.values())
+
+
 def _digest(entry: Resident) -> str | None:
     return entry.wanted.spec.digest if entry.wanted is not None else None
 
 
 def _may_give_way(entry: Resident) -> bool:
-    wanted = entry.wanted is not None and entry.current
+    wanted = entry.wanted is not None and entry.current and not entry.leaving
     return wanted and not entry.in_flight and entry.policy.kind in (PolicyKind.LAZY, PolicyKind.STICKY)
 
 
 def _firm(kept: Iterable[Resident], capacity: int) -> frozenset[str]:
     """Pinned ones that stay: a place is left for others, though requests loaded more that are pinned."""
-    pinned = [entry for entry in kept if entry.policy.kind is PolicyKind.PINNED]
+    pinned = [entry for entry in kept if entry.policy.kind is PolicyKind.PINNED and not entry.leaving]
     pinned.sort(key=lambda entry: (-entry.policy.priority, entry.name))
     return frozenset(entry.name for entry in pinned[: max(0, capacity - 1)])
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio.to_thread
 
@@ -37,6 +38,7 @@ from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog, News
 from lora_fs.sidecar.reconcile.telemetry.request_counts import Tally
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 ENGINE_RETRY_S = 0.5
 GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
+UNLOADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class Replica:
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
         self._wake = asyncio.Event()
+        self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
+        self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
         self.events = EventLog()
         self._residents = Residents(engine, stager, self.wake, self.events, clock)
         self._catalog = Catalog()
@@ -103,7 +108,6 @@ class Replica:
         self._activity_problem: str | None = None
         read, look, default = self._read_engine, self._resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)
-        stager.find_room = self._room.find
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
@@ -238,19 +242,25 @@ class Replica:
         if served is None:
             self.check_read()
         await self._registrations.unregister(lora_name, served, writer)
-        deadline = self._clock() + self._limits.hold_timeout_s
-        while lora_name in self._residents.paths and self.lookup(lora_name) is None:
-            if self._clock() > deadline:
-                raise WaitTimeout(f"{lora_name} is withdrawn; its last requests are still draining here")
-            await self.reconcile()
-            if lora_name in self._residents.paths:
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(self._limits.hold_timeout_s):
+                await self.reconcile()
+                while self._residents.has(lora_name) and self.lookup(lora_name) is None:
+                    await self._moved.wait()
+        except TimeoutError as error:
+            why = "its last requests are still draining here, or the engine has not unloaded it"
+            raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
 
     # -- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Start a pass soon. Call on the event loop."""
+        """Start a pass soon, and let those who wait for a change look again. Call on the event loop."""
         self._wake.set()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def run(self) -> None:
         """Reconcile until cancelled; a pass that fails is told, and the next one comes.
@@ -264,8 +274,7 @@ class Replica:
                     with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
                         await self.reconcile()
                     if self._engine_problem is None and self._volume.read_once:
-                        in_use, registered = self._residents.copies_in_use(), self.catalog().digests
-                        await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
+                        await anyio.to_thread.run_sync(self._stager.sweep, self.catalog().digests)
                 with self._goes_on():  # apart, so that a pass that failed is told of
                     if self._ahead is not None and self._volume.read_once:
                         self._ahead.look(self.catalog())
@@ -278,6 +287,8 @@ class Replica:
         except Exception as error:
             self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
             raise
+        finally:
+            self._workers.stop()
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:
@@ -289,11 +300,12 @@ class Replica:
             self._engine_problem = f"internal error: {error!r}"
 
     async def reconcile(self) -> None:
-        """One pass: read the engine, decide, act. Loads run on their own; a failure is kept."""
+        """One pass: read the engine, decide, and hand the acts to the workers."""
         try:
             await self._read_engine()
         except EngineUnavailable as error:
             self._engine_problem = str(error)
+            self._workers.follow({})  # what it has is unknown: nothing begins
             return
         self._engine_problem = None
         if not self._volume.read_once:
@@ -305,14 +317,35 @@ class Replica:
         self._engine.prefer({entry.name: entry.policy for entry in resident})
         absent = self._subjects.absent(catalog, self.lookup)
         decided = plan.decide(resident, absent, limits.max_loaded, limits.weights)
-        drained, self._residents.draining = self._residents.draining, frozenset(decided.draining)
-        for name, reason in decided.unload.items():
-            await self._residents.unload(name, reason, drained=name in drained)
-        for name in decided.load[: max(0, UNASKED_LOADS - self._residents.loading)]:
-            served = self.lookup(name)
-            if served is not None:
-                self._residents.load(served, spare=name in decided.spare)
+        self._workers.follow(self._work(decided, len(resident)))
         self._forget()
+        self._look_again()
+
+    def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:
+        """What the workers do. A load whose place an unload frees waits for the pass after that unload.
+
+        Args:
+            taken: places that are taken now.
+        """
+        residents, limit = self._residents, self._limits.max_loaded
+        drained = residents.draining & decided.unload.keys()
+        residents.draining = drained.union(decided.draining)
+        unloads: dict[str, Work] = {
+            name: partial(residents.unload, name, reason, drained=name in drained)
+            for name, reason in decided.unload.items()
+        }
+        loads: dict[str, Work] = {}
+        free = len(decided.load) if limit is None else limit - taken - residents.loading
+        for name in decided.load:
+            served = self.lookup(name)
+            if served is None or residents.is_loading(served) or (free <= 0 and name not in unloads):
+                continue
+            free -= int(name not in unloads)
+            loads[name] = partial(self._load, served, spare=name in decided.spare)
+        return {Kind.UNLOAD: unloads, Kind.LOAD: loads}
+
+    async def _load(self, served: Served, *, spare: bool) -> None:
+        await asyncio.shield(self._residents.load(served, spare=spare))
 
     def _resident(self) -> list[plan.Resident]:
         desired = self._volume.desired
@@ -322,7 +355,7 @@ class Replica:
 
     def _forget(self) -> None:
         """Keep nothing of what is not served any more, of what changed since the last pass."""
-        after = self._volume.desired  # as it is now: unloading took its time
+        after = self._volume.desired
         before, self._kept_for = self._kept_for or after, after
         moved = touched(before.pointers, after.pointers)
         changed = {public_name(scope, name, self.namespaces) for scope, name in moved}

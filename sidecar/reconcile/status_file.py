@@ -1,8 +1,8 @@
 """This replica's two files on the volume: what it observes, and what happened to it lately.
 
-Hints, replaced whole: the status when something changed and at every heartbeat, the events when
-there are new ones and at most every ``EVENTS_S``. Nothing is written to another registry that is
-mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of
+the replica; the events when there are new ones and at most every ``EVENTS_S``. Nothing is written to another
+registry that is mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
 """
 
 from __future__ import annotations
@@ -57,13 +57,21 @@ class Reporter:
         self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
         self._heartbeat = secrets.randbelow(1 << 30)  # so that no other process writes the same bytes
         self._written: object = None
-        self._written_at = 0.0
+        self._written_at = clock()
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
         self._writing, self._withdrawn = threading.Lock(), False
         self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
         self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
         self._wrote = False
+
+    async def beat(self, replica: Replica) -> None:
+        """Write at every heartbeat, whatever the replica waits for, until cancelled."""
+        while True:
+            due_s = self._written_at + HEARTBEAT_S - self._clock()
+            if due_s <= 0:
+                self.report(replica)
+            await asyncio.sleep(due_s if due_s > 0 else HEARTBEAT_S / 2)
 
     def report(self, replica: Replica) -> None:
         """Write soon, if anything changed or the heartbeat is due."""

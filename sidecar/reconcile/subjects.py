@@ -41,10 +41,10 @@ class Subjects:
     ) -> list[plan.Resident]:
         """What is loaded. Of what nothing is known, as while its record cannot be read, none is decided."""
         residents, found = self._residents, []
-        for name, path in residents.paths.items():
+        for name, path, leaving in residents.places():
             public = public_of(name)
             served = lookup(public)
-            if served is None and not is_withdrawn(public):
+            if served is None and self._is_named_here(name) and not is_withdrawn(public):
                 continue
             found.append(
                 plan.Resident(
@@ -55,9 +55,15 @@ class Subjects:
                     residents.idle_s(name),
                     self._policy(catalog, name, served),
                     self._tenant(name),
+                    leaving,
                 )
             )
         return found
+
+    def _is_named_here(self, name: str) -> bool:
+        """Whether this replica gives such names now. Others it gave when it served other namespaces."""
+        namespace, slash, _ = name.partition("/")
+        return bool(slash) and namespace in self._namespaces if len(self._namespaces) > 1 else not slash
 
     def absent(self, catalog: Catalog, lookup: Lookup) -> list[plan.Absent]:
         """What is to be loaded unasked, and is not."""

@@ -100,7 +100,7 @@ async def test_a_load_is_a_part_of_the_request_that_waits_for_it(
         assert span.parent.span_id == request.context.span_id
         assert attributes(span) == {"lora_fs.adapter": "default/tiny/v1/a"}
     rig.volume.remove("a")
-    await rig.replica.reconcile()
+    await rig.settle()
     assert named(spans, "unload").end_time
 
 

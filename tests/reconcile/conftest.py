@@ -34,7 +34,10 @@ SCOPE = Scope("default", "tiny")
 
 @dataclass
 class FakeEngine:
-    """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``."""
+    """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``.
+
+    A call for one of ``stuck`` hangs until ``unstick`` is set; an unload of one of ``keeps`` fails.
+    """
 
     adapters: dict[str, str] = field(default_factory=dict)
     base: tuple[str, ...] = ("tiny",)
@@ -47,12 +50,18 @@ class FakeEngine:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # to load or unload
+    stuck: set[str] = field(default_factory=set)
+    unstick: asyncio.Event = field(default_factory=asyncio.Event)
+    keeps: set[str] = field(default_factory=set)
+    unloads: list[str] = field(default_factory=list)
+    reads: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     async def loaded(self) -> Loaded:
         self._check_up()
+        self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
         return Loaded(tuple({"id": name} for name in self.base), dict(self.adapters), cards)
 
@@ -68,8 +77,7 @@ class FakeEngine:
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         self._check_up()
         self.loads.append(name)
-        self.asked.set()
-        await self.gate.wait()
+        await self._begin(name)
         if self.refuses_taken and self.adapters.get(name, path) != path:
             raise NameTaken(f"{name} is taken", reason="taken", path=self.adapters[name])
         for fragment, error in self.refuses.items():
@@ -79,9 +87,18 @@ class FakeEngine:
 
     async def unload(self, name: str) -> None:
         self._check_up()
+        self.unloads.append(name)
+        await self._begin(name)
+        if name in self.keeps:
+            raise EngineUnavailable("engine cannot unload now (503)")
+        self.adapters.pop(name, None)
+
+    async def _begin(self, name: str) -> None:
         self.asked.set()
         await self.gate.wait()
-        self.adapters.pop(name, None)
+        if name in self.stuck:
+            await self.unstick.wait()
+        self._check_up()
 
     def _check_up(self) -> None:
         if not self.up:
@@ -103,7 +120,9 @@ class FakeStager:
 
     staged: Counter[str] = field(default_factory=Counter)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
     swept: list[set[str]] = field(default_factory=list)
+    waiting: dict[str, LoraFsError] = field(default_factory=dict)
 
     @property
     def copies(self) -> int:
@@ -125,8 +144,11 @@ class FakeStager:
             raise self.refuses[record.name]
         return self.path(record)
 
-    def sweep(self, in_use: set[str], registered: frozenset[str]) -> None:
-        self.swept.append(in_use)
+    def use(self, paths: set[str]) -> None:
+        self.used = paths
+
+    def sweep(self, registered: frozenset[str]) -> None:
+        self.swept.append(self.used)
 
 
 @dataclass
@@ -216,12 +238,12 @@ class Rig:
     def __post_init__(self) -> None:
         self.replica = self.start()
 
-    def start(self) -> Replica:
+    def start(self, namespaces: tuple[str, ...] = ("default",)) -> Replica:
         """A replica as after a start: it knows nothing but what it can see."""
         return Replica(
             "r0",
             "tiny",
-            ("default",),
+            namespaces,
             cast("Volume", self.volume),
             cast("Registrations", FakeRegistrations()),
             self.engine,

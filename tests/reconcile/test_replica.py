@@ -203,13 +203,13 @@ async def test_what_is_withdrawn_is_told_of_until_it_is_gone(make_rig: MakeRig) 
     assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
     rig.engine.gate.clear()
     rig.engine.asked.clear()
-    a_pass = asyncio.create_task(rig.replica.reconcile())
+    await rig.replica.reconcile()
     await rig.engine.asked.wait()
     assert rig.replica.residency() == {}  # no request may have it any more
     assert rig.engine.adapters
     assert rig.replica.notable()[0]["a"].phase is Phase.DRAINING
     rig.engine.gate.set()
-    await a_pass
+    await rig.settle()
     assert rig.engine.adapters == {}
     assert rig.replica.notable()[0] == {}
 
