@@ -64,7 +64,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gc": (
         "maintain",
-        "Remove files of adapters unregistered long ago, what dead writers left, old history",
+        "Remove the files of adapters unregistered long ago, what dead writers left, and old history",
     ),
     "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
     "import": (

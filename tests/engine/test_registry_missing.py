@@ -31,7 +31,12 @@ def test_it_waits_for_a_registry(
     root.mkdir()
     elsewhere.mkdir()
     volume = Volume(root, MODEL_NAME, cwd=elsewhere)
-    env = {**PLUGIN_ENV, **volume.env, "LORA_FS_STAGE_DIR": str(tmp_path / "stage")}
+    env = {
+        **PLUGIN_ENV,
+        **volume.env,
+        "LORA_FS_STAGE_DIR": str(tmp_path / "stage"),
+        "LORA_FS_ALLOWED_SOURCES": str(adapters(0)),
+    }
     with owned(farm.start("registry-missing", model_dir, env=env)) as client:
         wait_until(
             "the condition", lambda: "RegistryMissing" in get(client, "/readyz").body, timeout_s=FOLLOWED_S
