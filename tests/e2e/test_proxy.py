@@ -119,11 +119,8 @@ def test_a_stream_arrives_piece_by_piece_and_ends_with_its_client(
     body = {**ENDLESS, "model": "abandoned", "stream": True}
     with pair.a.http.stream("POST", "/v1/completions", json=body) as response:
         assert next(response.iter_lines())
-    wait_until(
-        "the engine is idle",
-        lambda: metric(pair.a, "vllm:num_requests_running") == 0,
-        timeout_s=20,
-    )
+    # An engine that was not told computes to the end, however soon: the count below finds that.
+    wait_until("the engine is idle", lambda: metric(pair.a, "vllm:num_requests_running") == 0, timeout_s=200)
     assert metric(pair.a, "vllm:generation_tokens_total") - before < len(ENDLESS["prompt"]) * LONG / 2
 
 
