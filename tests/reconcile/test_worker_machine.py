@@ -20,10 +20,11 @@ from lora_fs.sidecar.reconcile.plan import ALWAYS
 from lora_fs.sidecar.reconcile.replica import UNASKED_LOADS, UNLOADS, Limits
 from tests.reconcile.conftest import Clock, FakeEngine, FakeStager, FakeVolume, Rig
 
-NAMES = st.sampled_from("abcdefgh")
+NAMES = st.sampled_from("abcdefghijkl")
+SEVERAL = st.lists(NAMES, min_size=1, max_size=12, unique=True)
 MOST_STUCK = 3  # below the bound of loads: with as many stuck as may run at once nothing else can
 Result = TypeVar("Result")
-POLICIES = st.sampled_from([Policy(kind=kind, ttl_s=60) for kind in PolicyKind])
+POLICIES = st.sampled_from([Policy(kind=kind, ttl_s=60) for kind in (PolicyKind.EAGER, *PolicyKind)])
 
 
 @dataclass
@@ -79,18 +80,20 @@ class Machine(RuleBasedStateMachine):
 
     # -- what happens --------------------------------------------------------------------------
 
-    @rule(name=NAMES, policy=POLICIES)
-    def register(self, name: str, policy: Policy) -> None:
-        self.revisions[name] += 1
-        self.rig.volume.put(name, f"v{self.revisions[name]}", policy)
+    @rule(names=SEVERAL, policy=POLICIES)
+    def register(self, names: list[str], policy: Policy) -> None:
+        for name in names:
+            self.revisions[name] += 1
+            self.rig.volume.put(name, f"v{self.revisions[name]}", policy)
 
-    @rule(name=NAMES)
-    def withdraw(self, name: str) -> None:
-        self.rig.volume.remove(name)
+    @rule(names=SEVERAL)
+    def withdraw(self, names: list[str]) -> None:
+        for name in names:
+            self.rig.volume.remove(name)
 
-    @rule(name=NAMES)
-    def hang(self, name: str) -> None:
-        if len(self.engine.hung) < MOST_STUCK:
+    @rule(names=SEVERAL)
+    def hang(self, names: list[str]) -> None:
+        for name in names[: MOST_STUCK - len(self.engine.hung)]:
             self.engine.hung.setdefault(name, asyncio.Event())
 
     @precondition(lambda self: self.engine.hung)
