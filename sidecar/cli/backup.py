@@ -103,7 +103,7 @@ def import_registry(
     \b
     Examples:
       lora-fs import archive adapters.tar --dry-run
-      lora-fs --root /empty/folder import archive adapters.tar
+      lora-fs import archive adapters.tar
       lora-fs import gie configmap.yaml --folder yard1/sql-lora=./sql-lora
       lora-fs import nim ./loras
     """

@@ -89,6 +89,7 @@ class Residents:
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self.tiers: Mapping[str, str] = {}
+        self.on_free: Callable[[], None] = lambda: None  # a copy or its adapter came out of use
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -147,6 +148,7 @@ class Residents:
         for name in self.paths.keys() - known.keys():
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
+        self._note_use()
 
     def note_activity(self, activity: Activity | None) -> None:
         """Count requests that reached the engine without the proxy as uses. None: any may be in use."""
@@ -159,6 +161,11 @@ class Residents:
         going = (path for path, _ in self._under_unload.values())
         loading = map(self._stager.path, self._under_load.values())
         return {*self.paths.values(), *going, *loading, *self._doubtful.values()}
+
+    def _note_use(self) -> None:
+        """Let nobody remove what the engine has or reads; what came out of use may make room."""
+        self._stager.use(self.copies_in_use())
+        self.on_free()
 
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
@@ -198,6 +205,7 @@ class Residents:
             self._used_at[name] = self._clock()
             if self._holds[name] <= 0:
                 del self._holds[name]
+                self.on_free()
                 if name in self.draining:
                     self._on_change()
 
@@ -211,6 +219,9 @@ class Residents:
                 async with asyncio.timeout(deadline - self._clock()):
                     name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
+                full = self._stager.waiting.get(self._stager.path(served.record))
+                if full is not None:
+                    raise backoff.afresh(full) from error
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
             except NoSpareRoom:  # it was joined, and begun for nobody
                 continue
@@ -249,6 +260,7 @@ class Residents:
         try:
             self.phases[served.name] = Phase.VALIDATING
             self._under_load[load] = record
+            self._note_use()
             with self._measured("stage", record):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
@@ -266,6 +278,7 @@ class Residents:
         finally:
             self.phases.pop(served.name, None)
             del self._under_load[load]
+            self._note_use()
         self.failures.pop(served.name, None)
         self.counters["loads_total"] += 1
         self._events.tell("Loaded", f"as {public_of(name)}", key)
@@ -294,6 +307,7 @@ class Residents:
             if old is not None or name in self.paths or not ours:
                 raise
             self.paths[name] = str(error.path)  # it goes as any that is replaced
+            self._note_use()
             return await self._place(served, path, spare)
         return name
 
@@ -344,6 +358,7 @@ class Residents:
             raise
         finally:
             del self._under_unload[name]
+            self._note_use()
         self.counters["unloads_total"] += 1
         self.failures = {n: f for n, f in self.failures.items() if not isinstance(f.error, NoSpareRoom)}
 
@@ -353,6 +368,7 @@ class Residents:
         """The engine does not have ``name`` after all, nor these bytes under another."""
         path = self.paths.pop(name, None)
         self.paths = {other: at for other, at in self.paths.items() if at != path}
+        self._note_use()
 
     def keep_only(self, is_served: Callable[[str], bool]) -> None:
         """Keep no state for names that are neither served nor loaded."""

@@ -1,7 +1,8 @@
 """Room in the stage folder for a load that finds it full: what nobody uses is unloaded, and its copy goes.
 
-Lives on the event loop, where it is known what is in use; which adapters give way says ``plan``. A load that
-nobody waits for takes what is free, as where places are short, unless its adapter is pinned.
+Lives on the event loop, where it is known what is in use; which adapters give way says ``plan``. Where all
+are in use for the moment, a request waits for room as it does for a load. A load that no request waits for
+takes what is free, unless its adapter is pinned.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.engine_state import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+
+LOOK_S = 0.5  # between two looks at an engine that others may use, too
+TRY_S = 120.0
 
 
 class Room:
@@ -40,6 +44,9 @@ class Room:
         self._default, self._weights = default, weights
         self._asked: Counter[str] = Counter()  # by the copy's path
         self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+        stager.find_room, stager.on_end = self.find, self._freed.set
+        residents.on_free = self._freed.set
 
     @contextmanager
     def asked(self, record: Record) -> Iterator[None]:
@@ -53,35 +60,50 @@ class Room:
             if not self._asked[path]:
                 del self._asked[path]
 
-    async def find(self, record: Record, lacks: int) -> bool:
-        """Have so many bytes given up for a copy of ``record``; False if they are not to be had.
+    async def find(self, record: Record, lacks: int, since: float) -> bool:
+        """Evict adapters whose copies have so many bytes, or wait for a change; False: there will be no room.
 
+        A request waits for as long as it is there. Without one a pinned adapter is given ``TRY_S``.
+
+        Args:
+            since: when the copy was asked for first, on the loop's clock.
         Raises:
             EngineUnavailable: what is in use is unknown.
         """
-        policy = record.spec.policy or self._default
-        if policy.kind is not PolicyKind.PINNED and not self._asked[self._stager.path(record)]:
-            return False
+        policy, path = record.spec.policy or self._default, self._stager.path(record)
+        loop = asyncio.get_running_loop()
         async with self._turn:  # two loads do not choose the same ones
+            if not self._asked[path] and (
+                policy.kind is not PolicyKind.PINNED or loop.time() - since > TRY_S
+            ):
+                return False
+            self._freed.clear()
             await self._read()  # after a load or unload whose answer did not come the engine alone knows
-            free = self._stager.release(self._residents.copies_in_use())
-            if free >= lacks:
+            if self._stager.free_bytes() >= lacks or await self._evict(record, lacks):
                 return True
-            paths, refused, gone = self._residents.paths, set[str](), set[str]()
-            while free < lacks:
-                resident = [self._as_asked(one) for one in self._look() if one.name not in refused]
-                victims = plan.stale(resident)[:1] or plan.give_way(resident, lacks - free, self._weights)
-                if not victims:
+            firm = plan.firm_bytes(self._look()) + record.spec.size_bytes
+            if not self._asked[path] or firm > self._stager.max_bytes:
+                return False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._freed.wait()
+            return True
+
+    async def _evict(self, record: Record, lacks: int) -> bool:
+        """Unload adapters until their copies give ``lacks`` bytes; whether any went."""
+        refused, gone, before = set[str](), 0, self._stager.free_bytes()
+        while self._stager.free_bytes() - before < lacks:
+            resident = [self._as_asked(one) for one in self._look() if one.name not in refused]
+            victims = plan.stale(resident)[:1] or plan.give_way(resident, lacks, self._weights)
+            if not victims:
+                break
+            for name in victims:
+                await self._residents.unload(name, f"Evicted: its copy makes room for {record.name}")
+                if name in self._residents.paths:
+                    refused.add(name)  # the engine keeps it, or it came into use: others go
                     break
-                for name in victims:
-                    path = paths[name]
-                    await self._residents.unload(name, f"Evicted: its copy makes room for {record.name}")
-                    if name in self._residents.paths:
-                        refused.add(name)  # the engine keeps it, or it came into use: another one goes
-                        break
-                    gone.add(path)
-                free = self._stager.release(self._residents.copies_in_use(), gone)
-            return free > 0
+                gone += 1
+        return gone > 0
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]

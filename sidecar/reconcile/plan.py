@@ -138,6 +138,16 @@ def give_way(
     return tuple(one.name for one in chosen if not copies[_digest(one)]) if freed >= lacks else ()
 
 
+def firm_bytes(resident: list[Resident]) -> int:
+    """What the copies take that will give no room, however long one waits: of eager and pinned adapters."""
+    firm = {
+        one.wanted.spec.digest: one.wanted.spec.size_bytes
+        for one in resident
+        if one.wanted and one.current and one.policy.kind in ALWAYS
+    }
+    return sum(firm.values())
+
+
 def _digest(entry: Resident) -> str | None:
     return entry.wanted.spec.digest if entry.wanted is not None else None
 

@@ -108,7 +108,6 @@ class Replica:
         self._activity_problem: str | None = None
         read, look, default = self._read_engine, self._resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)
-        stager.find_room = self._room.find
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
@@ -275,8 +274,7 @@ class Replica:
                     with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
                         await self.reconcile()
                     if self._engine_problem is None and self._volume.read_once:
-                        in_use, registered = self._residents.copies_in_use(), self.catalog().digests
-                        await anyio.to_thread.run_sync(self._stager.sweep, in_use, registered)
+                        await anyio.to_thread.run_sync(self._stager.sweep, self.catalog().digests)
                 with self._goes_on():  # apart, so that a pass that failed is told of
                     if self._ahead is not None and self._volume.read_once:
                         self._ahead.look(self.catalog())

@@ -163,4 +163,4 @@ class _Form:
 
 
 def _is_tar(name: str) -> bool:
-    return name.endswith((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"))
+    return name.endswith((".tar", ".tar.gz", ".tgz"))

@@ -1,14 +1,13 @@
-"""An adapter out of a tar of unknown origin: the files that are served, and nothing else.
+"""Unpacks one adapter from a tar of unknown origin: the served files, and nothing else.
 
-No member's name becomes a path: a file is taken for its last segment, which is one of five. Links,
-devices and sparse files under such a name are refused, and so is a tar that holds two adapters, leaves
-its folder, or unpacks to more than is allowed. Nothing is read into memory but a header, and unpacking
-takes no more than ``packed.XZ_BYTES``. A packed one is read to its end, where its checksum stands.
+No member's name becomes a path: a file is taken by its last segment, which is one of five names. The tar is
+refused if such a name is a link, a device or a sparse file, if the tar holds two adapters or leaves its
+folder, or if it unpacks to more bytes than allowed. Memory is bounded: a header is the largest thing read
+whole. A gzip file is read to its end, where its checksum is.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 from collections.abc import Iterator
@@ -51,7 +50,7 @@ class _Member(tarfile.TarInfo):
 
 
 def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
-    """Write the served files of the adapter in a tar, packed or not, into a folder that is there.
+    """Write the served files of a .tar or .tar.gz into an existing folder.
 
     Raises:
         InputError: it is no tar, was cut, or is not one adapter.
@@ -72,13 +71,13 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
                     assert reader is not None
                     _write(reader, folder / name)
             if stream is not None:
-                _end(stream, uri, most_bytes)
-    except packed.NeedsMemory as error:
+                _end(cast(IO[bytes], stream), uri, most_bytes)
+    except packed.OtherPacking as error:
         raise InputError(f"{uri}: {error}") from error
     except _BROKEN as error:
         raise _no_tar(uri, error) from error
     except OSError as error:
-        if error.errno is None:  # gzip and bzip2 say so that it is damaged
+        if error.errno is None:  # gzip's word for damaged
             raise _no_tar(uri, error) from error
         raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno)}") from error
 
@@ -88,7 +87,7 @@ def _no_tar(uri: str, error: Exception) -> InputError:
     return InputError(f"{uri} is no tar, or was cut: {why}; send a {packed.KINDS}")
 
 
-def _end(stream: io.BufferedIOBase, uri: str, most_bytes: int) -> None:
+def _end(stream: IO[bytes], uri: str, most_bytes: int) -> None:
     """Read what stands behind the last member, up to the checksum."""
     size = 0
     while chunk := stream.read(CHUNK_BYTES):

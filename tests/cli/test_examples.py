@@ -94,6 +94,9 @@ def test_the_example_runs(
             shop("unregister", "support")
             report("pod-a", recent=seen("support", record=2, pointer=2))
 
+    if line.startswith("lora-fs import archive"):
+        monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path / "restored"))
+
     (tmp_path / "adapters").mkdir()
     monkeypatch.setattr(doctor, "QUICK", BRIEF)
     monkeypatch.setattr(doctor, "FULL", BRIEF)

@@ -33,6 +33,7 @@ from tests.registry.conftest import write_adapter
 
 SCOPE = Scope("default", "tiny")
 HERE = "here"
+HEARTBEAT_S = 5.0
 
 
 @dataclass
@@ -54,6 +55,26 @@ class Live:
     def unregister(self, name: str, scope: Scope = SCOPE) -> None:
         """As the command does."""
         release.unregister(self.registry, scope, name, all_revisions=True, writer="test")
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Inside the block the other replicas live: each rewrites its last report, as a real one does."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_S):
+                for replica, status in self.reports.items():
+                    now = datetime.datetime.now(datetime.UTC).isoformat()
+                    again = status.model_copy(update={"updated_at": now})
+                    atomic.replace(Layout(self.root).replica(replica), seal(again))
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def report(
         self,

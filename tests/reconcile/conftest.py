@@ -120,7 +120,9 @@ class FakeStager:
 
     staged: Counter[str] = field(default_factory=Counter)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
     swept: list[set[str]] = field(default_factory=list)
+    waiting: dict[str, LoraFsError] = field(default_factory=dict)
 
     @property
     def copies(self) -> int:
@@ -142,8 +144,11 @@ class FakeStager:
             raise self.refuses[record.name]
         return self.path(record)
 
-    def sweep(self, in_use: set[str], registered: frozenset[str]) -> None:
-        self.swept.append(in_use)
+    def use(self, paths: set[str]) -> None:
+        self.used = paths
+
+    def sweep(self, registered: frozenset[str]) -> None:
+        self.swept.append(self.used)
 
 
 @dataclass

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +19,8 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
-from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, IDLE_S, Signature, StageFull
+from lora_fs.sidecar.reconcile.stage import cache
+from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Signature, StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
@@ -92,6 +93,24 @@ def make_stager(registry: Registry, folder: Path, max_bytes: int = 1 << 30, time
     return stager
 
 
+@dataclass
+class Clock:
+    """Seconds, moved by hand."""
+
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The cache's clock."""
+    one = Clock()
+    monkeypatch.setattr(cache, "time", one)
+    return one
+
+
 @pytest.fixture
 def stager(registry: Registry, tmp_path: Path) -> Stager:
     return make_stager(registry, tmp_path / "stage")
@@ -148,7 +167,7 @@ async def test_bytes_that_are_not_the_registered_ones(
             os.mkfifo(weights)
     with pytest.raises(InvalidAdapter):
         await stager.stage(record)
-    assert [path.name for path in Path(stager.path(record)).parents[1].iterdir()] == [".owner"]
+    assert [path.name for path in Path(stager.path(record)).parents[1].iterdir()] == [".lock"]
 
 
 async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Path) -> None:
@@ -156,6 +175,7 @@ async def test_a_full_stage(registry: Registry, register: Register, tmp_path: Pa
     records = [register(f"a{n}", n) for n in range(4)]
     size = max(record.spec.size_bytes for record in records)
     stager = make_stager(registry, tmp_path / "stage", max_bytes=2 * size)
+    stager.use(map(stager.path, records))
     results = await asyncio.gather(*(stager.stage(r) for r in records), return_exceptions=True)
     refused = [result for result in results if isinstance(result, VolumeUnavailable)]
     assert len(refused) == 2
@@ -180,7 +200,7 @@ async def test_a_stage_that_is_gone_is_made_anew(
     stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
     await stager.stage(record)
     shutil.rmtree(tmp_path / "stage")
-    stager.sweep(set())
+    stager.sweep()
     assert not stager.has(record)
     assert Path(await stager.stage(record)).is_dir()
 
@@ -204,7 +224,8 @@ async def test_a_stage_that_changes_while_it_is_looked_through(
         return listed(folder)
 
     monkeypatch.setattr(os, "listdir", listing)
-    stager.sweep(set(map(str, paths)))
+    stager.use(map(str, paths))
+    stager.sweep()
     assert [stager.has(record) for record in records] == [False, True, True]
 
 
@@ -319,46 +340,53 @@ async def test_a_copy_ends_at_its_next_block(
     assert not list(Path(stager._folder).glob(".copying-*"))
 
 
-async def test_copies_are_removed_when_nobody_needs_them(stager: Stager, register: Register) -> None:
+async def test_copies_are_removed_when_nobody_needs_them(
+    stager: Stager, register: Register, clock: Clock
+) -> None:
     """Not while they are in use, not at once, and not another adapter's."""
     one, two = register("one", 1), register("two", 2)
     paths = [await stager.stage(record) for record in (one, two)]
-    stager.sweep(set(paths), now=0)
-    stager.sweep({paths[1]}, now=10)
-    stager.sweep({paths[1]}, now=10 + GRACE_S - 1)
-    assert Path(paths[0]).is_dir()
-    stager.sweep(set(paths), now=10 + GRACE_S)
-    stager.sweep({paths[1]}, now=20 + GRACE_S)
-    assert Path(paths[0]).is_dir()
-    stager.sweep({paths[1]}, now=20 + 2 * GRACE_S)
+    one_unused = paths[1:]
+    for used, later_s in (
+        (paths, 10),
+        (one_unused, GRACE_S - 1),
+        (paths, GRACE_S),
+        (one_unused, GRACE_S - 1),
+    ):
+        stager.use(used)
+        stager.sweep()
+        clock.now += later_s
+        stager.sweep()
+        assert Path(paths[0]).is_dir()
+    clock.now += 1
+    stager.sweep()
     assert not Path(paths[0]).exists()
     assert Path(paths[1]).is_dir()
 
 
-async def test_copies_of_registered_adapters_stay(stager: Stager, register: Register) -> None:
+async def test_copies_of_registered_adapters_stay(stager: Stager, register: Register, clock: Clock) -> None:
     """The next load of one that left the engine reads no volume."""
     record = register("one", 1)
     path = await stager.stage(record)
     assert stager.has(record)
-    for now in (0, 10 * GRACE_S):
-        stager.sweep(set(), {record.spec.digest}, now=now)
+    for _ in range(2):
+        stager.sweep({record.spec.digest})
+        clock.now += 10 * GRACE_S
     assert Path(path).is_dir()
     assert stager.has(record)
-    for now in (20 * GRACE_S, 30 * GRACE_S):
-        stager.sweep(set(), set(), now=now)
+    stager.sweep()
     assert not stager.has(record)
 
 
 async def test_an_idle_copy_makes_room(registry: Registry, tmp_path: Path, register: Register) -> None:
-    """The one longest out of use goes, never one that is in use or was so a moment ago."""
+    """The one longest out of use goes, never one that is in use."""
     old, used, new = (register(name, seed) for seed, name in enumerate(("old", "used", "new")))
     stager = make_stager(registry, tmp_path / "small", max_bytes=2 * old.spec.size_bytes + 10)
     paths = {record.name: await stager.stage(record) for record in (old, used)}
-    digests = {record.spec.digest for record in (old, used, new)}
-    stager.sweep({paths["used"]}, digests)
+    stager.use(paths.values())
     with pytest.raises(VolumeUnavailable, match="no room"):
         await stager.stage(new)
-    stager._unused_since = dict.fromkeys(stager._unused_since, time.monotonic() - IDLE_S)
+    stager.use([paths["used"]])
     await stager.stage(new)
     assert (stager.has(old), stager.has(used), stager.has(new)) == (False, True, True)
 
@@ -370,47 +398,35 @@ async def test_copies_under_way_keep_the_bound_together(
     first, second = register("a", 1), register("b", 2)
     stager = make_stager(registry, tmp_path / "stage", max_bytes=first.spec.size_bytes * 3 // 2)
     with (
+        stager.making(first, Mock()),
         stager.room_for(first, make_room=True),
         pytest.raises(StageFull),
         stager.room_for(second, make_room=True),
     ):
         pass
-    with stager.room_for(second, make_room=True):
+    with stager.making(second, Mock()), stager.room_for(second, make_room=True):
         pass
 
 
-async def test_two_processes_share_a_stage(registry: Registry, register: Register, tmp_path: Path) -> None:
-    """Each counts what the other has put there, unannounced."""
+async def test_two_processes_share_a_stage(
+    registry: Registry, register: Register, tmp_path: Path, clock: Clock
+) -> None:
+    """Each counts what the other has put there, unannounced, and leaves it what it uses, however long."""
     old, new = register("old", 0), register("new", 1)
     bound = old.spec.size_bytes + 10
     first, second = (make_stager(registry, tmp_path / "stage", max_bytes=bound) for _ in range(2))
-    await first.stage(old)
-    with pytest.raises(VolumeUnavailable, match="no room"):
-        await second.stage(new)
-    first.sweep((), now=0)
-    first.sweep((), now=GRACE_S + 1)
+    copy = await first.stage(old)
+    first.use([copy])
+    for _ in range(3):
+        second.sweep()
+        clock.now += GRACE_S
+        with pytest.raises(VolumeUnavailable, match="no room"):
+            await second.stage(new)
+    assert Path(copy).is_dir()
+    first.close()  # as its process's end does
+    clock.now += GRACE_S
     await second.stage(new)
     assert second.has(new)
-
-
-async def test_the_folder_is_not_listed_for_every_copy(
-    registry: Registry, register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it is not half full it is enough to look now and then; from then on each looks every time."""
-    records = [register(f"a{n}", n) for n in range(9)]
-    bound = sum(record.spec.size_bytes for record in records[:8])
-    ours, theirs = (make_stager(registry, tmp_path / "stage", max_bytes=bound) for _ in range(2))
-    look = Mock(wraps=ours._measure)
-    monkeypatch.setattr(ours, "_measure", look)
-    for record in records[:3]:
-        await ours.stage(record)
-    assert look.call_count == 1
-    for number, record in enumerate(records[3:8]):
-        await (theirs, ours)[number % 2].stage(record)
-    for stager in (ours, theirs):
-        with pytest.raises(VolumeUnavailable, match="no room"):
-            await stager.stage(records[8])
-        assert stager._used_bytes() == bound
 
 
 async def test_other_names_of_the_same_bytes_are_counted(
@@ -423,12 +439,12 @@ async def test_other_names_of_the_same_bytes_are_counted(
     ours, theirs = (make_stager(registry, tmp_path / "stage", max_bytes=9 * size) for _ in range(2))
     await ours.stage(one)
     await ours.stage(same)
-    assert ours._used_bytes() == 2 * size
+    assert ours._measure() == 2 * size
     await theirs.stage(third)
     await asyncio.gather(*(ours.stage(third), theirs.stage(same)))
     for stager in (ours, theirs):
-        stager.sweep(())
-        assert stager._used_bytes() == 3 * size
+        stager.sweep()
+        assert stager._measure() == 3 * size
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
@@ -447,19 +463,20 @@ async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, d
 
 
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:
-    """A start removes them."""
-    folder = Path(stager._folder)
-    draft = folder / ".copying-0000"
+    """A start removes them, and no copy that a living process makes."""
+    folder, digest = Path(stager._folder), "5" * 64
+    draft = folder / f".copying-{digest}-100"
+    assert stager._lock.make(digest)
     draft.mkdir()
     make_stager(registry, folder).close()
-    assert draft.is_dir(), "the other process may be writing it"
+    assert draft.is_dir()
     stager.close()
     make_stager(registry, folder).close()
     assert not draft.exists()
 
 
 async def test_what_else_lies_in_the_folder_stays(
-    registry: Registry, register: Register, tmp_path: Path
+    registry: Registry, register: Register, tmp_path: Path, clock: Clock
 ) -> None:
     """A stage folder that is set to one in use for something else costs nothing of that, nor any room."""
     folder = tmp_path / "data"
@@ -468,18 +485,18 @@ async def test_what_else_lies_in_the_folder_stays(
     record = register("a", 1)
     stager = make_stager(registry, folder, max_bytes=record.spec.size_bytes + 10)
     copy = Path(await stager.stage(record))
-    for now in (0, GRACE_S + 1):
-        stager.sweep((), now=now)
+    for _ in range(2):
+        stager.sweep()
+        clock.now += GRACE_S
     assert (folder / "precious" / "thing" / "file").is_file()
     assert not copy.exists()
 
 
 async def test_a_stage_of_another_owner(registry: Registry, tmp_path: Path) -> None:
     """Two registries' replicas would remove each other's copies: the later one is refused, and told why."""
-    first, second = make_stager(registry, tmp_path / "one"), make_stager(registry, tmp_path / "two")
+    first, second = (make_stager(registry, tmp_path / "shared") for _ in range(2))
     for stager in (first, second):
         stager.close()
-        stager._folder = tmp_path / "shared"
     first.prepare("registry 1")
     with pytest.raises(InputError, match="in use for registry 1, and this is registry 2"):
         second.prepare("registry 2")
@@ -518,12 +535,12 @@ async def test_what_is_staged_needs_no_volume(registry: Registry, register: Regi
 
 
 async def test_what_was_verified_is_noted_in_turn(stager: Stager, register: Register) -> None:
-    """A sweep goes through it under the room's lock, so nothing is added meanwhile."""
+    """A sweep goes through it under the guard, so nothing is added meanwhile."""
     locked: list[bool] = []
 
     class Noted(dict[Path, Signature]):
         def __setitem__(self, copy: Path, seen: Signature) -> None:
-            locked.append(stager._room.locked())
+            locked.append(stager._guard.locked())
             super().__setitem__(copy, seen)
 
     record = register("a", 1)

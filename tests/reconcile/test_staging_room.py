@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
@@ -44,6 +45,8 @@ class ReadingEngine(FakeEngine):
 class Pod:
     """A replica whose stage folder has room for ``room`` adapters."""
 
+    stager: Stager = cast("Stager", None)
+
     def __init__(self, rig: Rig, folder: Path, room: int) -> None:
         self.rig, self._folder, self._room = rig, folder, room
         self.registry = Registry(folder / "volume", create=True)
@@ -54,6 +57,8 @@ class Pod:
 
     def restart(self) -> None:
         """The sidecar, not the engine."""
+        if self.stager is not None:
+            self.stager.close()  # as its process's end does
         self.stager = Stager(
             self._folder / "stage",
             lambda record: self.registry.layout.resolve(record.spec.path),
@@ -75,12 +80,20 @@ class Pod:
         self.rig.volume.write({record.key: record}, name, record.revision)
         return record
 
-    async def use(self, *names: str) -> None:
+    async def use(self, *names: str, within_s: float = 5) -> None:
         """One request for each, one after another."""
         for name in names:
             self.rig.clock.now += 1
-            async with self.rig.replica.hold(name, 5):
+            async with self.rig.replica.hold(name, within_s):
                 pass
+
+    async def refused(self, name: str) -> None:
+        """A request for it waits for room, and is told of the room when its time is over."""
+        with pytest.raises(StageFull, match="no room to stage"):
+            await self.use(name, within_s=0.2)
+        loads = self.rig.replica._residents._loads.values()
+        async with asyncio.timeout(5):  # nobody waits for it any more
+            await asyncio.gather(*loads, return_exceptions=True)
 
     def record(self, name: str) -> Record:
         return next(one for one in self.rig.volume.desired.records.values() if one.name == name)
@@ -151,15 +164,24 @@ async def test_the_old_bytes_of_a_name_give_way_to_its_new_ones(make_pod: MakePo
 
 
 async def test_who_is_in_use_stays(make_pod: MakePod) -> None:
-    """The request is told to come again, and the other ones go on; when one has ended, it is served."""
+    """A request for another one waits, the others go on, and when one of them has ended it is served."""
     pod = make_pod(2, "abc")
     await pod.rig.settle()
     async with pod.rig.replica.hold("a", 5):
         async with pod.rig.replica.hold("b", 5):
-            with pytest.raises(VolumeUnavailable, match="no room to stage"):
-                await pod.use("c")
+            await pod.refused("c")
             assert pod.loaded == {"a", "b"}
-        await pod.use("c")
+            looks, find = asyncio.Event(), pod.stager.find_room
+
+            async def find_room(record: Record, lacks: int, since: float) -> bool:
+                looks.set()
+                return await find(record, lacks, since)
+
+            pod.stager.find_room = find_room
+            waits = asyncio.create_task(pod.use("c"))
+            await looks.wait()
+            assert pod.loaded == {"a", "b"}
+        await waits
         assert pod.loaded == pod.staged == {"a", "c"}
 
 
@@ -178,11 +200,8 @@ async def test_who_is_asked_for_stays(make_pod: MakePod) -> None:
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    with (
-        pod.rig.replica._room.asked(pod.record("a")),
-        pytest.raises(VolumeUnavailable, match="no room to stage"),
-    ):
-        await pod.use("b")
+    with pod.rig.replica._room.asked(pod.record("a")):
+        await pod.refused("b")
     await pod.use("b")
     assert pod.loaded == {"b"}
 
@@ -197,8 +216,7 @@ async def test_who_is_asked_for_twice_stays_for_the_second(make_pod: MakePod) ->
     with room.asked(record):
         with room.asked(record):
             pass
-        with pytest.raises(VolumeUnavailable, match="no room to stage"):
-            await pod.use("b")
+        await pod.refused("b")
     await pod.use("b")
     assert pod.loaded == {"b"}
 
@@ -241,8 +259,7 @@ async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod, restar
     pod.engine.asked.clear()
     unloading = asyncio.create_task(pod.rig.replica._residents.unload("a", "idle"))
     await pod.engine.asked.wait()
-    with pytest.raises(VolumeUnavailable, match="no room to stage"):
-        await pod.use("b")
+    await pod.refused("b")
     assert pod.staged == {"a"}
     pod.engine.gate.set()
     await unloading
@@ -291,31 +308,19 @@ async def test_who_waits_in_vain_is_told_of_the_room(
         await unload(name)
 
     monkeypatch.setattr(pod.engine, "unload", refuse)
-    with pytest.raises(StageFull, match="no room to stage"):
-        await pod.use("large")
+    await pod.refused("large")
     assert pod.loaded == pod.staged == {"a", "b"}
 
 
-async def test_room_that_others_take_is_not_looked_for_for_ever(
-    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was found each time, and was gone again: after the time a copy may take it is told as too little."""
-    pod = make_pod(1, "ab")
-    await pod.stager.stage(pod.record("a"))
-    loop, late_s, found = asyncio.get_running_loop(), 2 * pod.stager._timeout_s, 0
-
-    async def find(record: Record, lacks: int) -> bool:
-        nonlocal found
-        found += 1
-        if found == 3:
-            monkeypatch.setattr(loop, "time", lambda now=loop.time: now() + late_s)
-        return True
-
-    pod.stager.find_room = find
-    async with asyncio.timeout(1.5 * late_s):
-        with pytest.raises(StageFull):
-            await pod.stager.stage(pod.record("b"))
-    assert found == 3
+async def test_room_that_others_take_is_not_looked_for_for_ever(make_pod: MakePod) -> None:
+    """A request looks as long as it is there; a pinned adapter without one gives up after its time."""
+    pod = make_pod(1)
+    record = pod.put("a", Policy(kind=PolicyKind.PINNED))
+    room, now = pod.rig.replica._room, asyncio.get_running_loop().time()
+    assert await room.find(record, 0, now)
+    assert not await room.find(record, 0, now - TRY_S - 1)
+    with room.asked(record):
+        assert await room.find(record, 0, now - TRY_S - 1)
 
 
 async def test_a_load_whose_answer_did_not_come(make_pod: MakePod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,22 +340,6 @@ async def test_a_load_whose_answer_did_not_come(make_pod: MakePod, monkeypatch: 
     await pod.use("b")
     assert pod.engine.gone == []
     assert pod.loaded == pod.staged == {"b"}
-
-
-async def test_threads_take_copies_while_they_are_released(make_pod: MakePod) -> None:
-    """What is counted is what was given up; it is not gone through while another thread changes it."""
-    pod = make_pod(2, "ab")
-    for name in "ab":
-        await pod.stager.stage(pod.record(name))
-
-    class Sizes(dict[str, tuple[int, int]]):
-        def get(self, name: str, default: Any = None) -> Any:
-            pod.stager._released.discard(name)  # as a load does that asks for it
-            return super().get(name, default)
-
-    pod.stager._sizes = Sizes(pod.stager._sizes)
-    assert pod.stager.release(()) == 2 * pod.size
-    assert pod.stager._released == set()
 
 
 @pytest.mark.parametrize("kind", KEPT)
@@ -436,57 +425,50 @@ async def test_what_an_earlier_sidecar_loaded_gives_way(make_pod: MakePod) -> No
 
 
 async def test_a_copy_that_is_asked_for_again_makes_no_room(make_pod: MakePod) -> None:
-    """It was given up, and a load took it before the next one looked for room."""
+    """It came out of use, and a load took it before the next one looked for room."""
     pod = make_pod(1, "ab")
     records = {record.name: record for record in pod.rig.volume.desired.records.values()}
     path = await pod.stager.stage(records["a"])
-    assert pod.stager.release({path}) == 0
-    assert pod.stager.release(()) == pod.size
-    assert pod.stager.kept(records["a"]) == Path(path)
+    for used in ([], [path]):
+        pod.stager.use(used)
+        assert pod.stager.free_bytes() == (0 if used else pod.size)
+    pod.stager.sweep()
     with pytest.raises(StageFull):
         await pod.stager.stage(records["b"])
-    pod.stager.release(())
-    pod.stager.sweep({path})  # a pass says so, too
-    with pytest.raises(StageFull):
-        await pod.stager.stage(records["b"])
-    pod.stager.release(())
+    pod.stager.use([])
     await pod.stager.stage(records["b"])
     assert pod.staged == {"b"}
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
-    """Each is served, or told to come again while all others are in use; no copy goes that the engine has."""
+    """Each is served, though all others are in use for the moment; no copy goes that the engine has."""
     pod, dice = make_pod(3, "abcdefgh"), random.Random(seed)
     await pod.rig.settle()
-    served = refused = 0
+    served = 0
 
     async def ask() -> None:
-        nonlocal served, refused
+        nonlocal served
         for _ in range(8):
             name = dice.choice("abcdefgh")
             pod.rig.clock.now += 1
-            try:
-                async with AsyncExitStack() as held, asyncio.timeout(10):
-                    await held.enter_async_context(pod.rig.replica.hold(name, 5))
-                    assert Path(pod.engine.adapters[name], "adapter_config.json").is_file()
-                    await asyncio.sleep(dice.random() / 200)
-                served += 1
-            except VolumeUnavailable:
-                refused += 1
+            async with AsyncExitStack() as held, asyncio.timeout(60):
+                await held.enter_async_context(pod.rig.replica.hold(name, 50))
+                assert Path(pod.engine.adapters[name], "adapter_config.json").is_file()
+                await asyncio.sleep(dice.random() / 200)
+            served += 1
 
     async def passes() -> None:
         while True:
             await pod.rig.replica.reconcile()
-            in_use, known = pod.rig.replica._residents.copies_in_use(), pod.rig.replica.catalog().digests
-            await asyncio.to_thread(pod.stager.sweep, in_use, known)
+            await asyncio.to_thread(pod.stager.sweep, pod.rig.replica.catalog().digests)
 
     running = asyncio.create_task(passes())
     await asyncio.gather(*(ask() for _ in range(5)))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert pod.engine.gone == []
-    assert served > refused
+    assert served == 40
     for name in "abcdefgh":
         await pod.use(name)
     assert pod.rig.replica._room._asked == {}

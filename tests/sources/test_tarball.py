@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     """8 GiB that were packed into a megabyte, and a header that claims as much, take no room and no time."""
     huge = named(WEIGHTS)
     huge.size = 8 << 30
-    packed = lzma.compress(huge.tobuf() + bytes(64 << 20), preset=0)
+    packed = gzip.compress(huge.tobuf() + bytes(64 << 20))
     header = named("pax", tarfile.XHDTYPE)
     header.size = 8 << 30
 
@@ -94,43 +93,11 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     answered(act)
 
 
-def _large_dictionary(data: bytes) -> bytes:
-    """As xz packs it, its first block said to need a dictionary of 2 GiB."""
-    packed = bytearray(lzma.compress(data, preset=0))
-    size = (packed[12] + 1) * 4
-    header = packed[12 : 12 + size]
-    header[header.index(b"\x21\x01") + 2] = 38
-    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
-    packed[12 : 12 + size] = header
-    return bytes(packed)
-
-
-def test_a_dictionary_of_gigabytes_is_refused(adapter: Path, tmp_path: Path) -> None:
-    """Its memory would be taken as it fills; it is said how to pack it."""
-    pad = pack((named("pad"), bytes(512 << 20)))[: -20 * 512]
-    data = _large_dictionary(pad + tar_of(adapter))
-
-    def act() -> None:
-        with pytest.raises(InputError, match=r"more than 64 MiB of memory: pack it with xz -8"):
-            unpack(tmp_path, data, most_bytes=1 << 30)
-
-    answered(act)
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-}
-
-
-@pytest.mark.parametrize("kind", PACKERS)
-def test_a_packed_tar_is_whole_or_refused(kind: str, adapter: Path, tmp_path: Path) -> None:
+def test_a_packed_tar_is_whole_or_refused(adapter: Path, tmp_path: Path) -> None:
     """Its checksum is read, nothing else may follow it, and it may be of several streams with padding."""
-    plain, compress = tar_of(adapter), PACKERS[kind]
-    packed = compress(plain)
-    padding = b"" if kind == "bz2" else bytes(8)
-    good = compress(plain[:1000]) + padding + compress(plain[1000:]) + padding
+    plain = tar_of(adapter)
+    packed = gzip.compress(plain)
+    good = gzip.compress(plain[:1000]) + bytes(8) + gzip.compress(plain[1000:]) + bytes(8)
     assert unpack(tmp_path, good) == [CONFIG, WEIGHTS]
     wrong = bytearray(packed)
     wrong[-6] ^= 1
@@ -139,15 +106,21 @@ def test_a_packed_tar_is_whole_or_refused(kind: str, adapter: Path, tmp_path: Pa
             unpack(tmp_path, data)
 
 
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_another_packing_is_refused(
+    compress: Callable[[bytes], bytes], adapter: Path, tmp_path: Path
+) -> None:
+    """A source and an export alike; the error says how to pack it."""
+    data = compress(tar_of(adapter))
+    with pytest.raises(InputError, match=r"packed with (bzip2|xz), which is not read: pack it as \.tar\.gz"):
+        unpack(tmp_path, data)
+    (tmp_path / "export").write_bytes(data)
+    with pytest.raises(InputError, match=r"export: it is packed with (bzip2|xz)"):
+        archive.read(tmp_path / "export")
+
+
 def test_what_follows_the_adapter_is_bounded(adapter: Path, tmp_path: Path) -> None:
     """Zeros behind the end count as what is unpacked."""
     data = gzip.compress(tar_of(adapter) + bytes(2 * MOST))
     with pytest.raises(InputError, match="unpacks to more"):
         unpack(tmp_path, data)
-
-
-def test_an_export_with_such_a_dictionary_is_refused(tmp_path: Path) -> None:
-    """As a tar is."""
-    (tmp_path / "export.tar.xz").write_bytes(_large_dictionary(tar_of(tmp_path)))
-    with pytest.raises(InputError, match=r"more than 64 MiB of memory: pack it with xz -8"):
-        archive.read(tmp_path / "export.tar.xz")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,12 @@ from lora_fs.sidecar.sources.web import Web
 from tests.sources.conftest import CONFIG, WEIGHTS, LoraFs, WebServer, left_in, tar_of
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that stalls is given up after a moment."""
-    monkeypatch.setattr(offer.Options.__init__, "__defaults__", (lambda _: None, 0.3, None, lambda: None))
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Inside the block a download gives a silent server up after 0.3 s; a busy machine is as silent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offer.Options.__init__, "__defaults__", (lambda _: None, 0.3, None, lambda: None))
+        yield
 
 
 def record(lora_fs: LoraFs, name: str = "sql") -> dict[str, object]:
@@ -30,7 +34,7 @@ def record(lora_fs: LoraFs, name: str = "sql") -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_tar_is_registered(mode: str, lora_fs: LoraFs, web: WebServer, adapter: Path, root: Path) -> None:
     """Packed or not, with its etag for the pin; nothing else of it stays on the volume."""
     (adapter / "optimizer.pt").write_bytes(b"not wanted")
@@ -97,7 +101,8 @@ def test_a_server_that_stalls_is_given_up_and_what_came_is_kept(
     """The next command asks for the rest alone."""
     data = tar_of(large)
     url = web.put("/large.tar", data, stall=4_000_000)
-    ran = lora_fs("register", "large", url)
+    with impatient():
+        ran = lora_fs("register", "large", url)
     assert (ran.code, "it goes on from where it is" in ran.err) == (1, True), ran.err
     assert len(left_in(root)) == 1
     web.odd["/large.tar"].stall, web.asked = None, []

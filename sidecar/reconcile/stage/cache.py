@@ -1,9 +1,10 @@
 """The copies on the pod's disk: which there are, what room they take, which of them are known to be whole.
 
-A copy's folder is named after its content's hash and its adapter. One that the engine does not have
-and nobody holds stays while its adapter is registered, so that the next load reads no volume; it makes
-room for another, the one longest out of use first. Other processes of the same owner may have copies in
-the folder, too; what else lies in it is not touched. What is not told from memory blocks on the disk.
+A copy's folder is named after its content's hash and its adapter. A copy that no process uses stays while its
+adapter is registered, so that the next load reads no volume. It makes room for another, the one longest
+out of use first. Several processes may have copies in the folder: they count its room together, one at a
+time, and none removes a copy that another uses. What else lies in the folder is not touched. What is not
+answered from memory blocks on the disk.
 """
 
 from __future__ import annotations
@@ -16,23 +17,22 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile.stage.claim import Claim
+from lora_fs.sidecar.reconcile.stage.lock import FolderLock
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 60.0
-IDLE_S = 15.0  # until a copy may make room: a load that began meanwhile is known by then
-LOOK_S = 1.0  # for so long it is not asked, in a folder not half full, what other processes have put there
-_COPYING = ".copying-"
+GRACE_S = 60.0  # an unregistered copy stays so long, and one whose process is gone: its engine may live
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
+_COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
+_REMOVED = ".removed-"
 _DIGEST = "sha256:"
 _UNSEEN = 0  # the time of a folder that was not looked at since it changed
 
@@ -43,8 +43,11 @@ class StageFull(VolumeUnavailable):
     """No room, and nothing that may make some. ``lacks``: so many bytes."""
 
     def __init__(self, message: str, lacks: int = 0) -> None:
-        super().__init__(message)
+        super().__init__(message, lacks)
         self.lacks = lacks
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def refused(error: OSError, what: str) -> VolumeUnavailable:
@@ -61,38 +64,35 @@ class Copies:
     """Owns ``folder``, which takes at most ``max_bytes``; any thread may ask."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder, self.max_bytes = folder, max_bytes
+        self._lock = FolderLock(folder)
+        self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes; under the lock
+        self._guard = threading.Lock()  # of what follows; never held while anything blocks
+        self._copies: set[str] = set()
         self._unused_since: dict[str, float] = {}
-        self._released: set[str] = set()  # they need not wait IDLE_S; replaced on the event loop alone
-        self._room = threading.Lock()
-        self._reserved: dict[str, int] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes
-        self._looked_at = -LOOK_S
-        self._copies: set[str] = set()  # whoever adds or replaces it has the room's lock
+        self._known: set[str] = set()  # this process made or used them: nobody's, once it does not use them
         self._verified: dict[Path, Signature] = {}
-        self._claim = Claim()
 
     def prepare(self, owner: str = "") -> None:
-        """Make the folder, see that it is ours, and drop copies an earlier process left half-done.
+        """Make the folder, share it with the owner's other processes, and remove what dead ones left.
 
         Args:
-            owner: whose adapters are staged here. Processes of one owner may share the folder; those of
-                another would remove its copies, as registered nowhere.
+            owner: whose adapters are staged here. Those of another owner would be removed as unregistered.
         Raises:
             InputError: a living process has it for another owner.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._claim.take(self._folder, owner):
-            for left in self._folder.glob(f"{_COPYING}*"):
-                shutil.rmtree(left, ignore_errors=True)
+        self._lock.open(owner)
+        with self._lock.room():
+            self._measure()
 
     def close(self) -> None:
         """Let another owner have the folder."""
-        self._claim.release()
+        self._lock.close()
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
-        return str(self._folder / record.spec.digest.removeprefix(_DIGEST) / record.name)
+        return str(self._folder / _name(record) / record.name)
 
     def owns(self, path: str) -> bool:
         """Whether a path that the engine names is one of these."""
@@ -107,157 +107,194 @@ class Copies:
         """How many there are, as last seen: from memory."""
         return len(self._copies)
 
+    def use(self, paths: Iterable[str]) -> None:
+        """Say which copies this process's engine has, reads or is about to read: no process removes them.
+
+        Does not block. A copy may be in use before it is made.
+        """
+        used = {os.path.basename(os.path.dirname(path)) for path in paths if self.owns(path)}
+        released, now = self._lock.use(used), time.monotonic()
+        with self._guard:
+            self._known |= used
+            self._unused_since.update(dict.fromkeys(released, now))
+
+    def free_bytes(self) -> int:
+        """What copies take that may make room at once, as last seen: from memory."""
+        sizes = self._sizes
+        return sum(sizes.get(name, (_UNSEEN, 0))[1] for name in self._removable())
+
     def kept(self, record: Record) -> Path | None:
         """The copy that is there, if it is whole; one that is not is removed."""
-        target = Path(self.path(record))
-        with self._room:
-            self._unused_since.pop(target.parent.name, None)
-            self._released.discard(target.parent.name)
+        name, target = _name(record), Path(self.path(record))
+        self._lock.settle(name)
         if not target.is_dir():
             return None
         if self._is_whole(target, record):
-            with self._room:
+            with self._guard:
                 self._copies.add(str(target))
+                self._known.add(name)
             return target
         told = event("copy.damaged", adapter=str(record.key), path=str(target))
         logger.warning("%s is not what it was: it is copied anew", target, extra=told)
-        shutil.rmtree(target, ignore_errors=True)
+        self._discard(target)
         return None
+
+    @contextmanager
+    def making(self, record: Record, wait: Callable[[], None]) -> Iterator[None]:
+        """Be the only one, of all processes, who makes this copy. ``wait``: called until nobody else does."""
+        while not self._lock.make(_name(record)):
+            wait()
+        try:
+            yield
+        finally:
+            self._lock.made(_name(record))
 
     @contextmanager
     def room_for(self, record: Record, *, make_room: bool) -> Iterator[Path]:
         """Room for one more copy, and the folder to make it in; what is not placed is removed.
+
+        Call inside ``making``.
 
         Args:
             make_room: remove copies that are out of use if the bound asks for it.
         Raises:
             StageFull: the bound does not let it in.
         """
-        copying = self._folder / f"{_COPYING}{secrets.token_hex(8)}"
-        self._reserve(copying.name, record, make_room)
+        copying = self._folder / f".copying-{_name(record)}-{record.spec.size_bytes}"
+        self._reserve(copying, record, make_room)
         try:
-            yield copying
+            yield copying / record.name
         finally:
             shutil.rmtree(copying, ignore_errors=True)
-            self._reserved.pop(copying.name, None)
 
     def place(self, copying: Path, record: Record) -> Path:
-        """Give a whole copy its name, and its room over to the files themselves."""
-        target = Path(self.path(record))
-        with self._room:
+        """Give a whole copy its name, and its room over to the files, which nobody may write to any more."""
+        target, name = Path(self.path(record)), _name(record)
+        for file in copying.iterdir():
+            file.chmod(file.stat().st_mode & ~0o222)
+        with self._lock.room():
             target.parent.mkdir(parents=True, exist_ok=True)
-            _, of_other_names = self._sizes.pop(target.parent.name, (0, 0))
-            try:
-                copying.rename(target)
-                self._sizes[target.parent.name] = _UNSEEN, of_other_names + record.spec.size_bytes
-            except OSError:
-                self._looked_at = -LOOK_S
-                if not target.is_dir():
-                    raise
+            copying.rename(target)
+            target.chmod(target.stat().st_mode & ~0o222)
+            copying.parent.rmdir()
+            _, of_other_names = self._sizes.get(name, (_UNSEEN, 0))
+            self._sizes = {**self._sizes, name: (_UNSEEN, of_other_names + record.spec.size_bytes)}
+        with self._guard:
             self._copies.add(str(target))
+            self._known.add(name)
             self._verified[target] = _signature(target)
-            del self._reserved[copying.name]
+            self._unused_since.setdefault(name, time.monotonic())
         return target
 
-    def release(self, in_use: Collection[str], unloaded: Collection[str] = ()) -> int:
-        """Let copies of this process that are out of use make room at once; the bytes that they have.
-
-        Does not block. Call it where what is in use is known: who takes a copy afterwards asks ``kept``, and
-        no copy that was asked for since makes room.
-
-        Args:
-            unloaded: copies that this process has unloaded, whoever made them.
-        """
-        ours = {path.parent.name for path in (*self._verified.copy(), *map(Path, unloaded))}
-        released = ours - {Path(path).parent.name for path in in_use}
-        self._released = released.copy()  # threads take from it
-        return sum(self._sizes.get(name, (_UNSEEN, 0))[1] for name in released)
-
-    def sweep(
-        self, in_use: Collection[str], registered: Container[str] = (), now: float | None = None
-    ) -> None:
+    def sweep(self, registered: Container[str] = ()) -> None:
         """Remove copies that have been out of use for GRACE_S and are nobody's any more.
 
-        What the disk refuses is told, and hinders nobody who needs no copy: it is tried again.
+        What the disk refuses is logged, and hinders nobody who needs no copy: it is tried again.
 
         Args:
             registered: the digests of all adapters there are.
         """
         try:
-            self._sweep(in_use, registered, now)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._lock.room():
+                self._measure(again=True)
+                copies, now = {c for n in self._sizes for c in _names_of(self._folder / n)}, time.monotonic()
+                with self._guard:
+                    self._copies = copies
+                for name, since in list(self._unused_since.items()):
+                    if now - since >= GRACE_S and f"{_DIGEST}{name}" not in registered:
+                        self._remove(name)
         except OSError as error:
             told = event("stage.not_swept", error=type(error).__name__)
             logger.warning("%s cannot be looked through: %s", self._folder, error, extra=told)
 
-    def _sweep(self, in_use: Collection[str], registered: Container[str], now: float | None) -> None:
-        now = time.monotonic() if now is None else now
-        used = {Path(path).parent.name for path in in_use}
-        with self._room:
-            self._released.difference_update(used)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._measure(again=True)
-            present = set(self._sizes)
-            self._copies = {copy for name in present for copy in _names_of(self._folder / name)}
-            for name in sorted(present - used):
-                out_of_use_s = now - self._unused_since.setdefault(name, now)
-                if out_of_use_s >= GRACE_S and f"{_DIGEST}{name}" not in registered:
-                    self._remove(name)
-            for name in list(self._unused_since):
-                if name in used or name not in present:
-                    del self._unused_since[name]
-
-    def _reserve(self, copying: str, record: Record, make_room: bool) -> None:
-        """Take the room a copy needs, so that copies under way at once keep the bound together."""
-        now = time.monotonic()
-        with self._room:
-            used = self._used_bytes()
-            if now - self._looked_at >= LOOK_S or used + record.spec.size_bytes > self._max_bytes // 2:
-                self._measure()
-                used = self._used_bytes()
-            idle = [name for name, since in self._unused_since.items() if now - since >= IDLE_S]
-            released = self._released.copy().difference(idle)
-            for name in (*idle, *released) if make_room else ():
-                if used + record.spec.size_bytes <= self._max_bytes:
+    def _reserve(self, copying: Path, record: Record, make_room: bool) -> None:
+        """Take the room a copy needs, where every process sees it, so that all keep the bound together."""
+        with self._lock.room():
+            shutil.rmtree(copying, ignore_errors=True)  # of one who died while making it
+            needs = self._measure() + record.spec.size_bytes
+            for name in self._removable() if make_room else ():
+                if needs <= self.max_bytes:
                     break
-                self._remove(name)
-                used = self._used_bytes()
-            if used + record.spec.size_bytes > self._max_bytes:
+                needs -= self._remove(name)
+            if needs > self.max_bytes:
+                used = needs - record.spec.size_bytes
                 raise StageFull(
-                    f"no room to stage {record.key}: {used} of {self._max_bytes} bytes of "
-                    f"{self._folder} are in use; raise --stage-max-bytes or lower --max-loaded",
-                    used + record.spec.size_bytes - self._max_bytes,
+                    f"no room to stage {record.key}: {used} of {self.max_bytes} bytes of {self._folder} are "
+                    "in use; raise --stage-max-bytes or lower --max-loaded",
+                    needs - self.max_bytes,
                 )
-            self._reserved[copying] = record.spec.size_bytes
+            copying.mkdir()
 
-    def _used_bytes(self) -> int:
-        return sum(size for _, size in self._sizes.values()) + sum(self._reserved.values())
+    def _removable(self) -> list[str]:
+        """Copies that may make room, the one longest out of use first."""
+        with self._guard:
+            cold = time.monotonic() - GRACE_S
+            unused = sorted(self._unused_since.items(), key=lambda one: one[1])
+            may = (name for name, since in unused if name in self._known or since <= cold)
+            return [name for name in may if not self._lock.in_use(name)]
 
-    def _measure(self, *, again: bool = False) -> None:
-        """Look which copies there are, other processes' too, and how much each takes.
+    def _measure(self, *, again: bool = False) -> int:
+        """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use.
 
         Args:
             again: ask those that are known whether they have changed: another name of the same bytes.
         """
-        known, sizes = self._sizes, {}
-        self._looked_at = time.monotonic()
-        for name in filter(_COPY.fullmatch, os.listdir(self._folder)):
-            with suppress(FileNotFoundError):  # another process removed it
-                size = known.get(name)
-                if size is None or again:
-                    changed = os.lstat(self._folder / name).st_mtime_ns
-                    if size is None or size[0] != changed:
-                        size = changed, _size_bytes(self._folder / name)
-                sizes[name] = size
-        self._sizes = sizes
+        sizes, under_way = dict[str, tuple[int, int]](), 0
+        for name in os.listdir(self._folder):
+            if copying := _COPYING.fullmatch(name):
+                if self._lock.is_made(copying[1]):
+                    under_way += int(copying[2])
+                else:
+                    shutil.rmtree(self._folder / name, ignore_errors=True)
+            elif name.startswith(_REMOVED):
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+            elif _COPY.fullmatch(name):
+                with suppress(FileNotFoundError):
+                    sizes[name] = self._size(name, again)
+        self._sizes, now = sizes, time.monotonic()
+        with self._guard:
+            unused = {name for name in sizes if not self._lock.in_use(name)}
+            self._unused_since = {name: self._unused_since.get(name, now) for name in unused}
+            self._known = {name for name in self._known if name in sizes or self._lock.in_use(name)}
+        return under_way + sum(size for _, size in sizes.values())
 
-    def _remove(self, name: str) -> None:
-        logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
-        shutil.rmtree(self._folder / name, ignore_errors=True)
-        self._unused_since.pop(name, None)
-        self._released.discard(name)
-        self._sizes.pop(name, None)
-        self._copies = {path for path in self._copies if Path(path).parent.name != name}
-        self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
+    def _size(self, name: str, again: bool) -> tuple[int, int]:
+        size = self._sizes.get(name)
+        if size is None or again:
+            changed = os.lstat(self._folder / name).st_mtime_ns
+            if size is None or size[0] != changed:
+                return changed, _size_bytes(self._folder / name)
+        return size
+
+    def _remove(self, name: str) -> int:
+        """Remove a copy that no process uses; the bytes it took. One that is used is not tried again soon."""
+        with self._lock.removing(name) as alone:
+            if not alone:
+                with self._guard:
+                    self._known.discard(name)
+                    self._unused_since[name] = time.monotonic()
+                return 0
+            logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
+            self._discard(self._folder / name)
+        _, size = self._sizes.pop(name, (_UNSEEN, 0))
+        with self._guard:
+            self._copies = {path for path in self._copies if Path(path).parent.name != name}
+            self._unused_since.pop(name, None)
+            self._known.discard(name)
+            self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
+        return size
+
+    def _discard(self, path: Path) -> None:
+        """Remove a folder that nobody may write to: away from its name first, at once."""
+        removed = self._folder / f"{_REMOVED}{secrets.token_hex(8)}"
+        with suppress(FileNotFoundError):
+            path.chmod(0o700)
+            path.rename(removed)
+            for inner in removed.iterdir():
+                if inner.is_dir() and not inner.is_symlink():
+                    inner.chmod(0o700)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def _is_whole(self, copy: Path, record: Record) -> bool:
         """Whether a copy still is the registered bytes: a disk may lose its end to a crash.
@@ -273,9 +310,13 @@ class Copies:
         except (LoraFsError, OSError):
             return False
         if whole:
-            with self._room:
+            with self._guard:
                 self._verified[copy] = seen
         return whole
+
+
+def _name(record: Record) -> str:
+    return record.spec.digest.removeprefix(_DIGEST)
 
 
 def _names_of(folder: Path) -> list[str]:

@@ -1,17 +1,19 @@
-"""Staging: the engine is only ever given a verified, content-named, pod-local copy.
+"""Staging as jobs: the engine is only ever given a verified, content-named, pod-local copy.
 
-What happens on the volume afterwards cannot hurt a running engine, and the path changes with
-the bytes, so that no KV block of other weights is reused. What copies there are, and which of them
-stay, is ``copies``.
+What happens on the volume afterwards cannot hurt a running engine, and the path changes with the bytes, so
+that no KV block of other weights is reused. At most one copy of a digest is under way, whoever asks for it
+and however often. An asker's patience ends; the job goes on for the next one, until nobody wants it: it
+gives its room to a request that needs it, and ends when its adapter is unregistered. Which copies stay is
+decided in ``cache``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +25,28 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 
+OTHERS_S = 0.05  # between two looks whether another process has made the copy
+
+
+@dataclass(eq=False)
+class Job:
+    """One copy under way. ``wanted``: requests that wait for it; ``given_up``: it ends at its next block."""
+
+    record: Record
+    make_room: bool
+    wanted: int = 0
+    given_up: threading.Event = field(default_factory=threading.Event)
+    result: asyncio.Task[str] = field(init=False)
+
 
 class Stager(Copies):
     """The copies, and how one is made. ``locate``: a record's folder on the volume, to which no link leads.
 
     Attributes:
         aside: what a thread does before it copies or verifies, so that it is in nobody's way.
-        find_room: asked for so many bytes for a record's copy; says whether it is worth another try.
+        find_room: asked for so many bytes for a record's copy, and since when it is waited for; says whether
+            it is worth another try. on_end: called when a job ended. Both on the event loop.
+        waiting: by path, why a copy that is waited for has no room yet.
     """
 
     def __init__(
@@ -47,61 +64,108 @@ class Stager(Copies):
         self._timeout_s = timeout_s
         self._threads = Daemons(8, "lora-fs-stage")
         self._local = Daemons(4, "lora-fs-staged")  # they read no volume, so that none can hang
+        self._jobs: dict[str, Job] = {}  # by digest
         self._ended = threading.Event()
         self.aside: Callable[[], None] = lambda: None
-        self.find_room: Callable[[Record, int], Awaitable[bool]] = _no_room
+        self.find_room: Callable[[Record, int, float], Awaitable[bool]] = _no_room
+        self.on_end: Callable[[], None] = lambda: None
+        self.waiting: dict[str, StageFull] = {}
 
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
-        """Copy, or take the copy that is there, and verify: a thread begins at once. Gives the copy's path.
+        """Copy, or take the copy that is there, and verify; or join the job. It begins at once.
 
         Bounded: a volume that hangs costs one thread of eight, not the loop; and a copy that is known to be
         there needs none of the eight as long as it is whole.
 
         Args:
-            make_room: remove copies that are out of use if the bound asks for it, and find more room.
+            make_room: a request waits: remove copies that are out of use if the bound asks for it, find more
+                room, and wait for it.
 
+        Returns:
+            The copy's path.
         Raises:
             InvalidAdapter: the bytes are not the registered ones, or cannot be served.
             StageFull: there is no room for them.
-            VolumeUnavailable: they could not be read in time.
+            VolumeUnavailable: they could not be read in time; the job goes on.
         """
-        loop, run = asyncio.get_running_loop(), copy_context().run
-        begin = partial(loop.run_in_executor, self._threads, run, self._stage, record, make_room)
-        if not self.has(record):
-            return self._in_time(begin(), begin, record, make_room)
-        begun = loop.run_in_executor(self._local, run, self._kept, record)
-        return self._in_time(begun, begin, record, make_room)
+        return self._wait(self._job(record, make_room), record, make_room)
+
+    def sweep(self, registered: Container[str] = ()) -> None:
+        """Give up the jobs of unregistered adapters that nobody waits for, and see ``Copies.sweep``."""
+        for digest, job in list(self._jobs.items()):
+            if not job.wanted and digest not in registered:
+                job.given_up.set()
+        super().sweep(registered)
 
     def end(self) -> None:
         """Copy nothing any more; what is being copied ends at its next block."""
         self._ended.set()
 
-    async def _in_time(
-        self,
-        begun: Awaitable[str | None],
-        begin: Callable[[], Awaitable[str]],
-        record: Record,
-        make_room: bool,
-    ) -> str:
-        """Wait for the copy; ``begin`` makes it, if what was begun finds none that is whole.
+    async def _wait(self, job: Job, record: Record, make_room: bool) -> str:
+        """Wait for the copy. While it waits for room it is not cut off, and the volume is not blamed."""
+        began, path = asyncio.get_running_loop().time(), self.path(record)
+        try:
+            while True:
+                is_own = job.record.name == record.name and not job.given_up.is_set()
+                try:
+                    await self._wait_once(job, record, make_room)
+                    if is_own:
+                        return job.result.result()
+                except StageFull as error:
+                    if not make_room:
+                        raise
+                    self._give_up_unwanted()
+                    self.waiting[path] = error
+                    if not await self.find_room(record, error.lacks, began):
+                        raise
+                job = self._job(record, make_room)
+        finally:
+            self.waiting.pop(path, None)
 
-        While the engine gives up others it is not cut off, and the volume is not blamed.
-        """
-        loop = asyncio.get_running_loop()
-        try_until = loop.time() + self._timeout_s
-        while True:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await begun or await begin()
-            except TimeoutError as error:
-                raise VolumeUnavailable(
-                    f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s"
-                ) from error
-            except StageFull as error:
-                over = loop.time() > try_until
-                if over or not make_room or not await self.find_room(record, error.lacks):
-                    raise
-            begun = begin()
+    async def _wait_once(self, job: Job, record: Record, wanted: bool) -> None:
+        job.wanted += wanted
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wait({job.result})
+        except TimeoutError as error:
+            raise VolumeUnavailable(
+                f"{record.key} was not copied from the volume in {self._timeout_s:.0f} s: it goes on"
+            ) from error
+        finally:
+            job.wanted -= wanted
+
+    def _job(self, record: Record, make_room: bool) -> Job:
+        """The job of a record's digest, which may be another name's; a new one if there is none."""
+        digest = record.spec.digest
+        job = self._jobs.get(digest)
+        if job is None or job.result.done():
+            job = self._jobs[digest] = Job(record, make_room)
+            first = self._local if self.has(record) else self._threads
+            call = self._kept if self.has(record) else partial(self._make, job)
+            begun = asyncio.get_running_loop().run_in_executor(first, copy_context().run, call, record)
+            job.result = asyncio.create_task(self._run(job, begun), name=f"stage {record.name}")
+            job.result.add_done_callback(partial(self._drop, digest, job))
+        return job
+
+    async def _run(self, job: Job, begun: Awaitable[str | None]) -> str:
+        made = await begun
+        if made is None:  # what lay there was not whole
+            loop, run = asyncio.get_running_loop(), copy_context().run
+            made = await loop.run_in_executor(self._threads, run, partial(self._make, job), job.record)
+        return made
+
+    def _drop(self, digest: str, job: Job, task: asyncio.Task[str]) -> None:
+        if self._jobs.get(digest) is job:
+            del self._jobs[digest]
+        if not task.cancelled():
+            task.exception()  # who waits is told; nobody may
+        self.on_end()
+
+    def _give_up_unwanted(self) -> None:
+        """Let a request have the room of copies that no request waits for."""
+        for job in self._jobs.values():
+            if not job.wanted:
+                job.given_up.set()
 
     def _kept(self, record: Record) -> str | None:
         self.aside()
@@ -111,26 +175,33 @@ class Stager(Copies):
             raise refused(error, f"cannot look for the copy of {record.key}") from error
         return str(kept) if kept is not None else None
 
-    def _stage(self, record: Record, make_room: bool) -> str:
-        kept = self._kept(record)
-        if kept is not None:
-            return kept
-        self._go_on()
-        source = self._locate(record)
+    def _make(self, job: Job, record: Record) -> str:
+        def go_on(wait_s: float = 0) -> None:
+            if self._ended.is_set():
+                raise VolumeUnavailable("this replica ends: ask another one")
+            if job.given_up.wait(wait_s):
+                raise VolumeUnavailable(f"the copy of {record.key} was given up: nobody waited for it")
+
         try:
-            with self.room_for(record, make_room=make_room) as copying:
-                self._copy(record, source, copying)
-                return str(self.place(copying, record))
+            with self.making(record, lambda: go_on(OTHERS_S)):
+                kept = self._kept(record)
+                if kept is not None:
+                    return kept
+                go_on()
+                source = self._locate(record)
+                with self.room_for(record, make_room=job.make_room) as copying:
+                    self._copy(record, source, copying, lambda _: go_on())
+                    return str(self.place(copying, record))
         except OSError as error:
             where = f" in {error.filename}" if error.filename else ""
             raise refused(error, f"cannot stage {record.key}{where}") from error
 
-    def _copy(self, record: Record, source: Path, copying: Path) -> None:
+    def _copy(self, record: Record, source: Path, copying: Path, progress: Callable[[int], None]) -> None:
         """Read the registered files into a new folder, and see that they are what the record says."""
         names = [entry.path for entry in record.spec.files]
         try:
             copied = artifacts.copy_files(
-                source, copying, names, self._go_on, sync=False, follow=False, carried=()
+                source, copying, names, progress, sync=False, follow=False, carried=()
             )
         except TargetUnavailable as error:
             raise refused(error.error, f"cannot write {error.target}") from error.error
@@ -148,10 +219,6 @@ class Stager(Copies):
         if not report.ok:
             raise InvalidAdapter(str(record.key), report.errors)
 
-    def _go_on(self, _: int = 0) -> None:
-        if self._ended.is_set():
-            raise VolumeUnavailable("this replica ends: ask another one")
-
     def _expected_of(self, record: Record) -> Expectation:
         allowed = {code for code in record.spec.allowed if _is_allowable(code)} - self._expectation.allow
         if not allowed:
@@ -159,7 +226,7 @@ class Stager(Copies):
         return replace(self._expectation, allow=self._expectation.allow | allowed)
 
 
-async def _no_room(record: Record, lacks: int) -> bool:
+async def _no_room(record: Record, lacks: int, since: float) -> bool:
     return False
 
 

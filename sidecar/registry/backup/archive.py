@@ -1,9 +1,9 @@
-"""An export: one tar that holds a registry, and proves that it is whole. The format and its reader.
+"""Reads an export: one tar that holds a registry and proves that it is whole.
 
-It begins and ends with a sealed object; between them lie the newest records and pointers as the
-volume had them, at their own paths, and the adapters' files. The last one counts and hashes all
-others, so that a copy that was cut anywhere is not taken for a smaller registry. Nothing is
-extracted here, and no member's name ever becomes a path that was not parsed segment by segment.
+The tar begins and ends with a sealed object. Between them lie the newest records and pointers, at their
+paths on the volume, and the adapters' files. The last object counts and hashes all others, so a copy that was
+cut is never read as a smaller registry. This module extracts nothing, and parses each segment of a member's
+name before it becomes a path.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class End(BaseModel):
 
 
 class Tally:
-    """Counts and hashes members as they pass."""
+    """Count and hash the members of an export."""
 
     def __init__(self) -> None:
         self.members, self._digest = 0, hashlib.sha256()
@@ -79,9 +79,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member's name says. A record has a ``revision``, a pointer has none; a file has a ``file``.
+    """A member's name, parsed. A record has a ``revision``, a pointer has none; a file has a ``file``.
 
-    ``generation`` is None of a file; its token is empty where the exported volume has link().
+    A file has no ``generation``. The generation's token is empty if the exported volume has hard links.
     """
 
     scope: Scope
@@ -92,10 +92,10 @@ class Place:
 
 
 def parse(path: str) -> Place:
-    """Take a member's name apart.
+    """Parse a member's name.
 
     Raises:
-        InputError: it belongs to no export, as a name that would leave its folder does.
+        InputError: no export has such a name, for example one that leaves its folder.
     """
     parts = path.split("/")
     try:
@@ -115,7 +115,7 @@ def parse(path: str) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a whole export holds. ``raw``: the sealed bytes of each body, by member."""
+    """The contents of an export. ``raw``: the sealed bytes of each record and pointer."""
 
     begin: Begin
     end: End
@@ -125,7 +125,7 @@ class Contents:
     raw: dict[AdapterKey | tuple[Scope, str], bytes] = field(default_factory=dict)
 
     def has_files_of(self, record: Record) -> bool:
-        """Whether every served file of a record is here, with the bytes that it names."""
+        """Return whether the export has every served file of a record, with the recorded bytes."""
         held = self.files.get(record.key, {})
         return all(held.get(entry.path) == _bare(entry) for entry in record.spec.files)
 
@@ -137,7 +137,7 @@ def _bare(entry: FileEntry) -> FileEntry:
 class _Unpacked:
     """An archive's bytes, read in pieces of a bounded size.
 
-    A header says how long it is, and tarfile reads it whole: a few packed kilobytes can say gigabytes.
+    tarfile reads a header whole, and a header of a few packed kilobytes can claim gigabytes.
     """
 
     def __init__(self, stream: BufferedIOBase) -> None:
@@ -160,10 +160,10 @@ class _Unpacked:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """Read an export's members in their order; each is good until the next one is asked for.
+    """Yield an export's members in order; each reader is valid until the next member.
 
     Raises:
-        InputError: it is no tar, is cut, or holds what is no regular file.
+        InputError: it is no tar, was cut, or holds something other than regular files.
     """
 
     def members(archive: tarfile.TarFile, unpacked: _Unpacked) -> Iterator[tuple[str, IO[bytes]]]:
@@ -184,7 +184,7 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
             unpacked = _Unpacked(packed.unpacked(file) or file)
             with tarfile.open(fileobj=cast(IO[bytes], unpacked), mode="r:") as archive:
                 yield members(archive, unpacked)
-    except packed.NeedsMemory as error:
+    except packed.OtherPacking as error:
         raise InputError(f"{path}: {error}") from error
     except (tarfile.TarError, OverflowError, RecursionError, *packed.BROKEN) as error:
         why = _first_line(error)
@@ -198,10 +198,10 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
 
 
 def read(path: Path) -> Contents:
-    """Read and check a whole export; nothing of it is believed before its end was seen.
+    """Read and check a whole export.
 
     Raises:
-        InputError: it is not a whole export, and why.
+        InputError: it is not a whole export; the message says why.
     """
     tally, begin, end = Tally(), None, None
     records: dict[AdapterKey, Record] = {}
@@ -258,10 +258,10 @@ def _first_line(error: Exception) -> str:
 
 
 def check(name: str, body: Record | Pointer) -> None:
-    """Whether a body is one that an export has under that name, and that a volume of either tier can have.
+    """Check that an export can hold ``body`` under ``name``, and that a volume of either tier can store it.
 
     Raises:
-        CorruptRecord: it is not, and why. InputError: nothing of an export has that name.
+        CorruptRecord: it cannot; the message says why. InputError: no export has such a name.
     """
     place = parse(name)
     says = [body.namespace, body.model, *([body.revision] if isinstance(body, Record) else []), body.name]
@@ -283,7 +283,7 @@ def _alone(what: AdapterKey | tuple[Scope, str], known: Container[object]) -> No
 
 
 def _sound(record: Record) -> None:
-    """Whether what a present record says of its files is true of itself; a tombstone has none."""
+    """Check that a present record agrees with itself about its files; a tombstone has none."""
     spec = record.spec
     if not record.present:
         return

@@ -1,8 +1,8 @@
-"""Exporting: the newest good generation of everything, and the adapters' files, as one tar.
+"""Exports the newest good generation of every record and pointer, and the adapters' files, as one tar.
 
-Writers need not stop. Pointers are read before records, so that what a name serves is in the
-export; a file that changes while it is read is told, and its adapter counted as left out. The tar
-stays well formed whatever the volume does, and only its last member says that it is whole.
+Writers go on meanwhile. Pointers are read before records, so the export has every revision that a name
+serves. A file that changes while it is read is reported, and its adapter counts as left out. The tar stays
+well formed whatever the volume does; only its last member says that it is whole.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 @dataclass(slots=True)
 class Exported:
-    """What went into an export, and what could not: each a sentence."""
+    """Counts of what an export holds. ``left_out``: a sentence for each thing that it lacks."""
 
     records: int = 0
     pointers: int = 0
@@ -45,7 +45,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The newest good bodies of some scopes, with the bytes that hold them."""
+    """The newest good records and pointers of some scopes, with their bytes. ``unread``: a sentence each."""
 
     pointers: dict[Path, tuple[Pointer, bytes]]
     records: dict[Path, tuple[Record, bytes]]
@@ -56,7 +56,7 @@ def snapshot(registry: Registry, scopes: Iterable[Scope]) -> Snapshot:
     """Read the newest good generation of every series.
 
     Raises:
-        VolumeUnavailable: something cannot be listed or read, so it is not known what there is.
+        VolumeUnavailable: a folder cannot be listed or a file read, so the contents are unknown.
     """
     found = Snapshot({}, {}, [])
     for scope in scopes:
@@ -103,7 +103,7 @@ def write(
     """Write an export to a stream that need not seek.
 
     Raises:
-        TemporaryError: the volume did not answer; what was written has no end and is refused as an export.
+        TemporaryError: the volume did not answer. The tar has no end, so every reader refuses it.
     """
     done, seen, tally = Exported(), snapshot(registry, scopes), Tally()
     done.left_out += seen.unread
@@ -172,7 +172,7 @@ _ANY = "0" * 64
 
 
 def _carried(folder: Path, record: Record) -> Iterator[FileEntry]:
-    """Files that lie beside the served ones and are copied along."""
+    """Yield the files beside the served ones that are copied along."""
     served = {entry.path for entry in record.spec.files}
     for name in CARRIED:
         if name in served:
@@ -192,7 +192,7 @@ def _member(name: str, size_bytes: int, now: datetime.datetime) -> tarfile.TarIn
 
 
 class _Hashing(io.RawIOBase):
-    """A file of a promised length: hashed as it is read, and filled with zeros where it is too short."""
+    """A file of a fixed length: hashed as it is read, and padded with zeros if it is too short."""
 
     def __init__(self, reader: IO[bytes], size_bytes: int, progress: Progress | None) -> None:
         self._reader, self._left, self._progress = reader, size_bytes, progress
@@ -223,10 +223,10 @@ class _Hashing(io.RawIOBase):
 
 
 def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, **more: Any) -> Exported:
-    """Write an export to a file, which has its name only once it is whole and synced.
+    """Write an export to a file. The file gets its name once it is whole and synced.
 
     Raises:
-        InputError: the file cannot be written there. OperatorError: its disk is full, or fails.
+        InputError: the file cannot be written there. OperatorError: its disk is full or fails.
         TemporaryError: the volume did not answer.
     """
     draft = target.with_name(f"{target.name}.part")

@@ -11,21 +11,21 @@ from lora_fs.sidecar.model import AdapterKey, Record
 
 
 def int_id(registry_uuid: str, key: AdapterKey, digest: str) -> int:
-    """The engine's id: 63 bits over registry, identity and bytes, the same whoever computes it."""
+    """Return the engine's id: 63 bits of a hash over registry, key and digest."""
     data = f"{registry_uuid}|{key}|{digest}".encode()
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1 or 1
 
 
 def natural_order(revision: str) -> tuple[tuple[int, int, str], ...]:
-    """v9 before v10."""
+    """Return a sort key that puts v9 before v10."""
     parts = re.split(r"([0-9]+)", revision)
     return tuple((1, int(p), "") if p.isdigit() else (0, 0, p) for p in parts if p)
 
 
 def new_ids(records: Mapping[AdapterKey, Record], registry_uuid: str) -> dict[AdapterKey, int]:
-    """Ids for the adapters that share theirs with another, such that all differ afterwards. Pure.
+    """Return new ids for adapters that share one, so that all ids differ. Pure.
 
-    Of those that share one the adapter whose id it is by the formula keeps it, else the first by name.
+    The adapter whose id equals ``int_id`` keeps it; if none does, the first by name keeps it.
     """
     holders: dict[int, list[AdapterKey]] = defaultdict(list)
     for key, record in sorted(records.items()):

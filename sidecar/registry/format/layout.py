@@ -1,8 +1,7 @@
-"""Where everything lies on the volume, and what a file's name says. Pure: no I/O.
+"""The paths of a registry, and the grammar of its file names. Pure: no I/O.
 
-Every path is built here from checked segments; nothing else joins names to paths. The
-name of a record or pointer tells which adapter and which generation it is, so that a
-listing is enough to know what to read.
+This module alone builds paths, from checked segments. The name of a record or pointer says which adapter
+and which generation it is, so a listing tells what to read.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _GENERATION = re.compile(
 
 
 class Generation(NamedTuple):
-    """A file's name taken apart. Ordered: the greatest of a name is the one in force.
+    """A generation file's number and token. Ordered: the greatest of a name is in force.
 
     ``token`` is empty on volumes with link(); on others it tells siblings apart.
     """
@@ -47,13 +46,13 @@ class Generation(NamedTuple):
 
 
 def generation_name(name: str, generation: int, token: str = "") -> str:
-    """``a1.@00000002.json``, or with a token ``a1.@00000002.<token>.json``."""
+    """Return ``a1.@00000002.json``, or with a token ``a1.@00000002.<token>.json``."""
     suffix = f".{token}" if token else ""
     return f"{name}.@{generation:08d}{suffix}.json"
 
 
 def parse_generation(file_name: str) -> tuple[str, Generation] | None:
-    """Take a file's name apart; None if it is not a generation file."""
+    """Parse a file's name. Returns None if it is not a generation file."""
     match = _GENERATION.fullmatch(file_name)
     if match is None:
         return None
@@ -78,7 +77,7 @@ class Place(NamedTuple):
 
 
 def parse_place(path: str) -> Place | None:
-    """Take a generation file's path, relative to the root, apart; None if it is none."""
+    """Parse the path of a generation file, relative to the root. Returns None if it is not one."""
     segments = path.split("/")
     parsed = parse_generation(segments[-1])
     if len(segments) != 4 or parsed is None or not all(map(is_segment, segments[:2])):
@@ -90,7 +89,7 @@ def parse_place(path: str) -> Place | None:
 
 
 def is_segment(name: str) -> bool:
-    """Whether a folder's name may be a namespace, model, revision or adapter."""
+    """Return whether a folder's name may be a namespace, model, revision or adapter."""
     return SEGMENT.fullmatch(name) is not None
 
 
@@ -196,7 +195,7 @@ class Layout:
         return self.scope(scope) / INCOMING
 
     def artifact(self, key: AdapterKey) -> Path:
-        """The folder a revision's own files lie in (a linked one lies elsewhere)."""
+        """Return the folder of a revision's own files; a linked adapter's files are elsewhere."""
         return self.revision(key.scope, key.revision) / key.name
 
     def key_of(self, artifact: Path) -> AdapterKey | None:

@@ -1,4 +1,4 @@
-"""Sealed JSON: how a thing becomes bytes on the volume, and back. Pure: no I/O.
+"""Sealed JSON: encodes records, pointers and hints for the volume, and decodes them. Pure: no I/O.
 
 A seal is the SHA-256 over the canonical JSON (sorted keys, no spaces, UTF-8) of the object
 without its ``sum``. A file whose seal does not hold is *not yet visible*, never a value.
@@ -31,7 +31,7 @@ def seal(value: BaseModel | JsonObject) -> bytes:
     """Serialize with a fresh ``sum``, indented so that ``cat`` is enough to read it.
 
     Raises:
-        InputError: it is larger than what readers read, or holds text that UTF-8 cannot.
+        InputError: it has more than MAX_SEALED_BYTES, or text that UTF-8 cannot encode.
     """
     body = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
     body = {name: item for name, item in body.items() if name != "sum"}
@@ -79,7 +79,11 @@ def _depth(value: object) -> int:
 
 
 def decode(kind: type[Stored], data: bytes) -> Stored:
-    """Unseal and parse; a newer ``apiVersion`` or a wrong shape is CorruptRecord with the reason."""
+    """Unseal and parse.
+
+    Raises:
+        NewerRecord: another ``apiVersion`` wrote it. CorruptRecord: the seal or the shape is wrong.
+    """
     value = unseal(data)
     version = value.get("apiVersion", API_VERSION)
     if version != API_VERSION:

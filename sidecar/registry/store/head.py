@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,6 +43,9 @@ class Head(BaseModel):
 
     Attributes:
         nonce: makes two writes at one ``seq`` differ.
+        gc_floor: the ``seq`` from which on no tombstone was removed that was there: who saw none so late may
+            have missed some.
+        first: a series that is not there begins with this generation: none that is gone had it.
         changes: the last ones, the newest at the end; that is this HEAD's own or they mean nothing.
     """
 
@@ -52,6 +55,7 @@ class Head(BaseModel):
     seq: int = 0
     snap: int = 0
     gc_floor: int = 0
+    first: int = Field(default=1, ge=1)
     nonce: str = ""
     changes: tuple[Change, ...] = Field(default=())
     sum: str = ""
@@ -99,15 +103,31 @@ def parse_head(data: bytes | None) -> Head | None:
         return None
 
 
-def advance_head(root: Path, epoch: int, files: tuple[str, ...] = ()) -> Head:
+def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:
+    """Let HEAD tell that tombstones written by ``seq``, of generations below ``first``, may be gone.
+
+    Raises:
+        TemporaryError: it does not tell.
+    """
+    head = parse_head(read_head(root)) or Head()
+    while head.gc_floor < seq or head.first < first:
+        floor = {"gc_floor": max(seq, head.gc_floor), "first": max(first, head.first)}
+        advance_head(root, epoch, floor=floor)
+        head = parse_head(read_head(root)) or Head()  # another writer may have replaced it
+
+
+def advance_head(
+    root: Path, epoch: int, files: tuple[str, ...] = (), floor: Mapping[str, int] | None = None
+) -> Head:
     """Replace HEAD so that every reader looks. A damaged or missing one is made anew.
 
     Args:
         files: the generations that were written; none: readers list the tree.
+        floor: ``gc_floor`` and ``first``, where they rise.
     """
     head = parse_head(read_head(root)) or Head()
     change = Change(nonce=secrets.token_hex(8), files=files)
-    fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce}
+    fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())
     changes = (*before, change) if files and head.epoch == epoch else ()
     after = head.model_copy(update={**fields, "changes": changes})

@@ -1,11 +1,10 @@
-"""The few file operations the protocols stand on, and what their failures mean.
+"""The file operations that the protocols use, and what their failures mean.
 
-Every file is written once, whole, under a temporary name, synced, and then given its name:
-by link(), which exactly one of two writers wins; or, for hints, by rename. Who won is known
-by reading the name back and finding one's own bytes, never by a return code: a server that
-replays a lost reply answers EEXIST to the winner.
+A file is written once, whole, under a temporary name, and synced. link() then gives it its name: exactly
+one of two writers wins. Hints get theirs by rename. A writer reads the name back to learn whether it won: a
+server that replays a lost reply returns EEXIST to the winner.
 
-Names expected to be absent are never opened: on NFS that hides them for half a minute.
+Names that should be absent are never opened: NFS would hide them for 30 s.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class NotRegular(VolumeUnavailable):
 
 
 def unavailable(error: OSError, what: str) -> VolumeUnavailable:
-    """Say what the volume refused, and what to do."""
+    """Return the error that says what the volume refused, and what to do."""
     advice = {
         errno.ENOSPC: "the volume is full: free space or enlarge it",
         errno.EDQUOT: "the quota is used up: free space or raise it",
@@ -90,13 +89,13 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
 
 
 def _close(handle: int) -> None:
-    """Close what was read or synced: what it says then changes nothing, and the handle is gone."""
+    """Close a handle after a read or a sync; an error of closing changes nothing."""
     with suppress(OSError):
         os.close(handle)
 
 
 def _read_all(handle: int, expected_bytes: int, limit_bytes: int) -> bytes:
-    """Read to the end, whatever the size was said to be: attributes may be older than the bytes."""
+    """Read to the end, whatever the size attribute says: it may be stale."""
     data = os.read(handle, expected_bytes)
     while len(data) < limit_bytes and (more := os.read(handle, limit_bytes - len(data))):
         data += more
@@ -121,7 +120,7 @@ def list_names(folder: Path) -> list[str] | None:
 
 
 def make_folder(folder: Path, *, inherit: bool = True) -> None:
-    """Create a folder and its parents, to survive a power loss; it may be there. ``inherit``: modes."""
+    """Create a folder and its parents, durably; it may exist. ``inherit``: take the parent's modes."""
     try:
         _make_folder(folder, inherit)
     except OSError as error:
@@ -129,7 +128,7 @@ def make_folder(folder: Path, *, inherit: bool = True) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder lies there, links followed.
+    """Return whether a folder is there, links followed.
 
     Raises:
         VolumeUnavailable: it cannot be told, which is not "no".
@@ -141,7 +140,7 @@ def is_folder(path: Path) -> bool:
 
 
 def real_path(path: Path) -> Path:
-    """Where ``path`` leads, links followed, whether or not something is there.
+    """Return where ``path`` leads, links followed, whether or not something is there.
 
     Raises:
         VolumeUnavailable: a name on the way changed at every look, or cannot be looked at.
@@ -180,7 +179,7 @@ def _mkdir(folder: Path, inherit: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss, where the filesystem can."""
+    """Make the names in a folder durable, where the filesystem can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -192,7 +191,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """``sync_folder``, as an error that is told."""
+    """Do ``sync_folder``; raise VolumeUnavailable if it fails."""
     try:
         sync_folder(folder)
     except OSError as error:
@@ -200,7 +199,7 @@ def sync_names(folder: Path) -> None:
 
 
 def sync_folders(folder: Path, root: Path) -> None:
-    """Make the names of ``folder`` itself and of its parents, up to ``root``, survive a power loss."""
+    """Make the names of ``folder`` and of its parents, up to ``root``, durable."""
     try:
         while folder != root:
             folder = folder.parent
@@ -223,7 +222,7 @@ def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def write_temporary(folder: Path, data: bytes, *, sync: bool = True) -> Path:
-    """Write ``data``, synced unless it is a hint, under a name nobody reads."""
+    """Write ``data`` under a temporary name. ``sync``: False for hints."""
     path = folder / f"{TEMPORARY}{secrets.token_hex(16)}"
     try:
         _write_new(path, data, sync=sync)
@@ -254,7 +253,7 @@ class TemporaryNames:
             self._waiting.append((self._clock() + UNLINK_AFTER_S, path))
 
     def sweep(self, *, wait: bool = False) -> None:
-        """Unlink what is due; with ``wait`` everything. A name that stays is gc's business."""
+        """Unlink the names that are due; with ``wait`` all. gc removes a name that stays."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -270,7 +269,7 @@ class TemporaryNames:
 
 
 def publish(path: Path, data: bytes, names: TemporaryNames) -> bool:
-    """Give ``data`` the name ``path`` if nobody has it. True: ours is there. False: another's.
+    """Give ``data`` the name ``path`` if it is free. Returns True if our bytes have it, False if another's.
 
     Raises:
         LinkUnsupported: no hard links on this volume.
@@ -315,7 +314,7 @@ def _is_ours(path: Path, data: bytes, failure: OSError | None) -> bool:
 
 
 def create_unique(path: Path, data: bytes) -> None:
-    """Write a file whose name is ours alone (it holds a token), where link() is missing.
+    """Write a file whose name no other writer uses (it holds a token), where link() is missing.
 
     Raises:
         Ambiguous: it may lie there, and could not be taken back.

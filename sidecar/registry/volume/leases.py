@@ -1,13 +1,12 @@
-"""Leases: lockfiles that say who should be working. They save work; they prove nothing.
+"""Leases: lockfiles that say who should do the work. They save work; they prove nothing.
 
-Correctness stands on ``atomic.publish`` alone, so a lease that cannot be had in time is
-passed over rather than waited for: a holder that died, or a read-only volume, stops nobody.
+Correctness stands on ``atomic.publish`` alone. A writer goes on without a lease that it cannot acquire in
+time, so neither a dead holder nor a read-only volume stops anybody.
 
-Promise (filelock's ``SoftFileLease``): at most one holder while every holder keeps refreshing;
-a dead holder's claim can be taken after LEASE_S of the contender's own monotonic clock, in one
-attempt or over several: a contender that asks again goes on from what it saw before. What filelock
-does not break is removed after as long: an empty lockfile, as a holder killed while it made one
-leaves it, after ABANDONED_S, and any where two names cannot be exchanged, as on NFS and FUSE.
+filelock's ``SoftFileLease`` promises at most one holder while every holder keeps refreshing. A contender
+acquires a dead holder's lease after LEASE_S of its own monotonic clock, in one attempt or over several.
+filelock breaks neither a dead holder's lease where two names cannot be exchanged (NFS, FUSE), nor an empty
+lockfile, which a holder leaves that was killed while it made one. This module removes both after as long.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ os.register_at_fork(after_in_child=_contended.clear)  # filelock refuses what an
 
 @contextmanager
 def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
-    """Hold the lease at ``path`` inside the block; yields whether it was had.
+    """Hold the lease at ``path`` inside the block. Yields True if the lease was acquired.
 
     Args:
         path: the lockfile; its folder exists.
-        wait_s: how long to wait for it; 0 asks once.
+        wait_s: seconds to wait for it; 0 asks once.
     """
     with _guard:
         lock = _contended.pop(str(path), None)
@@ -58,7 +57,7 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     try:
         lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
     except (Timeout, OSError, LeaseSettingsMismatch, RuntimeError) as error:  # the last: no thread is left
-        logger.debug("lease %s not had: %s", path.name, error, extra=event("lease.not_had"))
+        logger.debug("lease %s not acquired: %s", path.name, error, extra=event("lease.not_had"))
         if lock.is_locked:  # and nothing to refresh it
             with suppress(OSError):
                 lock.release(force=True)
@@ -81,10 +80,10 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
 
 
 def take_over(path: Path, *, within_s: float) -> bool:
-    """Have a dead holder's lease and give it back, which removes its file; False if somebody holds it.
+    """Acquire a dead holder's lease and release it, which removes its file. Returns False if it is held.
 
     Args:
-        within_s: how long to ask; a holder elsewhere is known to be dead after LEASE_S alone.
+        within_s: seconds to try; a holder on another host counts as dead after LEASE_S.
     """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -95,7 +94,7 @@ def take_over(path: Path, *, within_s: float) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Take the lockfile of a dead holder away; a living one has refreshed its mtime meanwhile."""
+    """Remove the lockfile of a dead holder; a living one has refreshed its mtime meanwhile."""
     try:
         sight, now = _look(path), time.monotonic()
         seen, since = _unchanged.pop(str(path), (sight, now))  # and behind all others again
@@ -113,7 +112,7 @@ def _look(path: Path) -> Sight:
 
 
 def _take_away(path: Path, judged: Sight) -> None:
-    """Remove it unless it is another one by now, whose holder has it back."""
+    """Remove the judged lockfile; put another one, made meanwhile, back."""
     aside = path.with_name(f"{TEMPORARY}{secrets.token_hex(16)}")
     path.rename(aside)
     if _look(aside) != judged:

@@ -1,4 +1,4 @@
-"""What kind of filesystem a path lies on, and the waits that follow from it.
+"""Finds the filesystem type of a path, and the waits that follow from it.
 
 Measured (docs/format.md): local filesystems notify and list at once; network and FUSE
 filesystems deliver no inotify events from other hosts and cache for seconds.
@@ -18,9 +18,12 @@ SLOW_LISTING = ("nfs", "fuse", "cifs", "smb", "9p", "ceph", "lustre")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds between HEAD reads, and for which a dropped folder must hold still.
+    """Waits, in seconds.
 
-    ``lag_s``: how long after HEAD moved a listing may still lack what was written.
+    Attributes:
+        poll_s: between two reads of HEAD.
+        settle_s: for which a dropped folder must not change before it is adopted.
+        lag_s: after a change of HEAD, for which a listing may still lack the new name.
     """
 
     poll_s: float
@@ -29,7 +32,7 @@ class Timing:
 
 
 def kind_of(path: Path) -> str:
-    """The type of the mount that holds ``path``, as /proc/self/mountinfo names it."""
+    """Return the type of the mount that holds ``path``, as /proc/self/mountinfo names it."""
     device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     real = os.path.realpath(path)
@@ -49,7 +52,7 @@ def kind_of(path: Path) -> str:
 
 
 def timing_for(kind: str) -> Timing:
-    """Fast on a local filesystem, patient where listings lie."""
+    """Return short waits for local filesystems, and long ones where listings are stale."""
     if kind in LOCAL:
         return Timing(poll_s=0.1, settle_s=2.0, lag_s=0.0)
     if kind.startswith(SLOW_LISTING):

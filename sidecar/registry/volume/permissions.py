@@ -1,8 +1,8 @@
-"""Who may read what is made in the registry: whoever may read the folder that it lies in.
+"""Gives new files and folders the read bits of the folder that they lie in.
 
-A umask is the caller's and says nothing of the volume: with 077 one ``register`` would close a scope
-to every other user. The root itself is as its maker's umask has it. Bits are added, none is taken
-away. A filesystem that has no modes, or refuses to change them, is left as it is: nothing fails for it.
+A umask belongs to the caller, not to the volume: with 077 one ``register`` would close a scope to every other
+user. The root keeps its maker's umask. Bits are added and never removed. A filesystem without modes, or one
+that refuses to change them, is left as it is, without an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WRITE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def share_folder(folder: Path, parent: Path) -> None:
-    """Let a new folder have the bits of ``parent``, setgid too: others write in it as in that one.
+    """Give a new folder the bits of ``parent``, setgid included.
 
-    Where a sticky bit keeps users from each other's names, it is not opened for their writes.
+    Under a sticky bit, group and others get no write bit.
     """
     with suppress(OSError):
         own, above = os.stat(folder).st_mode, os.stat(parent).st_mode
@@ -30,7 +30,7 @@ def share_folder(folder: Path, parent: Path) -> None:
 
 
 def share_file(file: Path | int, folder: Path) -> None:
-    """Let a new file in ``folder``, or its handle, be read by who may read the folder."""
+    """Give a new file in ``folder``, or its handle, the folder's read bits."""
     with suppress(OSError):
         own = os.stat(file).st_mode
         if stat.S_ISREG(own) and ~own & READ_BY_ALL:
@@ -38,7 +38,7 @@ def share_file(file: Path | int, folder: Path) -> None:
 
 
 def share_copy(incoming: Path, parent: Path) -> None:
-    """Let whoever may read ``parent`` read a folder of files that is to lie there."""
+    """Give a folder of files that moves into ``parent`` that folder's bits."""
     share_folder(incoming, parent)
     with suppress(OSError):
         for name in os.listdir(incoming):

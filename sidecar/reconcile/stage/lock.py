@@ -1,0 +1,183 @@
+"""What the processes that share a stage folder know of each other: who uses a copy, and who makes one.
+
+The kernel's locks on bytes of one file, a byte for each digest. They end with their process, however it
+ends, so that nothing has to be cleaned up after a ``kill -9``. Only ``open``, ``room`` and ``settle``
+block. On a filesystem without such locks a process sees itself alone, and says so in its log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.logs import event
+
+logger = logging.getLogger(__name__)
+
+FILE = ".lock"
+_ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there is
+_USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each digest
+
+
+class FolderLock:
+    """One process's view of one folder. Any thread may call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._fd: int | None = None
+        self._guard = threading.Lock()  # never held while anything blocks
+        self._counting = threading.Lock()
+        self._used: set[str] = set()
+        self._unlocked: set[str] = set()  # used here, and in another process's hands when it was tried
+        self._removing: set[str] = set()
+        self._making: set[str] = set()
+
+    def open(self, owner: str) -> None:
+        """Share the folder with ``owner``'s other processes.
+
+        Raises:
+            InputError: a living process has it for another owner.
+        """
+        self._fd = self._opened()
+        if self._take(_ALIVE, fcntl.F_WRLCK):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, owner.encode(), 0)
+        self._take(_ALIVE, fcntl.F_RDLCK, wait=True)  # who was first has written by then
+        theirs = os.pread(self._fd, 4096, 0).decode(errors="replace")
+        if theirs != owner:
+            self.close()
+            raise InputError(
+                f"the stage folder {self._path.parent} is in use for {theirs}, and this is {owner}: each "
+                "would remove the other's copies; give each a folder of its own (--stage-dir)"
+            )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def use(self, digests: set[str]) -> set[str]:
+        """Have exactly these in use here, so that nobody removes them; returns those that no longer are."""
+        with self._guard:
+            released, self._unlocked = (
+                self._used - digests,
+                (self._unlocked & digests) | (digests - self._used),
+            )
+            self._used = digests
+            self._unlocked = {one for one in self._unlocked if not self._lock_use(one)}
+            for digest in released - self._removing:
+                self._free(_USED + _place(digest))
+        return released
+
+    def settle(self, digest: str) -> None:
+        """Wait until no other process removes a copy that is in use here. Blocks for the time of a rename."""
+        if digest in self._unlocked and self._take(_USED + _place(digest), fcntl.F_RDLCK, wait=True):
+            with self._guard:
+                self._unlocked.discard(digest)
+
+    def in_use(self, digest: str) -> bool:
+        """Whether this process uses it."""
+        return digest in self._used
+
+    @contextmanager
+    def removing(self, digest: str) -> Iterator[bool]:
+        """Yields True if no process uses the copy; none begins to while the context is open."""
+        with self._guard:
+            alone = digest not in self._used and self._take(_USED + _place(digest), fcntl.F_WRLCK)
+            if alone:
+                self._removing.add(digest)
+        try:
+            yield alone
+        finally:
+            if alone:
+                with self._guard:
+                    self._removing.discard(digest)
+                    if digest not in self._used:
+                        self._free(_USED + _place(digest))
+                    elif self._lock_use(digest):
+                        self._unlocked.discard(digest)
+
+    def make(self, digest: str) -> bool:
+        """Be the only one who makes this copy, until ``made``. False: somebody else is."""
+        with self._guard:
+            if digest in self._making or not self._take(_MADE + _place(digest), fcntl.F_WRLCK):
+                return False
+            self._making.add(digest)
+            return True
+
+    def made(self, digest: str) -> None:
+        """Let another one make it."""
+        with self._guard:
+            self._making.discard(digest)
+            self._free(_MADE + _place(digest))
+
+    def is_made(self, digest: str) -> bool:
+        """Whether a living process makes this copy."""
+        free = self.make(digest)
+        if free:
+            self.made(digest)
+        return not free
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Count and change what lies in the folder, as the only one of all processes."""
+        with self._counting:
+            self._renew()
+            self._take(_ROOM, fcntl.F_WRLCK, wait=True)
+            try:
+                yield
+            finally:
+                self._free(_ROOM)
+
+    def _renew(self) -> None:
+        """Open the file anew where somebody removed it: others would lock another one."""
+        if self._fd is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                return
+        fd = self._opened()
+        with self._guard:
+            os.dup2(fd, self._fd, inheritable=False)
+            os.close(fd)
+            self._unlocked = {digest for digest in self._used if not self._lock_use(digest)}
+        self._take(_ALIVE, fcntl.F_RDLCK)
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _lock_use(self, digest: str) -> bool:
+        return digest not in self._removing and self._take(_USED + _place(digest), fcntl.F_RDLCK)
+
+    def _take(self, at: int, kind: int, *, wait: bool = False) -> bool:
+        if self._fd is None:
+            return True
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _request(kind, at))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            logger.debug("%s takes no lock: %s", self._path, error, extra=event("stage.no_lock"))
+        return True
+
+    def _free(self, at: int) -> None:
+        if self._fd is not None:
+            with suppress(OSError):
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, at))
+
+
+def _place(digest: str) -> int:
+    return int(digest[:15], 16)
+
+
+def _request(kind: int, at: int) -> bytes:
+    """A ``struct flock`` for one byte."""
+    return struct.pack("hhqqi0q", kind, os.SEEK_SET, at, 1, 0)
