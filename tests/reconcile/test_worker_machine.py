@@ -1,4 +1,4 @@
-"""Whatever comes and goes, hangs, fails or dies: no adapter waits for another, and what is planned is loaded."""
+"""Whatever comes, goes, hangs, fails or dies: no adapter waits for another, and the planned ones are loaded."""
 
 from __future__ import annotations
 
