@@ -1,4 +1,4 @@
-"""Whatever comes, goes, hangs, fails or dies: no adapter waits for another, and the planned ones are loaded."""
+"""Adapters come, go, hang and fail, and the engine dies: none waits for another, and what is planned loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile.backoff import CEILING_S
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.reconcile.replica import UNASKED_LOADS, UNLOADS, Limits
+from lora_fs.sidecar.reconcile.reconciler import UNASKED_LOADS, UNLOADS, Limits
 from tests.reconcile.conftest import Clock, FakeEngine, FakeStager, FakeVolume, Rig
 
 NAMES = st.sampled_from("abcdefghijkl")
