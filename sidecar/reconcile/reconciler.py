@@ -113,6 +113,11 @@ class Reconciler:
         self._wake.set()
         self._look_again()
 
+    def engine_failed(self, problem: str | None) -> None:
+        """Be unready for ``problem`` until a pass has read the engine, and start one soon."""
+        self._problem = problem or self._problem
+        self.wake()
+
     async def changed(self) -> None:
         """Wait until something changed: a pass, a load or an unload ended, or the volume was read anew."""
         await self._moved.wait()

@@ -208,6 +208,9 @@ class Replica:
             why = "its last requests are still draining here, or the engine has not unloaded it"
             raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
 
+    def engine_failed(self, problem: str | None) -> None:
+        self._loop.engine_failed(problem)
+
     # -- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Adapters come, go, hang and fail, and the engine dies: none waits for another, and what is planned loads."""
+"""Adapters come, go, hang and fail, and the engine dies: none waits for another, what is planned loads."""
 
 from __future__ import annotations
 

@@ -158,13 +158,17 @@ def unfinished(
             key = AdapterKey(*scope, revision, name)
             artifact = registry.layout.artifact(key)
             files = names_in(artifact, unlisted)
-            looked_at = [artifact, *(artifact / file for file in files)]
-            if REGISTERING not in files or not all(is_older(path, older_than_s) for path in looked_at):
+            if REGISTERING not in files or _arrived(artifact, files, older_than_s):
                 continue
             named = _named_by_present_records(registry) if named is None else named
             if not _is_named(artifact, named):
                 why, still = "a copy that no record came to name", partial(is_unrecorded, registry, key)
                 yield Garbage(artifact, why, still, _size_bytes(artifact))
+
+
+def _arrived(artifact: Path, files: Sequence[str], older_than_s: float) -> bool:
+    """Whether a folder, or a file in it, changed lately."""
+    return not all(is_older(path, older_than_s) for path in (artifact, *(artifact / file for file in files)))
 
 
 def is_unrecorded(registry: Registry, key: AdapterKey) -> bool:
@@ -230,8 +234,14 @@ def _is_removable(registry: Registry, key: AdapterKey, older_than_s: float) -> b
 
 
 def _removable(registry: Registry, key: AdapterKey, older_than_s: float) -> Record | None:
-    """The tombstone of an artifact that is ours to remove, long withdrawn and known to be."""
-    series = registry.records(key)
+    """The tombstone of an artifact that is ours to remove, long withdrawn and known to be.
+
+    What is being registered anew says so by its mark, which is read before the record that replaces it.
+    """
+    series, artifact = registry.records(key), registry.layout.artifact(key)
+    files = atomic.list_names(artifact) or ()
+    if REGISTERING in files and _arrived(artifact, files, older_than_s):
+        return None
     newest, record = registry.latest(series)
     if record is None or record.generation != newest.generation:
         return None

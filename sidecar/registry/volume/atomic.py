@@ -198,12 +198,13 @@ def sync_names(folder: Path) -> None:
         raise unavailable(error, f"cannot sync {folder}") from error
 
 
-def sync_folders(folder: Path, root: Path) -> None:
-    """Make the names of ``folder`` and of its parents, up to ``root``, durable."""
+def sync_folders(folder: Path, root: Path, synced: set[Path]) -> None:
+    """Make the names of ``folder`` and of its parents, up to ``root``, durable. ``synced``: those done."""
     try:
-        while folder != root:
+        while folder != root and folder not in synced:
+            sync_folder(folder.parent)
+            synced.add(folder)
             folder = folder.parent
-            sync_folder(folder)
     except OSError as error:
         raise unavailable(error, f"cannot sync {folder}") from error
 
