@@ -177,7 +177,7 @@ def _assemble(
             settings,
             Options(AllowedRemotes(settings.allowed_remotes).check, netrc_file=settings.netrc_file),
         ),
-        wait_s=settings.hold_timeout_s,
+        wait_s=min(settings.hold_timeout_s, settings.engine_timeout_s),
     )
     waits_for(f"the stage folder {settings.stage_dir}")
     stage_dir = settings.stage_dir.resolve()

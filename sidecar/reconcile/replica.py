@@ -251,6 +251,10 @@ class Replica:
             why = "its last requests are still draining here, or the engine has not unloaded it"
             raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
 
+    def engine_failed(self, problem: str | None) -> None:
+        self._engine_problem = problem or self._engine_problem
+        self.wake()
+
     # -- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -98,6 +98,23 @@ async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> 
     assert rig.engine.loads == ["a"]
 
 
+async def test_a_request_finds_that_the_engine_is_gone(make_rig: MakeRig) -> None:
+    """Not ready from then on, until a pass, which comes at once, has read the engine."""
+    rig = make_rig()
+    passed = asyncio.Semaphore(0)
+    rig.replica._on_pass = lambda _: passed.release()
+    loop = asyncio.create_task(rig.replica.run())
+    async with asyncio.timeout(4):  # the next pass that nothing wakes comes after 5 s
+        await passed.acquire()
+        assert rig.replica.readiness().ready
+        rig.replica.engine_failed("no engine answers")
+        assert rig.replica.readiness().conditions == ("EngineUnavailable: no engine answers",)
+        await passed.acquire()
+        assert rig.replica.readiness().ready
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
 async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
     """After its restart eager adapters are loaded again, lazy ones at their next request."""
     rig = make_rig()

@@ -177,7 +177,9 @@ class Endpoint:
         )
         await self._admin.look()
         self._engine_client = engine_client
-        self._assembly = await assemble(settings, expect(settings), engine)
+        expectation = expect(settings)
+        expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
+        self._assembly = await assemble(settings, expectation, engine)
         self._assembly.volume.tell_also(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
