@@ -164,7 +164,7 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None, conf
     if header is None:
         return None
     kind = Kind(None if said is None else said.config, header, file.size_bytes)
-    structure = study(kind, reading.expectation.base_config, file.name, found)
+    structure = study(kind, reading.expectation.base(), file.name, found)
     if structure is None:
         return None
     if reading.contents:

@@ -32,7 +32,7 @@ from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store import marker
-from lora_fs.sidecar.registry.store.head import Announcer, parse_head, read_head
+from lora_fs.sidecar.registry.store.head import Announcer, current_head
 from lora_fs.sidecar.registry.store.quota import Accounts
 from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
@@ -225,7 +225,7 @@ class Registry(Reader):
 
     def _first(self) -> int:
         """The generation that a series begins with, so that no number of one that is gone comes again."""
-        head = parse_head(read_head(self.layout.root))
+        head = current_head(self.layout.root)
         return head.first if head is not None else 1
 
     def _stands(self, series: Series[Body], top: Generation, body: Body) -> bool:
