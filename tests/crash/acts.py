@@ -111,7 +111,7 @@ def lasting(root: Path) -> frozenset[str]:
 
 
 def series_in(paths: frozenset[str]) -> frozenset[str]:
-    """The paths without generations' numbers: of a series whose half record is superseded a later one lasts."""
+    """The paths without generations' numbers: where a half record is superseded, a later one lasts."""
     return frozenset(re.sub(r"\.@[0-9]+\.json$", ".json", path) for path in paths)
 
 
