@@ -49,6 +49,11 @@ GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no r
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
 
+_MAY_REREAD = (
+    "EngineMayReread: it is unknown how many adapters the engine keeps in memory, and it ends if it reads a "
+    "damaged staged copy again: set LORA_FS_MAX_LOADED, at most to its --max-cpu-loras"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -106,6 +111,7 @@ class Replica:
         )
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
+        self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
         read, look, default = self._read_engine, self._resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)
 
@@ -190,6 +196,8 @@ class Replica:
         if problem is not None:
             conditions.append(f"EngineUnavailable: {problem}")
         conditions += [one for one in (self._pin_problem, self._activity_problem) if one is not None]
+        if problem is None and self._engine.rereads and self._residents.limit is None:
+            conditions.append(_MAY_REREAD)
         return Readiness(problem is None and self._volume.read_once, tuple(conditions))
 
     def counters(self) -> Mapping[str, float]:
@@ -316,7 +324,7 @@ class Replica:
         resident = self._resident()
         self._engine.prefer({entry.name: entry.policy for entry in resident})
         absent = self._subjects.absent(catalog, self.lookup)
-        decided = plan.decide(resident, absent, limits.max_loaded, limits.weights)
+        decided = plan.decide(resident, absent, self._residents.limit, limits.weights)
         self._workers.follow(self._work(decided, len(resident)))
         self._forget()
         self._look_again()
@@ -327,7 +335,7 @@ class Replica:
         Args:
             taken: places that are taken now.
         """
-        residents, limit = self._residents, self._limits.max_loaded
+        residents, limit = self._residents, self._residents.limit
         drained = residents.draining & decided.unload.keys()
         residents.draining = drained.union(decided.draining)
         unloads: dict[str, Work] = {
@@ -372,9 +380,22 @@ class Replica:
         loaded = await self._engine.loaded()
         self._residents.note_loaded(loaded, changing)
         await self._read_activity(swaps=not loaded.tiers)
+        await self._bound(len(loaded.adapters))
         if loaded != self._engine_view:
             self._foreign = Foreign.of(loaded, self._stager.owns)
             self.engine_names, self._engine_view = self._foreign.names, loaded
+
+    async def _bound(self, has: int) -> None:
+        """Learn once how many adapters an engine keeps in memory; those from elsewhere take places there.
+
+        Args:
+            has: how many adapters the engine has, whose ever they are.
+        """
+        if self._limits.max_loaded is None and self._engine.rereads and self._engine_problem is not None:
+            self._keeps = await self._engine.holds_most()
+        elsewhere = has - len(self._residents.paths)
+        learned = max(1, self._keeps - elsewhere) if self._keeps is not None else None
+        self._residents.limit = self._limits.max_loaded or learned
 
     async def _read_activity(self, *, swaps: bool) -> None:
         """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""
