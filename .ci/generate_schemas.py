@@ -85,7 +85,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "epoch": "The marker's",
         "seq": "Raised by each write",
         "snap": "Kept for later",
-        "gc_floor": "Kept for later",
+        "gc_floor": "A seq: tombstones written before it may be gone",
+        "first": "The generation that a new series begins with",
         "nonce": "Random, so that two writes at one seq differ",
     },
     "Change": {
@@ -99,6 +100,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "uid": "Of the revision, through all its generations",
         "origin": "Who registered it: only what a folder registered is withdrawn with its folder",
         "keep_files": "The files are never removed by gc",
+        "registered_at": "updated_at of its first generation; empty: its own",
     },
     "Pointer": {
         **GENERATION,
@@ -150,6 +152,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "policy": "When it is loaded and evicted; null: as the sidecar is set",
         "labels": "For people and their tools",
         "allowed": "Codes of findings that were allowed when it was registered",
+        "unpinned": "Of a pinned one: the policy that it had before",
     },
     "FileEntry": {
         "path": "Its name in the artifact's folder",

@@ -30,7 +30,7 @@ SETTLE_S = 2.0
 HIDDEN, RANK, LAYERS, MODULES = 4096, 24, 32, ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def write_adapter(folder: Path, seed: int) -> int:
+def write_adapter(folder: Path, seed: int, rank: int = RANK) -> int:
     """Write an adapter as large as one for a 7B model; returns its size in bytes."""
     folder.mkdir()
     numbers = np.random.default_rng(seed)
@@ -38,11 +38,11 @@ def write_adapter(folder: Path, seed: int) -> int:
     for layer in range(LAYERS):
         for module in MODULES:
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            for side, shape in (("A", (RANK, HIDDEN)), ("B", (HIDDEN, RANK))):
+            for side, shape in (("A", (rank, HIDDEN)), ("B", (HIDDEN, rank))):
                 values = numbers.standard_normal(shape, dtype=np.float32) / 100
                 tensors[f"{prefix}.lora_{side}.weight"] = values.astype(np.float16)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 48, "target_modules": list(MODULES)}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(MODULES)}
     config["base_model_name_or_path"] = "tiny"
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return (folder / "adapter_model.safetensors").stat().st_size

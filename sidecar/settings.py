@@ -37,6 +37,8 @@ class Settings(BaseSettings):
         model: the base model: hub id, path or served name.
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
+        strict_base_model: an adapter of a base model that is named otherwise is refused, also where the
+            names cannot tell whether it is another one.
         allowed_sources: folders from which the HTTP API may register, and ``--link`` may point to.
         allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
@@ -79,6 +81,7 @@ class Settings(BaseSettings):
     namespaces: CommaList = ()
     base_config: Path | None = None
     base_model: str | None = None
+    strict_base_model: bool = False
     allowed_sources: CommaList = Field(
         (), validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES")
     )

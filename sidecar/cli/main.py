@@ -61,7 +61,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "doctor",
         "Check the volume: its filesystem, its promises, every record of the scope, every replica",
     ),
-    "gc": ("maintain", "Remove the files of adapters unregistered long ago, and what dead writers left"),
+    "gc": (
+        "maintain",
+        "Remove files of adapters unregistered long ago, what dead writers left, old history",
+    ),
     "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
     "import": (
         "backup",

@@ -12,6 +12,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.context import Context, complain, shown_bytes
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease, take_over
 from lora_fs.sidecar.settings import writer_id
@@ -30,10 +31,21 @@ DEAD_AFTER_S = 1.5 * LEASE_S
     metavar="HOURS",
     help="Leave what is younger than so many hours",
 )
+@click.option(
+    "--history-older-than",
+    type=click.FloatRange(min=0),
+    callback=parameters.finite,
+    default=HISTORY_S / 3600,
+    show_default=True,
+    metavar="HOURS",
+    help="Leave the superseded generations and the tombstones of so many hours",
+)
 @parameters.output
 @click.pass_obj
-def collect_garbage(context: Context, dry_run: bool, older_than: float, output: str) -> None:
-    """Remove the files of adapters unregistered long ago, and what dead writers left.
+def collect_garbage(
+    context: Context, dry_run: bool, older_than: float, history_older_than: float, output: str
+) -> None:
+    """Remove the files of adapters unregistered long ago, what dead writers left, and old history.
 
     \b
     Examples:
@@ -49,7 +61,8 @@ def collect_garbage(context: Context, dry_run: bool, older_than: float, output: 
             in_use = gc.in_use(registry)
         except LoraFsError as error:
             in_use, unknown = None, error
-        found = gc.find(registry, scope, in_use, older_than * 3600, writer=writer_id())
+        ages = {"older_than_s": older_than * 3600, "history_s": history_older_than * 3600}
+        found = gc.find(registry, scope, in_use, **ages, writer=writer_id())
         refused = {} if dry_run else gc.collect(found)
     found = [item for item in found if item.path not in refused]
     freed = sum(item.size_bytes for item in found if item.withdraw is None)

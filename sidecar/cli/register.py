@@ -124,7 +124,7 @@ def register(
         if is_remote(source, plugin):
             done = _fetch(context, registry, wanted, source, plugin, expectation, dry_run)
         else:
-            with reading(folder, times=3) as advance:
+            with reading(folder) as advance:
                 done = ingest.register(
                     registry,
                     scope,

@@ -35,6 +35,7 @@ from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.heads import BoundedHeads
 from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.validate import BaseOfEngine
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def sidecar(context: Context, /, **options: Any) -> None:
 async def _serve(context: Context, settings: Settings, ended: Callable[[], None]) -> None:
     context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
+    base = BaseOfEngine(expectation)
     with _port(settings.host, settings.port) as sockets:
         async with aiohttp.ClientSession() as session:
             engine = VllmHttp(
@@ -112,11 +114,13 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 settings.engine_url,
                 timeout_s=settings.engine_timeout_s,
                 api_key=settings.engine_api_key,
+                learn=base.learn,
             )
             admin = Admin(settings.token_file, settings.public_namespaces)
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
-            assembly.volume.tell_also(admin.conditions)
+            for conditions in (admin.conditions, base.conditions):
+                assembly.volume.tell_also(conditions)
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -28,7 +28,10 @@ _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
 class VllmHttp:
-    """The client. ``session`` belongs to the caller and outlives this."""
+    """The client. ``session`` belongs to the caller and outlives this.
+
+    ``learn`` is given the cards of the base model at each look, before anything is loaded.
+    """
 
     rereads = True
 
@@ -40,11 +43,13 @@ class VllmHttp:
         timeout_s: float,
         api_key: str | None = None,
         list_timeout_s: float = 10.0,
+        learn: Callable[[Sequence[Mapping[str, Any]]], Awaitable[None]] | None = None,
     ) -> None:
         self._session = session
         self._url = url
         self._change = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
         self._list = aiohttp.ClientTimeout(total=list_timeout_s, sock_connect=5)
+        self._learn = learn
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def loaded(self) -> Loaded:
@@ -56,8 +61,11 @@ class VllmHttp:
         except (ValueError, KeyError, TypeError) as error:
             raise EngineUnavailable(f"{self._url}/v1/models is not a model list: {error}") from error
         adapters = {card["id"]: card for card in cards if card.get("parent")}
+        bases = tuple(card for card in cards if not card.get("parent"))
+        if self._learn is not None:
+            await self._learn(bases)
         return Loaded(
-            base_cards=tuple(card for card in cards if not card.get("parent")),
+            base_cards=bases,
             adapters={name: str(card.get("root") or "") for name, card in adapters.items()},
             cards=adapters,
         )
@@ -91,10 +99,11 @@ class VllmHttp:
             there = (await self.loaded()).adapters.get(name)
             if there == path:
                 return
-            reason = f"it holds other bytes under that name, from {there}"
+            reason = "it holds other bytes under that name"
             what = f"cannot load {public_of(name)}: {reason}"
             raise NameTaken(what, reason=reason, status=status, path=there)
-        raise self._refused(f"load {public_of(name)}", status, text)
+        # What vLLM says names its files: a client is told, and has no use for a path of this pod.
+        raise self._refused(f"load {public_of(name)}", status, text.replace(path, "its staged copy"))
 
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}

@@ -70,6 +70,7 @@ class AdapterSpec(Stored):
             folder that changed in place from one that did not, without reading it.
         int_id: the engine's integer id: 63 bits, the same on every replica.
         allowed: codes of findings that were allowed when it was registered; a replica allows them, too.
+        unpinned: the policy that it gets back when it is unpinned; of no meaning before it is pinned.
     """
 
     _alike = ("base_model",)
@@ -86,6 +87,11 @@ class AdapterSpec(Stored):
     labels: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     fingerprint: str | None = None
     allowed: Annotated[tuple[str, ...], FailFast()] = ()
+    unpinned: Policy | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.policy is not None and self.policy.kind is PolicyKind.PINNED
 
     @field_validator("lora")
     @classmethod
@@ -132,7 +138,11 @@ Origin = Literal["register", "api", "folder", "import"]
 
 
 class Record(_Generation):
-    """One generation of one revision: the truth about it."""
+    """One generation of one revision: the truth about it, so that nobody needs the earlier ones.
+
+    Attributes:
+        registered_at: ``updated_at`` of its first generation.
+    """
 
     kind: Literal["Adapter"] = "Adapter"
     revision: Segment
@@ -140,6 +150,7 @@ class Record(_Generation):
     state: State
     origin: Origin
     keep_files: bool = False
+    registered_at: str = ""
     spec: AdapterSpec
 
     @property
@@ -149,6 +160,17 @@ class Record(_Generation):
     @property
     def present(self) -> bool:
         return self.state is State.PRESENT
+
+    def following(self, newest: Record | None) -> Record:
+        """What it says as the generation after ``newest``: what that one knew of the earlier ones is kept."""
+        first = newest if newest is not None else self
+        spec = self.spec
+        if newest is not None and spec.is_pinned:
+            earlier = newest.spec.unpinned if newest.spec.is_pinned else newest.spec.policy
+            spec = spec.model_copy(update={"unpinned": earlier})
+        return self.model_copy(
+            update={"registered_at": first.registered_at or first.updated_at, "spec": spec}
+        )
 
 
 class Canary(Stored):

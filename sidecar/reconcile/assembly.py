@@ -22,7 +22,8 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
-from lora_fs.sidecar.reconcile.replica import Limits, Replica
+from lora_fs.sidecar.reconcile.reconciler import Limits
+from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.status_file import Reporter
@@ -177,7 +178,7 @@ def _assemble(
             settings,
             Options(AllowedRemotes(settings.allowed_remotes).check, netrc_file=settings.netrc_file),
         ),
-        wait_s=settings.hold_timeout_s,
+        wait_s=min(settings.hold_timeout_s, settings.engine_timeout_s),
     )
     waits_for(f"the stage folder {settings.stage_dir}")
     stage_dir = settings.stage_dir.resolve()

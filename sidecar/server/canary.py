@@ -12,11 +12,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 
+from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.server.ports import ReplicaPort
 
+ADAPTER: Final = b"x-lora-fs-adapter"
 REVISION: Final = b"x-lora-fs-revision"
 MAX_SERIES: Final = 1_000
 _NAMED = ("application/json", "text/event-stream")
+
+
+def answered_by(record: Record) -> list[tuple[bytes, bytes]]:
+    """The headers that say which adapter answered, ``namespace/model/revision/name``, and its revision."""
+    return [(ADAPTER, str(record.key).encode()), (REVISION, record.revision.encode())]
 
 
 def user_of(headers: Headers, header: str | None, said: object) -> str | None:

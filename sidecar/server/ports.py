@@ -82,6 +82,13 @@ class ReplicaPort(Protocol):
     def forget(self, engine_name: str) -> None:
         """The engine answered that it does not have ``engine_name``: the next hold loads it."""
 
+    def engine_failed(self, problem: str | None) -> None:
+        """Look at the engine now, since a forwarded request failed.
+
+        Args:
+            problem: why the engine takes no connection: not ready until it is read again; None: it broke off
+        """
+
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         """Register what the request names, then load it here; bounded.
 

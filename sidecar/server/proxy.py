@@ -26,7 +26,7 @@ from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, N
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server import hops
 from lora_fs.sidecar.server.auth import ALL, Admin, Sight
-from lora_fs.sidecar.server.canary import REVISION, Renamed, user_of
+from lora_fs.sidecar.server.canary import Renamed, answered_by, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
 from lora_fs.sidecar.server.intake import SMALL_BYTES, Held, Intake
 from lora_fs.sidecar.server.model_field import Body, find_model, hides_its_model
@@ -56,10 +56,6 @@ class _Through:
     served: Served
     asked: str
     engine_name: str
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        key = self.served.record.key
-        return [(b"x-lora-fs-adapter", str(key).encode()), (REVISION, key.revision.encode())]
 
 
 class Proxy:
@@ -192,8 +188,11 @@ class Proxy:
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
-            raise not_there(self._engine_url, error) from error
+            gone = not_there(self._engine_url, error)
+            self._replica.engine_failed(str(gone))
+            raise gone from error
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
         del body
         try:
@@ -213,7 +212,7 @@ class Proxy:
         ]
         names: Renamed | None = None
         if through is not None:
-            raw += through.headers()
+            raw += answered_by(through.served.record)
             renamed = through.engine_name != through.asked
             if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
                 names = Renamed(through.engine_name, through.asked)
@@ -227,6 +226,7 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
+            self._replica.engine_failed(None)
             return  # without an end, so that the client's connection is closed, too
         rest = b"" if names is None else names.end()
         await send({"type": "http.response.body", "body": rest, "more_body": False})

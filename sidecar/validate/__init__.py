@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from lora_fs.sidecar.validate.base_config import expect, load_base_config
+from lora_fs.sidecar.validate.base_config import BaseOfEngine, expect, load_base_config
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, validate
 from lora_fs.sidecar.validate.report import Expectation, Report
 
 __all__ = [
     "CODES",
+    "BaseOfEngine",
     "Code",
     "Expectation",
     "Report",

@@ -21,11 +21,13 @@ class Code:
         doc: one line for the docs, true of every finding with this code.
         severity: the severity where nothing overrules it.
         overridable: whether ``--allow CODE`` turns the error into a warning.
+        served: whether an engine then serves the adapter; else there is no hint to allow it.
     """
 
     doc: str
     severity: Severity = Severity.ERROR
     overridable: bool = False
+    served: bool = True
 
 
 def _refused(doc: str) -> Code:
@@ -34,6 +36,11 @@ def _refused(doc: str) -> Code:
 
 def _overridable(doc: str) -> Code:
     return Code(doc, overridable=True)
+
+
+def _engines(doc: str) -> Code:
+    """What vLLM 0.32 itself refuses; another engine may not."""
+    return Code(doc, overridable=True, served=False)
 
 
 def _told(doc: str) -> Code:
@@ -61,19 +68,19 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "pattern": _refused("a regular expression is invalid or too costly to run on every name"),
         "peft-type": _overridable("the adapter is not a LoRA; vLLM ignores the field and misreads"),
         "peft-type-missing": _told("peft_type is not given; LoRA is assumed, as vLLM does"),
-        "dora": _overridable("weight-decomposed LoRA, which vLLM refuses"),
-        "lora-bias": _overridable("biases on LoRA layers, which vLLM refuses"),
-        "bias": _overridable("trained biases of the base model, which vLLM refuses"),
+        "dora": _engines("weight-decomposed LoRA, which vLLM refuses"),
+        "lora-bias": _engines("biases on LoRA layers, which vLLM refuses"),
+        "bias": _engines("trained biases of the base model, which vLLM refuses"),
         "init": _overridable("an initialisation that changes the base weights (PiSSA, OLoRA, …)"),
-        "alora": _overridable("activated LoRA, which vLLM refuses"),
-        "layer-replication": _overridable("replicated base layers, which vLLM refuses"),
-        "bdlora": _overridable("block-diagonal LoRA, which vLLM refuses"),
-        "qalora": _overridable("QALoRA, which vLLM refuses"),
+        "alora": _engines("activated LoRA, which vLLM refuses"),
+        "layer-replication": _engines("replicated base layers, which vLLM refuses"),
+        "bdlora": _engines("block-diagonal LoRA, which vLLM refuses"),
+        "qalora": _engines("QALoRA, which vLLM refuses"),
         "lora-variant": _overridable("a LoRA variant that vLLM ignores and computes as plain LoRA"),
-        "modules-to-save": _overridable("whole trained modules that vLLM does not load"),
+        "modules-to-save": _engines("whole trained modules that vLLM does not load"),
         "classification-head": _told("a classification head that only a pooling engine serves"),
         "added-tokens": _overridable("trained or added token embeddings, which vLLM ignores"),
-        "rank-too-high": _overridable("a rank above the engine's --max-lora-rank"),
+        "rank-too-high": _engines("a rank above the engine's --max-lora-rank"),
         # the safetensors header
         "header": _refused("the safetensors header is damaged or is not one"),
         "header-too-large": _refused("the safetensors header is beyond the format's bounds"),
@@ -87,11 +94,13 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "unpaired-tensor": _refused("a lora_A without its lora_B, or the reverse"),
         "tensor-shape": _refused("lora_A is not [r, in] or lora_B is not [out, r]"),
         "rank-mismatch": _refused("the tensors' rank is not the config's: the scale would be wrong"),
-        "dtype": _overridable("a dtype other than float32, float16 or bfloat16"),
-        "target-modules": _overridable("tensors of modules that target_modules leaves out"),
+        "dtype": _overridable("a dtype other than float64, float32, float16 or bfloat16"),
+        "target-modules": _overridable(
+            "tensors of modules that target_modules or exclude_modules leaves out"
+        ),
         "target-without-tensors": _told("target_modules names a module without tensors"),
         "base-embedding": _told("the base model's embedding is in the file; vLLM ignores it"),
-        "non-finite": _overridable("NaN or Inf among the weights"),
+        "non-finite": _refused("NaN or Inf among the weights"),
         "overflow": _overridable("weights that float16 cannot hold, by themselves or times alpha / r"),
         "zero-weights": _told("weights that are all zero: the adapter does nothing there"),
         # the base model

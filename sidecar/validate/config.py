@@ -35,6 +35,9 @@ class AdapterConfig:
     Attributes:
         covers: which modules the config targets; None when it says so in a way that is not
             compared with the tensors.
+        left_out: ``exclude_modules``.
+        excludes: which modules that leaves out; None when none, or when it is not compared with the tensors.
+        ties: ``ensure_weight_tying``: the embedding and the output layer are trained as one.
         ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
         alphas: ``alpha_pattern``: as ``ranks``, of ``alpha``.
         heads: the classification heads in ``modules_to_save``.
@@ -46,6 +49,9 @@ class AdapterConfig:
     use_rslora: bool
     target_modules: tuple[str, ...] | str
     covers: TargetModules | None = field(compare=False)
+    left_out: tuple[str, ...] | str | None
+    excludes: TargetModules | None = field(compare=False)
+    ties: bool
     ranks: ModulePatterns = field(compare=False)
     alphas: ModulePatterns = field(compare=False)
     largest_rank: int
@@ -56,6 +62,14 @@ class AdapterConfig:
         """Return the rank PEFT gave a module. Raises TooCostly."""
         rank = self.ranks.find(module, budget)
         return self.rank if rank is None else int(rank)
+
+    def may_exclude(self, target: str) -> bool:
+        """Whether ``exclude_modules`` may be why none of a target's modules has a tensor."""
+        if not isinstance(self.left_out, tuple):
+            return self.left_out is not None  # an expression: for which names is not known here
+        return any(
+            f".{one}".endswith(f".{target}") or f".{target}".endswith(f".{one}") for one in self.left_out
+        )
 
     def scale_of(self, module: str, budget: Budget) -> float:
         """Return what vLLM multiplies a module's lora_B with. Raises TooCostly."""
@@ -111,13 +125,18 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
         )
     saved = config.get("modules_to_save")
     heads = [head for head in CLASSIFICATION_HEADS if isinstance(saved, list) and head in saved]
-    covers = _coverage(config, target, found)
+    covers = _coverage(config, "target_modules", target, found)
+    left_out = _excluded(config, found)
+    excludes = _coverage(config, "exclude_modules", left_out, found) if left_out else None
     return AdapterConfig(
         rank=rank,
         alpha=alpha,
         use_rslora=rslora is True,
         target_modules=target,
         covers=covers,
+        left_out=left_out,
+        excludes=excludes,
+        ties=config.get("ensure_weight_tying") is True,
         ranks=ModulePatterns(rank_pattern),
         alphas=ModulePatterns(alpha_pattern),
         largest_rank=largest,
@@ -224,8 +243,25 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable()
 
 
+def _excluded(config: Mapping[str, object], found: Findings) -> tuple[str, ...] | str | None:
+    value = config.get("exclude_modules")
+    if not value:
+        return None
+    if isinstance(value, list) and all(_is_text(item) for item in value):
+        return tuple(sorted(value))
+    if _is_text(value):
+        return str(value)
+    found.add(
+        "config-field",
+        CONFIG_FILE,
+        "exclude_modules",
+        f"is {shown(value)}, not a list of module names or a regular expression",
+    )
+    return None
+
+
 def _coverage(
-    config: Mapping[str, object], target: tuple[str, ...] | str, found: Findings
+    config: Mapping[str, object], where: str, target: tuple[str, ...] | str, found: Findings
 ) -> TargetModules | None:
     """Prepare the comparison with the tensors, where the config allows one."""
     if config.get("target_parameters"):
@@ -236,7 +272,7 @@ def _coverage(
             found.add(
                 "target-without-tensors",
                 CONFIG_FILE,
-                "target_modules",
+                where,
                 f"{reason}; it is not compared with the tensors, which vLLM goes by",
             )
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from lora_fs.sidecar.validate.config import LARGEST_FLOAT32
@@ -56,14 +57,15 @@ def scan_contents(
     entries: Sequence[TensorEntry],
     modules: Sequence[LoraModule],
     found: Findings,
-    progress: Callable[[int], None] | None = None,
+    seen: Callable[[memoryview], None],
 ) -> None:
     """Read every tensor once.
 
     Args:
         entries: what the header lists, in the order of the bytes.
         modules: the pairs among them.
-        progress: called with the number of bytes just read.
+        seen: called with the bytes just read, before they are looked at; they stay until the call after
+            the next one.
     Raises:
         Refused: the file shrank while it was read.
         VolumeUnavailable: the volume did not answer.
@@ -71,7 +73,8 @@ def scan_contents(
     import numpy as np  # most commands read no tensors, and its import takes longer than all they do
 
     room = min(BUFFER_BYTES, weights.size_bytes)
-    buffer, exponents = memoryview(bytearray(room)), np.empty(room, np.uint8)
+    exponents = np.empty(room, np.uint8)
+    buffers = cycle([memoryview(bytearray(room)) for _ in range(2)])
     nonzero: set[str] = set()
     bad_at: dict[str, int | None] = {}
     huge_at: dict[str, int | None] = {}
@@ -84,7 +87,8 @@ def scan_contents(
         kind, unsigned, exponent, huge = _KINDS.get(parts[0].tensor.dtype, _OTHER)
         plain = _Limit(huge, huge)
         begin = parts[0].start
-        chunk = weights.view(begin, parts[-1].end - begin, buffer)
+        chunk = weights.view(begin, parts[-1].end - begin, next(buffers))
+        seen(chunk)
         values: npt.NDArray[np.unsignedinteger] = np.frombuffer(chunk, dtype=kind)
         here = np.bitwise_and(values, exponent, out=exponents[: len(chunk)].view(kind))
         starts = [(part.start - begin) // values.itemsize for part in parts]
@@ -98,8 +102,6 @@ def scan_contents(
                 bad_at[name] = _first(here[at:end] == exponent, before)
                 if huge_at.get(name) is None:
                     huge_at[name] = _first((values[at:end] & unsigned) >= limit.bits, before)
-        if progress is not None:
-            progress(len(chunk))
     for name, huge_first in huge_at.items():
         if bad_at[name] is not None:
             found.add(

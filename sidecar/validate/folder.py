@@ -7,12 +7,13 @@ answer raises. Nothing is written, no pickle is loaded, no link is followed, and
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.model import LoraShape, Severity
 from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
-from lora_fs.sidecar.validate.contents import is_preallocated, scan_contents
+from lora_fs.sidecar.validate.contents import BUFFER_BYTES, is_preallocated, scan_contents
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
 from lora_fs.sidecar.validate.header import header_length, parse_header
 from lora_fs.sidecar.validate.report import Expectation, Findings, Report, shown
@@ -23,6 +24,8 @@ PICKLES = ("adapter_model.bin", "adapter_model.pt")  # in the order vLLM looks f
 
 _ADDED_EMBEDDINGS = ("new_embeddings.safetensors", "new_embeddings.bin")
 _NOTHING_KNOWN = Expectation()
+
+Taking = Callable[[str, memoryview], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class _Reading:
     contents: bool
     arriving: bool
     progress: Callable[[int], None] | None
+    taking: Taking | None
 
 
 def validate(
@@ -53,6 +57,8 @@ def validate(
     contents: bool = True,
     arriving: bool = True,
     progress: Callable[[int], None] | None = None,
+    taking: Taking | None = None,
+    folder_fd: int | None = None,
 ) -> Report:
     """Say whether an engine can serve the adapter in ``folder`` and would serve what is meant.
 
@@ -60,13 +66,17 @@ def validate(
         contents: also read the weights' bytes, for NaN, Inf and zeros.
         arriving: they may still be: tell of a copy that looks unfinished.
         progress: called with each number of bytes read of the weights.
+        taking: called with the name and the next bytes of a served file, from its first byte to its last:
+            those that the rules were applied to. Not called for a config or a header that is refused. A
+            part keeps its bytes until the call after the next one. Needs ``contents``.
+        folder_fd: ``folder``, opened by the caller; None opens it here, links followed.
     Raises:
         VolumeUnavailable: the volume did not answer; nothing is known of the adapter.
     """
     found = Findings(expectation.allow)
     try:
-        with open_folder(folder) as fd:
-            return _validate(_Reading(folder, fd, expectation, found, contents, arriving, progress))
+        with open_folder(folder) if folder_fd is None else nullcontext(folder_fd) as fd:
+            return _validate(_Reading(folder, fd, expectation, found, contents, arriving, progress, taking))
     except Refused as refused:
         found.add(refused.code, str(folder), "", refused.message, hint=refused.hint)
     return Report(found.freeze(), shape=None, base_model=None, served_files=())
@@ -96,8 +106,8 @@ def looks_preallocated(folder: Path) -> bool:
 
 
 def _validate(reading: _Reading) -> Report:
-    said = _read_config(reading)
-    weights = _read_weights(reading, said)
+    said, config = _read_config(reading)
+    weights = _read_weights(reading, said, config)
     return Report(
         findings=reading.found.freeze(),
         shape=None if weights is None else weights.shape,
@@ -106,13 +116,14 @@ def _validate(reading: _Reading) -> Report:
     )
 
 
-def _read_config(reading: _Reading) -> Said | None:
+def _read_config(reading: _Reading) -> tuple[Said | None, bytes]:
+    """What the config says, and its bytes."""
     found = reading.found
     try:
         with open_file(reading.folder_fd, CONFIG_FILE) as file:
             if file is None:
                 found.add("missing-config", CONFIG_FILE, "", "is not there", hint=_not_here(reading))
-                return None
+                return None, b""
             if file.size_bytes > MAX_CONFIG_BYTES:
                 found.add(
                     "config-too-large",
@@ -120,39 +131,40 @@ def _read_config(reading: _Reading) -> Said | None:
                     "",
                     f"is {file.size_bytes} bytes; {MAX_CONFIG_BYTES} are the most that is read",
                 )
-                return None
+                return None, b""
             file.head()
-            return read_config(file.read(0, file.size_bytes), reading.expectation, found)
+            raw = file.read(0, file.size_bytes)
+            return read_config(raw, reading.expectation, found), raw
     except Refused as refused:
         found.add(refused.code, CONFIG_FILE, "", refused.message, hint=refused.hint)
-        return None
+        return None, b""
 
 
-def _read_weights(reading: _Reading, said: Said | None) -> _Weights | None:
+def _read_weights(reading: _Reading, said: Said | None, config: bytes) -> _Weights | None:
     found = reading.found
     try:
         present = names(reading.folder_fd, reading.folder)
         with open_file(reading.folder_fd, WEIGHTS_FILE) as file:
             if file is not None:
                 _tell_unserved(present, found)
-                return _check_weights(reading, file, said)
+                return _check_weights(reading, file, said, config)
         for name in PICKLES:
             with open_file(reading.folder_fd, name) as file:
                 if file is not None:
-                    return _check_pickle(file, said, found)
+                    return _check_pickle(reading, file, said, config)
         _tell_missing(present, reading)
     except Refused as refused:
         found.add(refused.code, WEIGHTS_FILE, "", refused.message, hint=refused.hint)
     return None
 
 
-def _check_weights(reading: _Reading, file: RegularFile, said: Said | None) -> _Weights | None:
+def _check_weights(reading: _Reading, file: RegularFile, said: Said | None, config: bytes) -> _Weights | None:
     found = reading.found
     header = _read_header(file, found)
     if header is None:
         return None
     kind = Kind(None if said is None else said.config, header, file.size_bytes)
-    structure = study(kind, reading.expectation.base_config, file.name, found)
+    structure = study(kind, reading.expectation.base(), file.name, found)
     if structure is None:
         return None
     if reading.contents:
@@ -164,8 +176,26 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None) -> _
                 "some tensors begin or end in zero bytes, as in a copy that is under way",
                 severity=Severity.WARNING,
             )
-        scan_contents(file, structure.entries, structure.modules, found, reading.progress)
+        taking = _begin(reading, file.name, config)
+        taking(file.name, memoryview(len(header).to_bytes(8, "little") + header))
+
+        def seen(part: memoryview) -> None:
+            taking(file.name, part)
+            if reading.progress is not None:
+                reading.progress(len(part))
+
+        scan_contents(file, structure.entries, structure.modules, found, seen)
     return _Weights(file.name, structure.shape)
+
+
+def _begin(reading: _Reading, weights: str, config: bytes) -> Taking:
+    """Hand the config out; returns who takes the weights. Nobody takes what is refused by now."""
+    taking = reading.taking
+    if taking is None or any(one.severity is Severity.ERROR for one in reading.found.freeze()):
+        return lambda *_: None
+    taking(CONFIG_FILE, memoryview(config))
+    taking(weights, memoryview(b""))
+    return taking
 
 
 def _read_header(file: RegularFile, found: Findings) -> bytes | None:
@@ -174,7 +204,8 @@ def _read_header(file: RegularFile, found: Findings) -> bytes | None:
     return None if length is None else file.read(len(head), length)
 
 
-def _check_pickle(file: RegularFile, said: Said | None, found: Findings) -> _Weights | None:
+def _check_pickle(reading: _Reading, file: RegularFile, said: Said | None, config: bytes) -> _Weights | None:
+    found = reading.found
     file.head()
     refused = "pickle" not in found.allow
     found.add(
@@ -186,8 +217,11 @@ def _check_pickle(file: RegularFile, said: Said | None, found: Findings) -> _Wei
     )
     if refused:
         return None
-    config = None if said is None else said.config
-    return _Weights(file.name, None if config is None else shape_of(config))
+    taking = _begin(reading, file.name, config)
+    for at in range(0, file.size_bytes, BUFFER_BYTES):
+        taking(file.name, memoryview(file.read(at, min(BUFFER_BYTES, file.size_bytes - at))))
+    known = None if said is None else said.config
+    return _Weights(file.name, None if known is None else shape_of(known))
 
 
 def _tell_unserved(present: frozenset[str], found: Findings) -> None:

@@ -55,8 +55,21 @@ class ModelName:
         return self.text == other.text or (self.last == other.last and self.last != "")
 
 
-def check_base_model(base_model: str | None, model_ids: Sequence[str], found: Findings) -> None:
-    """Compare the config's base model with every name the served one goes by."""
+def check_base_model(
+    base_model: str | None,
+    model_ids: Sequence[str],
+    found: Findings,
+    *,
+    further: Sequence[str] = (),
+    strict: bool = False,
+) -> None:
+    """Compare the config's base model with every name the served one goes by.
+
+    Args:
+        further: what the engine calls it, be it a variant of the one it was trained as: such a name
+            agrees, and never refuses.
+        strict: one that no name agrees with is refused, also where names cannot tell.
+    """
     if base_model is None:
         found.add("base-model-missing", CONFIG_FILE, _FIELD, "is missing")
         return
@@ -64,9 +77,9 @@ def check_base_model(base_model: str | None, model_ids: Sequence[str], found: Fi
         return
     wanted = ModelName.parse(base_model)
     known = [ModelName.parse(name) for name in model_ids]
-    if any(wanted.same_as(name) for name in known):
+    if any(wanted.same_as(name) for name in (*known, *map(ModelName.parse, further))):
         return
-    sure = wanted.hub_id is not None and any(name.hub_id is not None for name in known)
+    sure = strict or (wanted.hub_id is not None and any(name.hub_id is not None for name in known))
     served = ", ".join(shown(name) for name in model_ids)
     found.add(
         "base-model",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Finding, LoraShape, Severity
@@ -16,6 +16,14 @@ from lora_fs.sidecar.validate.codes import CODES
 # A broken adapter repeats its fault in every layer; the first ones tell the story.
 MAX_FINDINGS_PER_CODE = 8
 SHOWN_CHARACTERS = 160
+
+
+@dataclass(slots=True)
+class Learned:
+    """What the engine told of its base model. Attributes are replaced whole: any thread may look."""
+
+    base_config: Mapping[str, object] | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class Expectation:
         base_config: the base model's ``config.json``, parsed.
         max_rank: the engine's ``--max-lora-rank``.
         allow: codes the caller overrides; their errors become warnings.
+        strict_base_model: another name of the base model is an error, also where names cannot tell.
+        learned: what takes the place of ``base_config`` where that is None, and further names.
     Raises:
         InputError: ``allow`` names a code that does not exist or cannot be overridden.
     """
@@ -35,6 +45,12 @@ class Expectation:
     base_config: Mapping[str, object] | None = None
     max_rank: int | None = None
     allow: frozenset[str] = frozenset()
+    strict_base_model: bool = False
+    learned: Learned = field(default_factory=Learned)
+
+    def base(self) -> Mapping[str, object] | None:
+        """The base model's ``config.json``, as far as it is known now."""
+        return self.learned.base_config if self.base_config is None else self.base_config
 
     def __post_init__(self) -> None:
         for code in sorted(self.allow):
@@ -103,11 +119,8 @@ class Findings:
         """
         entry = CODES[code]
         severity = entry.severity if severity is None else severity
-        if severity is Severity.ERROR and entry.overridable:
-            if code in self.allow:
-                severity = Severity.WARNING
-            else:
-                hint = "; ".join(part for part in (hint, f"allow with --allow {code}") if part)
+        if severity is Severity.ERROR and entry.overridable and code in self.allow:
+            severity = Severity.WARNING
         self._seen[code, severity, file] += 1
         if self._seen[code, severity, file] <= MAX_FINDINGS_PER_CODE:
             self._kept.append(
@@ -128,6 +141,11 @@ class Findings:
 
     def freeze(self) -> tuple[Finding, ...]:
         """Return what was noted; repeats beyond the bound become one line with their number."""
+        can_be_allowed = all(
+            CODES[code].overridable and CODES[code].served
+            for code, severity, _ in self._seen
+            if severity is Severity.ERROR
+        )
         more = [
             Finding(
                 code=code,
@@ -138,7 +156,15 @@ class Findings:
             for (code, severity, file), count in self._seen.items()
             if count > MAX_FINDINGS_PER_CODE
         ]
-        return (*self._kept, *more)
+        return (*(map(_allowable, self._kept) if can_be_allowed else self._kept), *more)
+
+
+def _allowable(finding: Finding) -> Finding:
+    """The same, with how to allow it if it is an error: where all errors can be, that helps."""
+    if finding.severity is not Severity.ERROR:
+        return finding
+    allow = f"allow with --allow {finding.code}, or in LORA_FS_ALLOW of every replica"
+    return finding.model_copy(update={"hint": "; ".join(part for part in (finding.hint, allow) if part)})
 
 
 def shown(value: object) -> str:

@@ -59,7 +59,7 @@ class Known:
     The mappings are replaced and never changed, so that any thread may look.
     """
 
-    configs: Mapping[tuple[bytes, int | None, tuple[str, ...]], Said] = field(default_factory=dict)
+    configs: Mapping[tuple[object, ...], Said] = field(default_factory=dict)
     structures: Mapping[Kind, tuple[Base | None, Structure]] = field(default_factory=dict)
 
 
@@ -68,7 +68,8 @@ known = Known()
 
 def read_config(raw: bytes, expectation: Expectation, found: Findings) -> Said | None:
     """Apply every rule to a configuration's bytes; None when they are no JSON object."""
-    key = raw, expectation.max_rank, expectation.model_ids
+    names, further = expectation.model_ids, expectation.learned.names
+    key = raw, expectation.max_rank, names, further, expectation.strict_base_model
     kept = known.configs.get(key)
     if kept is not None:
         return kept
@@ -77,7 +78,7 @@ def read_config(raw: bytes, expectation: Expectation, found: Findings) -> Said |
     if fields is None:
         return None
     base_model = _base_model(fields, found)
-    check_base_model(base_model, expectation.model_ids, found)
+    check_base_model(base_model, names, found, further=further, strict=expectation.strict_base_model)
     said = Said(base_model, check_config(fields, expectation.max_rank, found))
     if found.count == before and len(raw) <= MAX_KEPT_BYTES:
         known.configs = _with(known.configs, key, said)

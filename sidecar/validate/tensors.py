@@ -22,8 +22,10 @@ from lora_fs.sidecar.validate.report import Findings
 
 PREFIX = "base_model.model."
 # safetensors' name → the name people know it by
-FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
+# With ``ensure_weight_tying`` PEFT trains both when either is targeted.
+_TIED = frozenset({"embed_tokens", "lm_head"})
 BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
 # PEFT keeps all experts of a layer in one pair, n × r wide.
 _FUSED_EXPERTS = (".experts", ".experts.base_layer")
@@ -198,18 +200,25 @@ def _check_targets(
 ) -> None:
     if config.covers is None:
         return
+
+    def meant(name: str) -> bool:
+        out = config.excludes is not None and config.excludes.covers(name, budget)
+        return not out and config.covers is not None and config.covers.covers(name, budget)
+
+    tied = [module.name for module in modules if module.name.rpartition(".")[2] in _TIED]
+    ties = config.ties and any(meant(name) for name in tied)
     for module in modules:
-        if not config.covers.covers(module.name, budget):
+        if not meant(module.name) and not (ties and module.name in tied):
             found.add(
                 "target-modules",
                 file,
                 module.name,
-                "has tensors, but target_modules leaves it out: vLLM applies it, PEFT does not",
+                "has tensors, but the configuration leaves it out: vLLM applies it, PEFT does not",
             )
     if isinstance(config.target_modules, tuple):
         trained = {suffix for module in modules for suffix in suffixes(module.name)}
         for target in config.target_modules:
-            if target not in trained:
+            if target not in trained and not config.may_exclude(target):
                 found.add(
                     "target-without-tensors",
                     CONFIG_FILE,

@@ -35,7 +35,7 @@ def collect(registry: Registry) -> None:
     """What ``lora-fs gc`` does."""
     with lease(registry.layout.lease("gc"), wait_s=0) as had:
         if had:
-            gc.collect(gc.find(registry, SCOPE, gc.in_use(registry), 3600.0))
+            gc.collect(gc.find(registry, SCOPE, gc.in_use(registry), 3600.0, history_s=3600.0))
 
 
 def age(root: Path) -> None:
@@ -99,12 +99,14 @@ def look(root: Path) -> Found:
 
 
 def lasting(root: Path) -> frozenset[str]:
-    """Every path that is there once gc has gone over a volume on which all is old; tokens left out."""
-    age(root)
-    registry = Registry(root)
-    collect(registry)
-    registry.close()
-    paths = (str(path.relative_to(root)) for path in root.rglob("*"))
+    """Every path that is there once gc finds nothing more where all is old; tokens left out."""
+    before: list[str] = []
+    while before != (paths := sorted(str(path.relative_to(root)) for path in root.rglob("*"))):
+        before = paths
+        age(root)
+        registry = Registry(root)
+        collect(registry)
+        registry.close()
     return frozenset(re.sub(r"\.[0-9a-f]{32}\.json$", ".json", path) for path in paths)
 
 
@@ -127,6 +129,10 @@ def stage(folder: Path, what: str, tier: str = "cas") -> Stage:
         look_at_folders(registry, SCOPE)
         shutil.rmtree(dropped)
     if what == "gc":
+        put(registry, SCOPE, first, name="c1", link=True)
+        release.unregister(registry, SCOPE, "c1", writer="test")
+        age(folder / "template")
+        collect(registry)  # of c1 its tombstones are left, which go now
         release.unregister(registry, SCOPE, "a1", writer="test", revision="v1")
         put(registry, SCOPE, first, name="b1", link=True)
         atomic.make_folder(registry.layout.incoming(SCOPE))

@@ -18,6 +18,7 @@ import pytest
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, SidecarReplica
 from lora_fs.demo.waiting import wait_until
+from tests.engine.bad_adapters import BAD
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -116,6 +117,19 @@ def test_folders_that_are_no_adapters(pair: Pair[SidecarReplica], adapters: Adap
     assert not bad & (pair.a.names() | pair.b.names())
 
 
+@pytest.mark.parametrize("broken", ["no-such-layers", "half-hidden", "oversized"])
+def test_an_adapter_of_another_model(pair: Pair[SidecarReplica], adapters: Adapters, broken: str) -> None:
+    """Nobody told the sidecar of the base model: the engine says what fits, the rest is refused."""
+    made = BAD[broken].make(adapters(29), pair.volume.cwd / f"other-{broken}")
+    answer = pair.a.http.post("/v1/load_lora_adapter", json={"lora_name": broken, "lora_path": str(made)})
+    assert answer.status_code == 422
+    assert BAD[broken].finding in answer.text
+    dropped = BAD[broken].make(adapters(29), pair.volume.scope_dir / "v1" / broken)
+    wait_until("it is told", lambda: f"v1/{broken}" in pair.a.http.get("/readyz").text, timeout_s=20)
+    assert broken not in pair.a.names()
+    shutil.rmtree(dropped)
+
+
 def test_a_rank_the_engine_refuses(
     pair: Pair[SidecarReplica], register: Register, adapters: Adapters, tmp_path: Path
 ) -> None:
@@ -129,8 +143,9 @@ def test_a_rank_the_engine_refuses(
     expected = pair.answer("narrow")
     pair.volume.run("register", "wide", str(out))
     pair.wait_listed("wide")
-    with pytest.raises(openai.BadRequestError, match="rank"):
+    with pytest.raises(openai.BadRequestError, match="rank") as told:
         pair.a.answer("wide")
+    assert "/stage/" not in str(told.value)
     assert pair.answer("narrow") == expected
 
 

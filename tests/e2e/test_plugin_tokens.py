@@ -90,7 +90,9 @@ def test_who_may_not_read_gets_the_answer_of_a_name_that_does_not_exist(replica:
     assert refused.status_code == 404
     assert shape(refused, "team-a/own") == shape(complete(replica, "team-a/no", None), "team-a/no")
     assert complete(replica, "team-a/own", READER).status_code == 200
-    assert complete(replica, "default/open", None).status_code == 200
+    served = complete(replica, "default/open", None)
+    assert served.status_code == 200
+    assert served.headers["x-lora-fs-adapter"] == f"default/{MODEL_NAME}/v1/open"
 
 
 def test_who_may_register(replica: PluginReplica, adapters: Callable[[int], Path]) -> None:

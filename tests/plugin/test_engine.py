@@ -252,9 +252,10 @@ async def test_two_servers_share_a_load(site: Site) -> None:
 
 
 async def test_a_failure_is_told_and_tried_again_when_asked_again(site: Site) -> None:
-    site.worker.broken[7] = "the model has no layer x"
-    with pytest.raises(EngineRejected, match="no layer x"):
-        await site.api[0].load("sql", "/p", record(7))
+    """And the staged copy's path is not told: clients read it."""
+    site.worker.broken[7] = "the model has no layer x, and /stage/d1/sql has"
+    with pytest.raises(EngineRejected, match="no layer x, and its staged copy has"):
+        await site.api[0].load("sql", "/stage/d1/sql", record(7))
     assert site.api[0].requests == {}
     assert site.worker.tiers.used_bytes == 0
     del site.worker.broken[7]

@@ -64,7 +64,9 @@ class FakeReplica:
 
     def choose(self, served: Served, user: str | None) -> Served:
         self.users.append(user)
-        return Served(self.tried, RECORD) if user == "tester" else served
+        return (
+            Served(self.tried, RECORD.model_copy(update={"revision": "v2"})) if user == "tester" else served
+        )
 
     @asynccontextmanager
     async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
@@ -147,7 +149,7 @@ async def test_an_adapter_is_held_while_the_answer_is_made(site: Site) -> None:
     answer = await site.http.post("/v1/completions", json={"model": "sql", "prompt": "x"})
     told = answer.json()
     assert (told["asked"], told["found"], told["holding"], told["in_use"]) == ("sql", True, ["sql"], 1)
-    assert answer.headers["x-lora-fs-adapter"] == "d1/sql"
+    assert answer.headers["x-lora-fs-adapter"] == "default/tiny/v1/a1"
     assert (site.replica.holding, site.engine.in_use, asked.get()) == ([], 0, None)
 
 
@@ -376,7 +378,7 @@ async def test_sagemakers_body_says_the_rest(site: Site, model: dict[str, object
     body = {**model, "prompt": "x", "user": "tester"}
     for sent in (json.dumps(body).encode(), json.dumps(body).encode("utf-16")):
         answer = await site.http.post("/invocations", content=sent, headers=headers)
-        assert answer.headers["x-lora-fs-adapter"] == "d2/sql"  # the canary's
+        assert answer.headers["x-lora-fs-adapter"] == "default/tiny/v2/a1"  # the canary's
     assert site.replica.users == ["tester", "tester"]
     later = await site.http.post("/invocations", json={**body, "background": True}, headers=headers)
     assert (later.status_code, "background" in later.text) == (400, True)

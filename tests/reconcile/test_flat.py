@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
-from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
@@ -200,3 +200,20 @@ def test_back_after_a_restart_is_back(
     assert site.rounds() == ["a0", "a1"]
     release.unregister(site.registry, SCOPE, "a1", writer="person", all_revisions=True)
     assert site.rounds() == ["a0"]
+
+
+def test_a_touched_folder_keeps_what_people_said(site: Site) -> None:
+    """The same bytes with other times: an operator's labels stay, and so does a rollback."""
+    for seed in range(2):
+        write_adapter(site.store / "a0", seed=seed)
+        site.rounds()
+    key = AdapterKey(*SCOPE, "v2", "a0")
+    amend.amend(site.registry, SCOPE, "a0", [amend.with_labels({"team": "sql"})], writer="person")
+    release.rollback(site.registry, SCOPE, "a0", writer="person")
+    os.utime(site.store / "a0/adapter_config.json", (1, 1))
+    site.rounds()
+    assert site.view.desired.records[key].spec.labels["team"] == "sql"
+    assert [record.revision for _, _, record in site.view.desired.active()] == ["v1"]
+    generation = site.view.desired.records[key].generation
+    site.rounds()
+    assert site.view.desired.records[key].generation == generation

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from lora_fs.sidecar.errors import Conflict, RegistryLost, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.admin import service
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
@@ -170,6 +171,83 @@ async def test_taking_back_leaves_what_is_tried_and_the_way_back(
         canary = pointer.canary.revision if pointer.canary is not None else None
         assert (pointer.revision, pointer.previous_revision, canary) == leaves
     assert "v4" not in site.revisions()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+async def test_taking_back_leaves_what_another_replica_acknowledged(
+    site: Site, monkeypatch: pytest.MonkeyPatch, known: bool, late: bool
+) -> None:
+    """The same bytes are loaded on A, whose engine refuses, and on B, which answered its client: they stay.
+
+    ``known``: they were registered before, inactive. ``late``: B comes when A takes its own back.
+    """
+    site.put(1)
+    if known:
+        site.put(2, activate=False)
+    record, undo = await site.http.register(site.request(2), "a")
+    if late:
+        real = release.present_revisions
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            wanted = Registration("a", site.source(2), "file:///x", origin="api")
+            assert not ingest.register(site.registry, SCOPE, wanted, Expectation(), writer="b").changed
+            return real(*args)
+
+        monkeypatch.setattr(release, "present_revisions", overtaken)
+    else:
+        again, _ = await site.http.register(site.request(2), "b")
+        assert again.key == record.key
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
+
+
+async def test_taking_back_leaves_what_a_person_promoted(site: Site) -> None:
+    """Also where the name served that revision already: who promoted it was told that it is so."""
+    site.put(1)
+    _, undo = await site.http.register(site.request(2), "a")
+    release.promote(site.registry, SCOPE, "a", "v2", writer="ci")
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v2", {"v1", "v2"})
+
+
+async def test_what_comes_before_the_withdrawal_is_registered_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B is acknowledged between A's last look and A's tombstone: the revision is present again."""
+    _, undo = await site.http.register(site.request(2), "a")
+    append = Registry.append
+
+    def overtaken(self: Registry, series: Any, change: Any, **more: Any) -> Any:
+        if series.kind is not Record:
+            return append(self, series, change, **more)
+        monkeypatch.undo()
+
+        def late(newest: Any) -> Any:
+            said = change(newest)
+            release.promote(site.registry, SCOPE, "a", "v1", writer="b")
+            return said
+
+        return append(self, series, late, **more)
+
+    monkeypatch.setattr(Registry, "append", overtaken)
+    await undo()
+    assert (site.serves(), site.revisions()) == ("v1", {"v1"})
+
+
+async def test_an_undo_that_fails_hides_no_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who takes a load back tells why the engine refused it; that it could not be taken back is logged."""
+    _, undo = await site.http.register(site.request(2), "a")
+
+    def full(*_: object, **__: object) -> None:
+        raise VolumeUnavailable("no space left on device")
+
+    monkeypatch.setattr(Registry, "append", full)
+    await undo()
+    assert "a was refused by the engine and stays registered: no space left" in caplog.text
 
 
 async def test_what_was_registered_while_nobody_waited_is_taken_back(site: Site, web: WebServer) -> None:

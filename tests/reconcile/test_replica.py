@@ -98,6 +98,23 @@ async def test_an_unreachable_engine_is_unknown_not_empty(make_rig: MakeRig) -> 
     assert rig.engine.loads == ["a"]
 
 
+async def test_a_request_finds_that_the_engine_is_gone(make_rig: MakeRig) -> None:
+    """Not ready from then on, until a pass, which comes at once, has read the engine."""
+    rig = make_rig()
+    passed = asyncio.Semaphore(0)
+    rig.replica._on_pass = lambda _: passed.release()
+    loop = asyncio.create_task(rig.replica.run())
+    async with asyncio.timeout(4):  # the next pass that nothing wakes comes after 5 s
+        await passed.acquire()
+        assert rig.replica.readiness().ready
+        rig.replica.engine_failed("no engine answers")
+        assert rig.replica.readiness().conditions == ("EngineUnavailable: no engine answers",)
+        await passed.acquire()
+        assert rig.replica.readiness().ready
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
 async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
     """After its restart eager adapters are loaded again, lazy ones at their next request."""
     rig = make_rig()
@@ -524,7 +541,7 @@ async def test_names_of_an_engine_that_has_not_answered_yet(make_rig: MakeRig) -
     rig.engine.base = ("tiny", "llama@v1")
     rig.volume.put("tiny")
     rig.volume.put("llama", "v1")
-    rig.replica.engine_names = frozenset(rig.engine.base)
+    rig.replica.names.of_engine = frozenset(rig.engine.base)
     for _ in range(2):
         assert rig.replica.lookup("tiny") is rig.replica.lookup("llama@v1") is None
         assert rig.replica.passes_through("llama@v1")
@@ -709,7 +726,7 @@ async def test_a_pass_that_breaks_is_told_of(make_rig: MakeRig, monkeypatch: pyt
 async def test_a_loop_that_ended_is_not_ready(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing follows the volume any more: whatever reads the engine afterwards, it stays told."""
     rig = make_rig()
-    monkeypatch.setattr(rig.replica._wake, "wait", Mock(side_effect=KeyError("no such thing")))
+    monkeypatch.setattr(rig.replica._loop._wake, "wait", Mock(side_effect=KeyError("no such thing")))
     with pytest.raises(KeyError):
         await rig.replica.run()
     await rig.replica.reconcile()

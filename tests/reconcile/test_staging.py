@@ -252,7 +252,7 @@ async def test_a_stage_that_may_not_be_looked_into(
 async def test_a_stage_s_disk_that_is_full(
     registry: Registry, register: Register, tmp_path: Path, when: str
 ) -> None:
-    """It is told as the stage's, with what to do about that; the volume and its paths are not named."""
+    """It is told as the stage's, with what to do about that; no path of either is named."""
     stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
     with pytest.MonkeyPatch.context() as patch:
         if when == "written":
@@ -263,8 +263,8 @@ async def test_a_stage_s_disk_that_is_full(
             await stager.stage(record)
     assert type(told.value) is VolumeUnavailable
     assert "LORA_FS_STAGE_DIR" in str(told.value)
-    assert str(tmp_path / "stage") in str(told.value)
-    assert "volume" not in str(told.value).replace(str(tmp_path), "")
+    assert str(tmp_path) not in str(told.value)
+    assert "volume" not in str(told.value)
     assert [path.name for path in (tmp_path / "stage").iterdir() if path.name.startswith(".copying")] == []
     assert Path(await stager.stage(record)).is_dir()
 

@@ -51,7 +51,8 @@ def test_a_policy_is_changed_and_nothing_else(registry: Registry, scope: Scope, 
     assert [(one.revision, one.generation) for one in changed] == [("v1", 2), ("v2", 2)]
     record = newest(registry, two)
     assert record.spec.policy == EAGER.model_copy(update={"kind": PolicyKind.PINNED})
-    assert record.spec.model_copy(update={"policy": EAGER}) == before.spec
+    assert record.spec.unpinned == EAGER
+    assert record.spec.model_copy(update={"policy": EAGER, "unpinned": None}) == before.spec
     assert record.uid == before.uid
     assert served(registry, scope) == {"a1": "v2"}
     again = amend.amend(registry, scope, "a1", [PINNED], writer="test")

@@ -414,8 +414,8 @@ def test_the_folders_of_a_first_generation_are_synced_before_it(
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "link", recorded_link)
-    registry.append(series, lambda _: {"revision": record.revision}, writer="test")
     root = registry.layout.root
+    Registry(root).append(series, lambda _: {"revision": record.revision}, writer="test")
     above = {str(folder) for folder in series.folder.parents if folder.is_relative_to(root)}
     assert len(above) == 3
     assert above <= {*done[: done.index("link")]}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.drops.adopt import Adopter
-from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import gc
@@ -340,3 +342,45 @@ def test_what_a_record_names_in_part_stays(registry: Registry, key: AdapterKey, 
     named = write_adapter(artifact / "checkpoint" if inside else artifact.parent)
     put(registry, Scope("other", "tiny"), named, name="linked", link=True)
     assert found(registry) == []
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_withdrawn_revision_that_is_registered_anew(
+    registry: Registry,
+    key: AdapterKey,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+    takes: bool,
+) -> None:
+    """gc that runs between its bytes and its record judges it by its mark, not by the old tombstone."""
+    shutil.rmtree(registry.layout.artifact(key))
+    tombstone = registry.records(key).folder / generation_name("a1", 2)
+    age(tombstone, 10 * DAY_S)
+    source = make_adapter()
+    if takes:
+        source = write_adapter(registry.layout.incoming(key.scope) / "0123")
+    append = Registry.append
+
+    def after_gc(self: Registry, *args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        gc.collect(gc.find(registry, key.scope, frozenset(), DAY_S))
+        return append(self, *args, **more)
+
+    monkeypatch.setattr(Registry, "append", after_gc)
+    put(registry, key.scope, source, revision="v1", takes=takes)
+    assert served(registry, key.scope) == {"a1": "v1"}
+    assert sorted(os.listdir(registry.layout.artifact(key))) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_a_mark_that_is_old_keeps_nothing(registry: Registry, key: AdapterKey) -> None:
+    """Who registered a withdrawn revision anew and was killed a day ago leaves no files for ever."""
+    artifact = registry.layout.artifact(key)
+    age(artifact.parent / generation_name("a1", 2), 10 * DAY_S)
+    (artifact / REGISTERING).touch()
+    assert found(registry, DAY_S) == []
+    for path in (*artifact.iterdir(), artifact):
+        age(path, 2 * DAY_S)
+    assert found(registry, DAY_S) == [artifact]

@@ -22,17 +22,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import Conflict, InputError, UnknownOutcome
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.registry.format.layout import generation_name
-from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
-from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
 from tests.registry.conftest import Clock, write_adapter
 from tests.registry.test_operations import put
 
@@ -48,12 +45,41 @@ class Acknowledging(Registry):
     def __init__(self, path: Path) -> None:
         super().__init__(path, create=True)
         self.acknowledged: dict[Path, dict[int, Record | Pointer]] = defaultdict(dict)
+        self.ever: dict[Path, list[Record | Pointer]] = defaultdict(list)
 
     def append(self, series: Series[Body], *args: Any, **kwargs: Any) -> Body:
         body = super().append(series, *args, **kwargs)
         known = self.acknowledged[series.folder / series.name].setdefault(body.generation, body)
         assert known == body, "two bodies were acknowledged for one generation"
+        self.ever[series.folder / series.name].append(body)
         return body
+
+    def forget_compacted(self) -> None:
+        """Of what is not on the volume any more nothing is expected, whole series included."""
+        for path, known in list(self.acknowledged.items()):
+            for generation in list(known):
+                if not (path.parent / generation_name(path.name, generation)).exists():
+                    del known[generation]
+            if not known:
+                del self.acknowledged[path]
+
+
+class Asleep(Registry):
+    """A writer that listed a series long ago."""
+
+    def __init__(self, path: Path, body: Record | Pointer) -> None:
+        super().__init__(path)
+        self._dreamt: list[Record | Pointer] = [body]
+
+    def latest(self, series: Series[Any]) -> Any:
+        if self._dreamt:
+            body = self._dreamt.pop()
+            return Generation(body.generation, ""), body
+        return super().latest(series)
+
+
+def is_withdrawn(body: Record | Pointer) -> bool:
+    return not body.present if isinstance(body, Record) else body.revision is None
 
 
 def bodies(desired: Desired) -> dict[Path, Record | Pointer]:
@@ -79,7 +105,8 @@ class RegistryMachine(RuleBasedStateMachine):
         self.sources = [write_adapter(self.folder / f"source-{seed}", seed) for seed in range(3)]
         self.registry = Acknowledging(self.folder / "root")
         self.clock = Clock()
-        self.view = self.open_view()
+        self.view, self.sleeper = self.open_view(), self.open_view()
+        self.head_was_lost = False
         self.damaged: dict[Path, set[int]] = defaultdict(set)
         self.away: list[tuple[Path, Path]] = []
         self.seen: dict[Path, Record | Pointer] = {}
@@ -156,7 +183,9 @@ class RegistryMachine(RuleBasedStateMachine):
         """Withdraws what is too many, and nothing that a name serves, served before, tries, or is pinned."""
         before = {name: release.active(self.registry, SCOPE, name) for name in NAMES}
         revisions = {name: release.present_revisions(self.registry, SCOPE, name) for name in NAMES}
-        gc.collect(gc.find(self.registry, SCOPE, frozenset(), 0.0))
+        kept = gc.collect(gc.find(self.registry, SCOPE, frozenset(), 0.0, history_s=0.0))
+        assert not kept
+        self.registry.forget_compacted()
         for name, pointer in before.items():
             left = release.present_revisions(self.registry, SCOPE, name)
             tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
@@ -165,19 +194,31 @@ class RegistryMachine(RuleBasedStateMachine):
             assert not gone & wanted
             assert not any(is_pinned(revisions[name][revision]) for revision in gone)
             assert not gone or (pointer is not None and len(left) >= (pointer.keep_revisions or 99))
-            assert release.active(self.registry, SCOPE, name) == pointer
+            after = release.active(self.registry, SCOPE, name)
+            assert after == pointer or (after is None and pointer is not None and is_withdrawn(pointer))
 
     @precondition(lambda self: not self.away)
     @rule(pick=SMALL)
     def write_on_a_stale_body(self, pick: int) -> None:
-        """A writer that slept since generation 1 tries its generation 2, which is taken."""
-        moved_on = [path for path, known in self.registry.acknowledged.items() if max(known) > 1]
+        """A writer that slept tries the generation after the one it knew, taken or gone: it is refused."""
+        moved_on = [path for path, bodies in self.registry.ever.items() if len(bodies) > 1]
         if moved_on:
             path = moved_on[pick % len(moved_on)]
-            first = next(iter(self.registry.acknowledged[path].values()))
-            body = seal(first.model_copy(update={"generation": 2, "token": "stale"}))
-            with suppress(Ambiguous):  # an empty file may still become anything: never a success
-                assert not atomic.publish(path.parent / generation_name(path.name, 2), body, TemporaryNames())
+            bodies = self.registry.ever[path]
+            body = bodies[pick % (len(bodies) - 1)]
+            series: Series[Any] = (
+                self.registry.records(body.key)
+                if isinstance(body, Record)
+                else self.registry.pointers(SCOPE, body.name)
+            )
+            listed = self.registry.generations(series)
+            if not listed or listed[0].generation <= body.generation:
+                return  # all of it is gone, or it is another series
+            with pytest.raises((Conflict, UnknownOutcome)):
+                Asleep(self.registry.layout.root, body).append(
+                    series, lambda _: {}, writer="stale", expect=body.generation
+                )
+            assert self.registry.generations(series) == listed
 
     # -- vandals -------------------------------------------------------------------------------
 
@@ -193,6 +234,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["deleted", "garbage", "empty"]))
     def lose_head(self, how: str) -> None:
+        self.head_was_lost = True
         head = self.registry.layout.head
         if how == "deleted":
             head.unlink(missing_ok=True)
@@ -201,6 +243,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_hints(self) -> None:
+        self.head_was_lost = True
         layout = self.registry.layout
         layout.head.unlink(missing_ok=True)
         for folder in (layout.leases, layout.replicas):
@@ -228,6 +271,20 @@ class RegistryMachine(RuleBasedStateMachine):
         self.clock.now += seconds
         self.view.refresh(force=force)
 
+    @precondition(lambda self: not self.away)
+    @rule()
+    def wake_the_sleeper(self) -> None:
+        """A reader that missed tombstones which are gone serves what a fresh one does, if HEAD says so."""
+        self.sleeper.refresh(force=True)
+        if not self.head_was_lost:
+            fresh = self.open_view()
+            fresh.refresh()
+            damaged = {path.name for path, found in self.damaged.items() if found}
+            held, expected = served(self.sleeper), served(fresh)
+            for name in set(NAMES) - damaged:
+                assert held.get(name) == expected.get(name)
+        self.head_was_lost = False
+
     @rule()
     def restart_the_view(self) -> None:
         if not self.away:
@@ -237,14 +294,17 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_old_view_only_learns(self) -> None:
-        """Generations rise, only acknowledged bodies are held, and nothing goes without a tombstone."""
+        """Generations rise, only acknowledged bodies are held, and nothing goes but old tombstones."""
         held = bodies(self.view.desired)
-        assert held.keys() >= self.seen.keys()
+        assert all(is_withdrawn(self.seen[where]) for where in self.seen.keys() - held.keys())
         for where, body in held.items():
-            assert self.registry.acknowledged[self.scope_folder / where][body.generation] == body
+            path = self.scope_folder / where
+            assert body in self.registry.ever[path]
             before = self.seen.get(where)
-            assert before is None or body.generation >= before.generation
-            assert before is None or body.generation > before.generation or body == before
+            if before is None or before.generation not in self.registry.acknowledged.get(path, ()):
+                continue
+            assert body.generation >= before.generation
+            assert body.generation > before.generation or body == before
         self.seen = held
 
     @precondition(lambda self: not self.away)
@@ -276,7 +336,7 @@ class RegistryMachine(RuleBasedStateMachine):
             assert served(self.view).keys() >= before.keys() - {
                 body.name for body in held.values() if isinstance(body, Record) and not body.present
             } - {body.name for body in held.values() if isinstance(body, Pointer) and not body.revision}
-            gone = len(self.view.desired.records)
+            gone = sum(not is_withdrawn(body) for body in self.view.desired.records.values())
             assert (self.view.desired.frozen is not None) == (gone > max(5, gone // 5))
         elif not self.away:
             assert self.view.desired.frozen is None

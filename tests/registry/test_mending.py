@@ -12,6 +12,7 @@ import pytest
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.copying import Copy
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -87,14 +88,13 @@ def test_a_dropped_folder_that_comes_meanwhile_is_its_owners(
 ) -> None:
     """It was gone when it was looked for, and its owner brought other bytes before the copy was there."""
     shutil.rmtree(dropped)
-    copy = artifacts.copy_files
+    place = Copy.place
 
-    def slow(*args: Any, **more: Any) -> Any:
-        done = copy(*args, **more)
+    def late(*args: Any, **more: Any) -> None:
         write_adapter(dropped, seed=1)
-        return done
+        place(*args, **more)
 
-    monkeypatch.setattr(artifacts, "copy_files", slow)
+    monkeypatch.setattr(Copy, "place", late)
     put(registry, scope, make_adapter())
     assert (dropped / WEIGHTS).read_bytes() == (make_adapter("theirs", seed=1) / WEIGHTS).read_bytes()
 

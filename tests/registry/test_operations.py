@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import (
     NotFound,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.model import Policy, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
@@ -34,9 +34,11 @@ from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import Expectation
+from lora_fs.sidecar.validate import Expectation, validate
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail, full_below
+
+WEIGHTS = "adapter_model.safetensors"
 
 
 def put(registry: Registry, scope: Scope, source: Path, name: str = "a1", **more: object) -> Registered:
@@ -367,21 +369,72 @@ def test_withdrawn_while_registered_again(
     assert served(registry, scope) == {}
 
 
-def test_a_source_that_changes_is_not_registered(
+@pytest.mark.parametrize("replaced", [True, False])
+def test_what_was_validated_is_what_is_recorded(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path, replaced: bool
+) -> None:
+    """A source that is rewritten while it is read: rank, digest and files on record are of the same bytes."""
+    source, other = make_adapter(), write_adapter(tmp_path / "other", 1, rank=64)
+
+    def rewrite(_: int) -> None:
+        for name in ("adapter_config.json", WEIGHTS):
+            if replaced:
+                shutil.copy(other / name, tmp_path / "draft")
+                os.replace(tmp_path / "draft", source / name)
+            else:
+                shutil.copyfile(other / name, source / name)
+
+    wanted, expectation = Registration("a1", source, source.as_uri()), Expectation(max_rank=16)
+    done = ingest.register(registry, scope, wanted, expectation, writer="test", progress=rewrite)
+    held = registry.layout.artifact(done.record.key)
+    report = validate(held, expectation)
+    assert report.ok
+    assert report.shape == done.record.spec.lora
+    names = [entry.path for entry in done.record.spec.files]
+    assert artifacts.digest_of(artifacts.hash_files(held, names)) == done.record.spec.digest
+    assert os.listdir(registry.layout.incoming(scope)) == []
+
+
+def test_a_linked_source_that_changes_is_not_registered(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """What is recorded of a folder that stays where it is was judged there, or nothing is recorded."""
+    source = make_adapter()
+    wanted = Registration("a1", source, source.as_uri(), link=True)
+
+    def rewrite(_: int) -> None:
+        write_adapter(source, seed=1, rank=64)
+
+    expectation = Expectation(max_rank=16)
+    with pytest.raises(VolumeUnavailable, match="changed while it was read"):
+        ingest.register(registry, scope, wanted, expectation, writer="test", progress=rewrite)
+    assert release.present_revisions(registry, scope, "a1") == {}
+
+
+def test_a_linked_path_that_cannot_be_told_is_not_recorded(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes other than those that were validated and hashed are refused, and their copy is removed."""
-    source, real = make_adapter(), artifacts.copy_files
+    """A link when Python looked at it, gone when it read where the link leads."""
+    source = make_adapter()
 
-    def changing(*args: Any, **options: Any) -> object:
-        write_adapter(source, seed=1)
-        return real(*args, **options)
+    def changed(path: object, **_: bool) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
-    monkeypatch.setattr(artifacts, "copy_files", changing)
-    with pytest.raises(Conflict, match="changed while it was copied"):
-        put(registry, scope, source)
-    assert served(registry, scope) == {}
-    assert os.listdir(registry.layout.incoming(scope)) == []
+    monkeypatch.setattr(os.path, "realpath", changed)
+    with pytest.raises(VolumeUnavailable, match="cannot tell where"):
+        put(registry, scope, source, link=True)
+    monkeypatch.undo()
+    assert release.present_revisions(registry, scope, "a1") == {}
+
+
+def test_the_same_bytes_keep_an_operators_labels(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """What is said anew is added; the rest is as an operator left it."""
+    put(registry, scope, make_adapter(), labels={"team": "sql", "tier": "gold"}, policy=Policy(priority=7))
+    again = put(registry, scope, make_adapter(), labels={"tier": "iron"}).record
+    assert again.spec.labels == {"team": "sql", "tier": "iron"}
+    assert again.spec.policy == Policy(priority=7)
 
 
 @pytest.mark.parametrize("link", [True, False])

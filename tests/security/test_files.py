@@ -17,7 +17,8 @@ from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.assembly import locator
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired
 from lora_fs.sidecar.server.auth import Admin
@@ -290,14 +291,13 @@ async def test_folders_on_the_way(
             await replica.stage(record)
     else:
         write_adapter(upper / "a")
-        hash_files = artifacts.hash_files
 
         def then_swap(*args: Any) -> Any:
-            found = hash_files(*args)
+            found = revisions_of(*args)
             swap()
             return found
 
-        monkeypatch.setattr(artifacts, "hash_files", then_swap)
+        monkeypatch.setattr(ingest, "revisions_of", then_swap)
         with pytest.raises(InputError, match="symlink or behind one"):
             await over_http(registry, scope).register(LoadRequest("b", str(upper / "a")), "test")
 

@@ -14,7 +14,7 @@ import pytest
 from lora_fs.sidecar.errors import LoraFsError, OperatorError, OverQuota, TooManyRegistrations
 from lora_fs.sidecar.model import Quota, Scope
 from lora_fs.sidecar.registry.drops import adopt
-from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle import copying, release
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.quota import WINDOW_S, Accounts
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -153,7 +153,7 @@ def test_dropped(
     site = Site(registry, scope)
     write_adapter(site.folder, 1)
     read = []
-    monkeypatch.setattr(ingest, "validate", lambda *_, **__: read.append(1))
+    monkeypatch.setattr(copying, "validate", lambda *_, **__: read.append(1))
     assert site.settle() == {"first": "v1"}
     assert site.refusal().startswith("OverQuota: dropped would be one adapter more")
     assert site.step(adopt.QUOTA_RETRY_S) == {"first": "v1"}

@@ -55,6 +55,7 @@ class FakeReplica:
     namespaces: tuple[str, ...] = ("default",)
     holds: Counter[str] = field(default_factory=Counter)
     lookups: int = 0
+    looks: int = 0
     built: int = 0
     version: int = 1
     ready: bool = True
@@ -118,6 +119,10 @@ class FakeReplica:
 
     def forget(self, engine_name: str) -> None:
         self.forgotten.append(engine_name)
+
+    def engine_failed(self, problem: str | None) -> None:
+        self.ready = self.ready and problem is None
+        self.looks += 1
 
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         return RECORD

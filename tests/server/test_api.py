@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -219,6 +220,7 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
         assert asyncio.run(ask()) == b"the beginning"
     assert [one.message.partition(":")[0] for one in caplog.records] == ["the engine broke off its answer"]
     assert not [one for one in caplog.records if one.exc_info]
+    assert (replica.looks, replica.ready) == (1, True)  # it is looked at: others may be answered
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,7 @@ def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     told = answer.json()["error"]["message"]
     assert told == "no engine answers at http://127.0.0.1:9: Connection refused"
+    assert (replica.looks, replica.ready) == (1, False)
 
 
 def test_an_engine_that_sends_on_to_itself(http: httpx.Client) -> None:
@@ -298,21 +301,26 @@ def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
         (503, vllms_error("busy", 503), EngineUnavailable),
         (500, vllms_error("EngineCore encountered an issue. See stack trace", 500), EngineUnavailable),
         (500, vllms_error("Call to add_lora method failed: LoRA rank 64 is greater", 500), EngineRejected),
-        (400, vllms_error("No adapter found for /a1", 400), EngineRejected),
+        (400, vllms_error("No adapter found for {path}", 400), EngineRejected),
     ],
 )
 def test_what_the_engine_refuses_and_what_may_do_later(
     tmp_path: Path, status: int, body: dict[str, object], raised: type[Exception]
 ) -> None:
-    """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead."""
+    """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead.
+
+    No client is told where the copy lies.
+    """
+    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
             await VllmHttp(session, url, timeout_s=5).load("a1", str(tmp_path), RECORD)
 
-    with serving(Starlette(routes=[fails])) as url, pytest.raises(raised):
+    with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
         asyncio.run(load(url))
+    assert str(tmp_path) not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Severity
-from lora_fs.sidecar.validate import Expectation, load_base_config, validate
+from lora_fs.sidecar.validate import BaseOfEngine, Expectation, base_config, load_base_config, validate
 from tests.validate.conftest import BASE_CONFIG, HIDDEN, RANK, Draft
 
 VOCAB = 64
@@ -108,3 +110,67 @@ def test_load_base_config_from_the_hub_cache(tmp_path: Path, monkeypatch: pytest
     assert load_base_config("acme/tiny-llama") == BASE_CONFIG
     assert load_base_config("acme/other") is None
     assert load_base_config("not a/hub/id") is None
+
+
+def learned(expectation: Expectation, root: str) -> tuple[str, ...]:
+    """What is told once an engine called its model ``root``."""
+    base = BaseOfEngine(expectation)
+    assert base.conditions() == ()  # the engine has not answered: that is told
+    asyncio.run(base.learn([{"id": "served", "root": root}]))
+    return base.conditions()
+
+
+def test_the_engines_model_is_looked_at(draft: Draft, tmp_path: Path) -> None:
+    """Nobody named the base model: an adapter that does not fit the engine's is refused all the same."""
+    (tmp_path / "config.json").write_text(json.dumps({**BASE_CONFIG, "hidden_size": 2 * HIDDEN}))
+    expectation = Expectation()
+    assert validate(draft.write(), expectation).ok
+    assert learned(expectation, str(tmp_path)) == ()
+    assert {finding.code for finding in validate(draft.folder, expectation).errors} == {"wrong-shape"}
+
+
+def test_an_engines_model_that_is_not_here() -> None:
+    """That nothing is compared with it is told, and where to look is said."""
+    (told,) = learned(Expectation(), "acme/not-here")
+    assert told.startswith("BaseConfigUnknown: there is no config.json here of acme/not-here: ")
+    assert "LORA_FS_BASE_CONFIG" in told
+    assert learned(Expectation(base_config=BASE_CONFIG), "acme/not-here") == ()
+
+
+def test_an_engines_model_on_a_volume_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and looked for again at the next look."""
+    expectation = Expectation()
+    base, cards = BaseOfEngine(expectation), [{"root": str(tmp_path)}]
+    (tmp_path / "config.json").write_text(json.dumps(BASE_CONFIG))
+
+    def hangs(model: str) -> None:
+        raise VolumeUnavailable("it hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base_config, "load_base_config", hangs)
+        asyncio.run(base.learn(cards))
+    assert "it hangs" in base.conditions()[0]
+    asyncio.run(base.learn(cards))
+    assert (base.conditions(), expectation.base()) == ((), BASE_CONFIG)
+
+
+def test_a_base_model_of_another_name(draft: Draft, tmp_path: Path) -> None:
+    """A bare name cannot tell: it is a warning, or an error where the operator wants it so."""
+    (tmp_path / "config.json").write_text(json.dumps(BASE_CONFIG))
+    draft.config["base_model_name_or_path"] = "acme/other"
+    lenient = Expectation(("served",))
+    strict = Expectation(("served",), strict_base_model=True)
+    for expectation in (lenient, strict):
+        assert learned(expectation, str(tmp_path)) == ()
+    assert [finding.code for finding in validate(draft.write(), lenient).warnings] == ["base-model"]
+    assert [finding.code for finding in validate(draft.folder, strict).errors] == ["base-model"]
+
+
+def test_a_base_model_by_the_engines_name(draft: Draft, tmp_path: Path) -> None:
+    """What the engine calls its model agrees with an adapter's, and refuses none: it may be a variant."""
+    expectation = Expectation(("served",), strict_base_model=True)
+    learned(expectation, "acme/tiny-llama")
+    assert validate(draft.write(), expectation).ok
+    variant = Expectation(("served",))
+    learned(variant, "acme/tiny-llama-awq")
+    assert [finding.code for finding in validate(draft.folder, variant).warnings] == ["base-model"]

@@ -31,9 +31,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def make(dtype: str = "float32", **options: Any) -> Path:
+    def make(dtype: str = "float32", tied: bool = False, **options: Any) -> Path:
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**BASE)).to(getattr(torch, dtype))
+        config = LlamaConfig(**BASE, tie_word_embeddings=tied)
+        model = LlamaForCausalLM(config).to(getattr(torch, dtype))
         options = {"r": 4, "lora_alpha": 8, "init_lora_weights": False} | options
         folder = tmp_path_factory.mktemp("peft")
         wrapped = get_peft_model(model, LoraConfig(**options), autocast_adapter_dtype=False)
@@ -57,6 +58,16 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"layers.1.self_attn.q_proj": 2}},
         {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
         {"target_modules": ["q_proj"], "layers_to_transform": [1]},
+        {"target_modules": ["q_proj"], "dtype": "float64"},
+        {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj"]},
+        {"target_modules": ["q_proj", "v_proj"], "exclude_modules": r".*\.q_proj"},
+        {"target_modules": ["layers.0.self_attn.q_proj", "v_proj"], "exclude_modules": ["q_proj"]},
+        {
+            "target_modules": ["q_proj", "v_proj"],
+            "exclude_modules": [f"{n}.self_attn.q_proj" for n in (0, 1)],
+        },
+        {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True, "tied": True},
+        {"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True, "tied": True},
     ],
     ids=str,
 )
@@ -92,3 +103,11 @@ def test_more_than_lora(make: Make, code: str, options: dict[str, Any]) -> None:
     allowed = validate(folder, Expectation(allow=frozenset({code})))
     assert code in {finding.code for finding in allowed.warnings}
     assert code not in {finding.code for finding in allowed.errors}
+
+
+def test_a_head_that_is_not_tied(make: Make) -> None:
+    """Without ``ensure_weight_tying`` PEFT would not load it, and vLLM would."""
+    folder = make(target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True, tied=True)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ensure_weight_tying": False}))
+    assert [(one.code, one.field) for one in validate(folder).errors] == [("target-modules", "lm_head")]

@@ -139,7 +139,7 @@ class InProcess:
             states = {answer["state"]: answer["reason"] for answer in answers}
             waited_s = self._clock() - started
             if "failed" in states:
-                reason = states["failed"]
+                reason = states["failed"].replace(ask["path"], "its staged copy")
                 if len(states) > 1:  # another worker has it, or will
                     await self._give_up(ask["id"])
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)

@@ -21,10 +21,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, TooLarge
+from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.canary import REVISION, user_of
+from lora_fs.sidecar.server.canary import answered_by, user_of
 from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
 from lora_fs.sidecar.server.model_field import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
@@ -114,7 +115,7 @@ class Gate:
                         if is_there:
                             token = asked.set(Asked(name, request))
                             try:
-                                naming = _naming(request.lora_path, chosen.record.revision, send)
+                                naming = _naming(chosen.record, send)
                                 with engine.serving():
                                     await self._app(scope, incoming.receive, naming)
                             finally:
@@ -181,14 +182,12 @@ def _refusal(scope: Scope, error: Exception) -> JSONResponse:
     return JSONResponse(body, answer.status_code, kept)
 
 
-def _naming(path: str, revision: str, send: Send) -> Send:
-    """Say in the answer's headers which bytes served it, ``<digest>/<name>``, and their revision."""
-    served = "/".join(path.rsplit("/", 2)[-2:]).encode("latin-1", "replace")
-    told = ((b"x-lora-fs-adapter", served), (REVISION, revision.encode()))
+def _naming(record: Record, send: Send) -> Send:
+    """Say in the answer's headers which adapter served it."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *told]
+            message["headers"] = [*message.get("headers", ()), *answered_by(record)]
         await send(message)
 
     return named

@@ -5,6 +5,7 @@ A volume that hangs costs a caller an error and one thread of a few, and no one 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lora_fs.sidecar.concurrency import AllTaken, Threads
-from lora_fs.sidecar.errors import CorruptRecord, InputError, NotFound, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, check_segment
+from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, NotFound, VolumeUnavailable
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, Tell
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
@@ -31,6 +33,8 @@ from lora_fs.sidecar.sources.local import path_of
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -120,25 +124,34 @@ class Registrations:
 
             done = await self._run(call, f"register {name}")
 
-        def take_back() -> None:
-            self._take_back(done, writer)
+        return done.registered.record, partial(self._undo, done, name, writer)
 
-        return done.registered.record, lambda: self._run(take_back, f"take {name} back")
+    async def _undo(self, done: _Done, name: str, writer: str) -> None:
+        """Take a load back. Who undoes it has a reason of its own to tell, and a failure here is logged."""
+        try:
+            await self._run(partial(self._take_back, done, writer), f"take {name} back")
+        except LoraFsError as error:
+            told = event("load.not_undone", adapter=name)
+            logger.warning("%s was refused by the engine and stays registered: %s", name, error, extra=told)
 
     def _take_back(self, done: _Done, writer: str) -> None:
-        """Let the name serve what it did before, unless it was promoted meanwhile; withdraw what is new.
+        """Let the name serve what it did before, and withdraw what is new, unless somebody relies on it.
 
-        Its canary goes on, and what it can be rolled back to is what it was, if they are still registered.
+        Who promotes the revision or loads it elsewhere writes the pointer after this load did: then nothing
+        is taken back. Its canary goes on, and what it can be rolled back to is what it was, if they are
+        still registered.
         """
-        record, before = done.registered.record, done.before
-        scope, name, ours = record.key.scope, record.name, record.revision
+        record, before, ours = done.registered.record, done.before, done.registered.pointer
+        scope, name = record.key.scope, record.name
+        if ours is None or (before is not None and before.revision == record.revision):
+            return  # it was served before this load
         known = release.present_revisions(self._registry, scope, name)
-        stays = known if not done.registered.changed else known.keys() - {ours}
+        stays = known if not done.registered.changed else known.keys() - {record.revision}
 
         def change(newest: Pointer | None) -> dict[str, Any] | None:
-            if newest is not None and newest.revision != ours:
+            if newest is not None and newest.token != ours.token:
                 return None
-            earlier = self._earlier(scope, name, ours)
+            earlier = self._earlier(scope, name, record.revision)
             if earlier is None or earlier.revision not in stays:
                 return {"revision": None, "previous_revision": None, "canary": None}
             previous, canary = earlier.previous_revision, earlier.canary
@@ -148,10 +161,20 @@ class Registrations:
                 "canary": canary.model_dump(mode="json") if canary and canary.revision in stays else None,
             }
 
-        if before is None or before.revision != ours:
-            self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
-        if done.registered.changed and ours in known:
-            release.unregister(self._registry, scope, name, revision=ours, writer=writer)
+        def is_relied_on() -> bool:
+            pointer = release.active(self._registry, scope, name)
+            tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
+            return pointer is not None and record.revision in (pointer.revision, tried)
+
+        def withdraw(newest: Record | None) -> dict[str, Any] | None:
+            return None if newest is None or is_relied_on() else {"state": State.DELETED}
+
+        self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
+        if done.registered.changed and not is_relied_on():
+            series = self._registry.records(record.key)
+            self._registry.append(series, withdraw, writer=writer)
+            if is_relied_on():  # since the moment before: whoever it is was told that it is registered
+                self._registry.append(series, lambda _: {"state": State.PRESENT}, writer=writer)
 
     def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:
         """The pointer before the name served ``revision``."""

@@ -218,8 +218,8 @@ class Copies:
             if needs > self.max_bytes:
                 used = needs - record.spec.size_bytes
                 raise StageFull(
-                    f"no room to stage {record.key}: {used} of {self.max_bytes} bytes of {self._folder} are "
-                    "in use; raise --stage-max-bytes or lower --max-loaded",
+                    f"no room to stage {record.key}: {used} of {self.max_bytes} bytes of the stage folder "
+                    "are in use; raise --stage-max-bytes or lower --max-loaded",
                     needs - self.max_bytes,
                 )
             copying.mkdir()

@@ -193,8 +193,7 @@ class Stager(Copies):
                     self._copy(record, source, copying, lambda _: go_on())
                     return str(self.place(copying, record))
         except OSError as error:
-            where = f" in {error.filename}" if error.filename else ""
-            raise refused(error, f"cannot stage {record.key}{where}") from error
+            raise refused(error, f"cannot stage {record.key}") from error
 
     def _copy(self, record: Record, source: Path, copying: Path, progress: Callable[[int], None]) -> None:
         """Read the registered files into a new folder, and see that they are what the record says."""
@@ -204,7 +203,7 @@ class Stager(Copies):
                 source, copying, names, progress, sync=False, follow=False, carried=()
             )
         except TargetUnavailable as error:
-            raise refused(error.error, f"cannot write {error.target}") from error.error
+            raise refused(error.error, f"cannot stage {record.key}") from error.error
         except VolumeUnavailable as error:
             text = _gone(error, source)
             if text is None:

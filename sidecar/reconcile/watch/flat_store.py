@@ -141,7 +141,9 @@ class FlatStore:
                 if not had:
                     return False
                 labels = {LABEL: sight.fingerprint}
-                wanted = Registration(name, folder, folder.as_uri(), origin="import", labels=labels)
+                wanted = Registration(
+                    name, folder, folder.as_uri(), labels=labels, origin="import", again=False
+                )
                 ingest.register(self._registry, self._scope, wanted, self._expectation, writer=self._writer)
         except InputError as error:
             self._refused[name] = (sight.fingerprint, f"{type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, Progress
 from lora_fs.sidecar.registry.lifecycle.mending import mend_files
 from lora_fs.sidecar.registry.store.reader import Reader
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume import atomic, permissions
 
 
 def at_home(layout: Layout, record: Record) -> Record:
@@ -92,9 +92,10 @@ def _put(there: Reader, draft: Path, record: Record) -> str | None:
     found = artifacts.hash_files(draft, [entry.path for entry in record.spec.files])
     if artifacts.digest_of(found) != record.spec.digest:
         raise InputError(f"{record.key}: the export changed while it was read: restore again")
+    permissions.share_copy(draft, draft.parent)
     atomic.sync_names(draft)
     target = there.layout.artifact(record.key)
-    if artifacts.place(draft, target, recorded=True):
+    if artifacts.place(draft, target):
         return None
     newest = there.latest(there.records(record.key))[1]
     if (

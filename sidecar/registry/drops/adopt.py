@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import (
@@ -235,7 +234,7 @@ class Adopter:
                     return self._candidates.refuse(key, candidate, OUTSIDE, retried=True)
                 if is_new and self._registry.generations(self._registry.records(key)):
                     return False  # registered meanwhile, or damaged: whoever looks next knows which
-                self._registry.accounts.check(key, _size_bytes(folder))
+                self._registry.accounts.check(key, artifacts.size_of_served(folder))
                 if looks_preallocated(folder):
                     return self._candidates.refuse(key, candidate, NOT_WHOLE)
                 pointer = release.active(self._registry, key.scope, key.name)
@@ -299,15 +298,6 @@ def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
     if pointer is None or pointer.revision is None:
         return True
     return natural_order(key.revision) > natural_order(pointer.revision)
-
-
-def _size_bytes(folder: Path) -> int:
-    """What its served files have at least, unopened; 0 where it cannot be told."""
-    found = 0
-    for name in transfer_markers.SERVED:
-        with suppress(OSError):
-            found += (folder / name).lstat().st_size
-    return found
 
 
 def _may_pass(error: InputError) -> bool:

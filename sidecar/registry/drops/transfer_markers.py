@@ -13,9 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_ENTRIES, Sight
+from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_ENTRIES, SERVED, Sight
 
-SERVED = ("adapter_config.json", "adapter_model.safetensors")
 READY_MARKS = frozenset({"_READY", "SHA256SUMS"})
 SHOWN = 128  # of a name that anybody may have chosen
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, CorruptRecord, InputError, NotFound
+from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
     JsonObject,
     Pointer,
     Policy,
-    PolicyKind,
     Record,
     Scope,
 )
@@ -116,27 +115,10 @@ def unpin(registry: Registry, scope: Scope, name: str, *, writer: str) -> list[R
     """Give pinned revisions the policy back that they had before; raises as ``amend`` does."""
 
     def change(record: Record) -> JsonObject:
-        before = _before_it_was_pinned(registry, record) if _is_pinned(record) else record.spec.policy
-        policy = before.model_dump(mode="json") if before is not None else None
-        return {**record.spec.model_dump(mode="json"), "policy": policy}
+        spec = record.spec.model_dump(mode="json")
+        return {**spec, "policy": spec["unpinned"]} if record.spec.is_pinned else spec
 
     return amend(registry, scope, name, [change], writer=writer)
-
-
-def _is_pinned(record: Record) -> bool:
-    return record.spec.policy is not None and record.spec.policy.kind is PolicyKind.PINNED
-
-
-def _before_it_was_pinned(registry: Registry, record: Record) -> Policy | None:
-    series = registry.records(record.key)
-    for generation in registry.generations(series):
-        try:
-            earlier = registry.read(series, generation)
-        except CorruptRecord:
-            continue
-        if not _is_pinned(earlier):
-            return earlier.spec.policy
-    return None
 
 
 def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | None, *, writer: str) -> Pointer:

@@ -17,7 +17,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from lora_fs.sidecar.registry.volume import atomic, permissions
 
 CHUNK_BYTES = 1 << 20
 LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
+SERVED = ("adapter_config.json", "adapter_model.safetensors")
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
 MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
@@ -35,6 +36,7 @@ MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int], None]
+Write = Callable[[memoryview], object]
 
 
 def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
@@ -64,7 +66,7 @@ def _open_each(folder: Path) -> int:
 
 
 @contextmanager
-def _opened(folder: Path, *, follow: bool) -> Iterator[int]:
+def opened(folder: Path, *, follow: bool) -> Iterator[int]:
     """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
     try:
         handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
@@ -111,7 +113,7 @@ def _copy_hashing(
         with (
             os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
             ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
-            _written(target, sync=sync) as write,
+            written(target, sync=sync) as write,
         ):
             for chunk in _hashed(reader, digest, beside, most_bytes):
                 size += len(chunk)
@@ -124,7 +126,7 @@ def _copy_hashing(
 
 
 @contextmanager
-def _written(target: Path | None, *, sync: bool) -> Iterator[Callable[[memoryview], object]]:
+def written(target: Path | None, *, sync: bool) -> Iterator[Write]:
     """Takes the bytes of a new file, in turn; of none, where ``target`` is None.
 
     Raises:
@@ -135,6 +137,7 @@ def _written(target: Path | None, *, sync: bool) -> Iterator[Callable[[memoryvie
         return
     with _writing(target):
         writer = target.open("xb")
+        permissions.share_file(writer.fileno(), target.parent)
 
     def write(chunk: memoryview) -> None:
         with _writing(target):
@@ -199,6 +202,15 @@ def _size_of(path: Path) -> int:
         raise atomic.unavailable(error, f"cannot look at {path}") from error
 
 
+def size_of_served(folder: Path) -> int:
+    """What an adapter's served files have at least, in bytes, unopened; 0 where it cannot be told."""
+    found = 0
+    for name in SERVED:
+        with suppress(OSError):
+            found += (folder / name).lstat().st_size
+    return found
+
+
 def digest_of(files: Sequence[FileEntry]) -> str:
     """One digest over paths, sizes and hashes, independent of order."""
     rows = sorted((entry.path, entry.size_bytes, entry.sha256) for entry in files)
@@ -224,48 +236,58 @@ def copy_files(
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
-    atomic.make_folder(target.parent)
-    with _writing(target):
-        target.mkdir()
-    with _opened(source, follow=follow) as folder:
+    make_draft(target)
+    with opened(source, follow=follow) as folder:
         entries = tuple(
             _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
         )
-        for name in carried:
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except OSError:
-                continue  # not there: nothing to carry
-            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
-                _copy_hashing(
-                    source / name,
-                    target / name,
-                    None,
-                    sync=sync,
-                    dir_fd=folder,
-                    most_bytes=MAX_CARRIED_BYTES,
-                )
+        if carried:
+            _carry(source, target, folder, sync=sync)
     if sync:
         with _writing(target):
             atomic.sync_folder(target)
     return entries
 
 
-def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
+def make_draft(folder: Path, *, marked: bool = False) -> None:
+    """Make the folder of a copy under way. ``marked``: see ``place``. Raises TargetUnavailable."""
+    atomic.make_folder(folder.parent)
+    with _writing(folder):
+        folder.mkdir()
+        permissions.share_folder(folder, folder.parent)
+        if marked:
+            (folder / REGISTERING).open("xb").close()
+
+
+def carry(source: Path, draft: Path, folder_fd: int | None) -> None:
+    """Copy what is no part of the digest into a draft, and see that its names survive a power loss."""
+    with nullcontext(folder_fd) if folder_fd is not None else opened(source, follow=True) as folder:
+        _carry(source, draft, folder, sync=True)
+    with _writing(draft):
+        atomic.sync_folder(draft)
+
+
+def _carry(source: Path, target: Path, folder: int, *, sync: bool) -> None:
+    for name in CARRIED:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            continue  # not there: nothing to carry
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
+            at, most = target / name, MAX_CARRIED_BYTES
+            _copy_hashing(source / name, at, None, sync=sync, dir_fd=folder, most_bytes=most)
+
+
+def place(draft: Path, target: Path) -> bool:
     """Rename a finished copy to its place. False if something lies there already.
 
     Either way what lies there survives a power loss by its name: who placed it may have died before.
-
-    Args:
-        recorded: a record names it; if not, it is marked, until ``unmark``, as one that nobody dropped.
+    A copy that no record names yet is marked, until ``unmark``, as one that nobody dropped.
     """
     atomic.make_folder(target.parent)
-    permissions.share_copy(incoming, target.parent)
-    if not recorded:
-        _mark(incoming)
     placed = True
     try:
-        os.rename(incoming, target)
+        os.rename(draft, target)
     except OSError as error:
         if not atomic.is_folder(target):
             raise atomic.unavailable(error, f"cannot move the copy to {target}") from error
@@ -274,10 +296,12 @@ def place(incoming: Path, target: Path, *, recorded: bool) -> bool:
     return placed
 
 
-def _mark(folder: Path) -> None:
-    with _writing(folder / REGISTERING):
-        (folder / REGISTERING).touch()
-        atomic.sync_folder(folder)
+def mark(draft: Path) -> None:
+    """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it."""
+    permissions.share_copy(draft, draft.parent)
+    with _writing(draft / REGISTERING):
+        (draft / REGISTERING).touch()
+        atomic.sync_folder(draft)
 
 
 def unmark(folder: Path) -> None:

@@ -1,41 +1,172 @@
-"""The copy of an adapter's served files that the registry keeps: made beside its place, then renamed."""
+"""The bytes that are registered: read once, and what is judged is what is hashed and kept.
+
+A source that its owner may change is copied into ``.incoming/`` as it is validated: each part that was
+read is validated, hashed and written, so the three never differ. What lies in ``.incoming/`` already, or
+stays where it is, is validated and hashed in one pass alike, and compared with how it looked before.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Record
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import mend_files
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.validate import Expectation, Report, validate
+
+ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
 
 
 class Taken(Conflict):
     """The revision has other bytes, on record or in its place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Of ``files`` of ``source``, whose digest is ``digest``, at the place of ``key``.
+@dataclass(slots=True)
+class Judged:
+    """A valid adapter's bytes.
 
     Attributes:
-        moved: ``source`` lies in ``.incoming/`` and is moved, not copied.
+        source: where they were read.
+        draft: the private copy of them; None: there is none yet.
+    """
+
+    source: Path
+    report: Report
+    files: tuple[FileEntry, ...]
+    draft: Path | None
+
+    @property
+    def digest(self) -> str:
+        return artifacts.digest_of(self.files)
+
+
+class _Taker:
+    """Hashes the parts of files, each in turn, and writes them into ``folder``, in a thread beside."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._name, self._size = folder, "", 0
+        self._digest = hashlib.sha256()
+        self._write: artifacts.Write = len
+        self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
+        self._doing: Future[None] | None = None
+        self.files: list[FileEntry] = []
+
+    def __enter__(self) -> _Taker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._beside.shutdown()
+        with suppress(VolumeUnavailable):  # what was taken whole was closed by ``end``
+            self._file.close()
+
+    def __call__(self, name: str, part: memoryview) -> None:
+        self._wait()
+        if name != self._name:
+            self.end()
+            self._name, self._size, self._digest = name, 0, hashlib.sha256()
+            if self._folder is not None:
+                if not self.files:
+                    artifacts.make_draft(self._folder, marked=True)
+                self._write = self._file.enter_context(artifacts.written(self._folder / name, sync=True))
+        self._size += len(part)
+        if len(part) >= artifacts.LEAST_BYTES:
+            self._doing = self._beside.submit(self._take, part)
+        else:
+            self._take(part)
+
+    def _take(self, part: memoryview) -> None:
+        self._write(part)
+        self._digest.update(part)
+
+    def _wait(self) -> None:
+        doing, self._doing = self._doing, None
+        if doing is not None:
+            doing.result()
+
+    def end(self) -> None:
+        """See that the file under way is whole and on the volume."""
+        self._wait()
+        if self._name:
+            self._file.close()
+            entry = FileEntry(path=self._name, size_bytes=self._size, sha256=self._digest.hexdigest())
+            self.files.append(entry)
+            self._name = ""
+
+
+@contextmanager
+def judged(
+    source: Path,
+    expectation: Expectation,
+    draft: Path | None,
+    *,
+    called: str,
+    progress: Progress | None = None,
+    follow: bool = True,
+) -> Iterator[Judged]:
+    """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
+
+    Args:
+        draft: a folder that is not there; None: the bytes stay where they are.
+        called: what its sender calls it.
         follow: whether ``source``, or a folder on its way, may be a symlink.
+    Raises:
+        InvalidAdapter: it cannot be served. InputError: the source is a symlink that is not followed.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did.
+    """
+    try:
+        with nullcontext(None) if follow else artifacts.opened(source, follow=False) as folder:
+            with _Taker(draft) as taker:
+                report = validate(source, expectation, progress=progress, taking=taker, folder_fd=folder)
+                if not report.ok or report.shape is None:
+                    raise InvalidAdapter(called, report.errors)
+                taker.end()
+            if draft is not None:
+                artifacts.carry(source, draft, folder)
+        yield Judged(source, report, tuple(taker.files), draft)
+    finally:
+        if draft is not None:
+            artifacts.discard(draft)
+
+
+def looks_like(source: Path, artifact: Path, record: Record) -> bool:
+    """Whether a source has a record's sizes and the last bytes of its files: read before it is copied."""
+    with suppress(OSError, InputError):
+        return all(
+            _end(source / one.path, one) == _end(artifact / one.path, one) != b"" for one in record.spec.files
+        )
+    return False
+
+
+def _end(path: Path, entry: FileEntry) -> bytes:
+    with os.fdopen(artifacts.open_regular(path), "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != entry.size_bytes:
+            return b""
+        return os.pread(file.fileno(), ENDS_BYTES, max(0, entry.size_bytes - ENDS_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy of judged bytes that the registry keeps at the place of ``key``.
+
+    Attributes:
+        moved: ``judged.source`` lies in ``.incoming/``: it is moved there.
+        follow: whether the source, or a folder on its way, may be a symlink.
     """
 
     registry: Registry
     key: AdapterKey
-    source: Path
-    files: tuple[str, ...]
-    digest: str
-    progress: Progress | None
+    judged: Judged
     moved: bool
     follow: bool
 
@@ -47,11 +178,6 @@ class Copy:
     def is_there(self) -> bool:
         """Whether a folder lies in its place."""
         return atomic.is_folder(self.target)
-
-    def make(self) -> None:
-        """Copy, and place, what a record names. Raises as ``made`` and ``place`` do."""
-        with self.made() as incoming:
-            self.place(incoming, recorded=True)
 
     def lost(self, record: Record) -> bool:
         """Whether a file is gone that the registry keeps for a record of these bytes, or has another size.
@@ -65,13 +191,14 @@ class Copy:
         return not all(self._lies(entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
-        """Bring back what is lost; False if nothing is. Raises as ``make`` and ``mend_files`` do."""
+        """Bring back what is lost; False if nothing is. Raises as ``private`` and ``mend_files`` do."""
         lost = self.lost(record)
-        if lost and (record.origin == "folder" or not self.is_there()):
-            self.make()
-        elif lost:
-            with self.made() as incoming:
-                mend_files(self.registry.layout, incoming, record)
+        if lost:
+            with self.private() as draft:
+                if record.origin == "folder" or not self.is_there():
+                    self.place(draft, recorded=True)
+                else:
+                    mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
         return lost
 
@@ -85,38 +212,47 @@ class Copy:
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.size_bytes
 
     @contextmanager
-    def made(self) -> Iterator[Path]:
-        """The files under a temporary name, for as long as the block lasts.
+    def private(self) -> Iterator[Path]:
+        """A folder of these bytes that nobody else changes, for as long as the block lasts.
 
         Raises:
-            Conflict: they changed while they were copied.
+            Conflict: they were judged where they lay, and changed before they were copied.
             InputError, VolumeUnavailable: see ``artifacts.copy_files``.
         """
-        if self.moved:
-            yield self.source
+        known = self.judged.source if self.moved else self.judged.draft
+        if known is not None:
+            yield known
             return
-        incoming = artifacts.temporary_in(self.registry.layout.incoming(self.key.scope))
+        draft = new_draft(self.registry, self.key.scope)
+        names = [entry.path for entry in self.judged.files]
         try:
-            copied = artifacts.copy_files(
-                self.source, incoming, self.files, self.progress, follow=self.follow
-            )
-            if artifacts.digest_of(copied) != self.digest:
-                raise Conflict(f"{self.source} changed while it was copied: try again")
-            yield incoming
+            copied = artifacts.copy_files(self.judged.source, draft, names, follow=self.follow)
+            if artifacts.digest_of(copied) != self.judged.digest:
+                raise Conflict(f"{self.judged.source} changed while it was copied: try again")
+            yield draft
         finally:
-            artifacts.discard(incoming)
+            artifacts.discard(draft)
 
-    def place(self, incoming: Path, *, recorded: bool) -> None:
+    def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.
 
         Args:
-            recorded: see ``artifacts.place``.
+            recorded: a record names it; if not, it is marked as one that nobody dropped.
         Raises:
             Taken: other bytes lie there.
             VolumeUnavailable: it cannot be moved.
         """
-        if artifacts.place(incoming, self.target, recorded=recorded):
+        if self.moved:
+            artifacts.mark(draft)
+        if recorded:
+            artifacts.unmark(draft)
+        if artifacts.place(draft, self.target):
             return
-        there = artifacts.hash_files(self.target, self.files)
-        if artifacts.digest_of(there) != self.digest:
+        there = artifacts.hash_files(self.target, [entry.path for entry in self.judged.files])
+        if artifacts.digest_of(there) != self.judged.digest:
             raise Taken(f"{self.target} holds other bytes: revisions never change; register a new one")
+
+
+def new_draft(registry: Registry, scope: Scope) -> Path:
+    """A fresh name for a private copy."""
+    return artifacts.temporary_in(registry.layout.incoming(scope))

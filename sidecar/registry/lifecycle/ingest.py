@@ -1,4 +1,7 @@
-"""To register: what is checked, copied, recorded and made active, in that order.
+"""The one way into the registry: take a private copy, judge it, place, record, point, announce.
+
+What was judged is what is recorded: the source is read once, and each part is validated, hashed and
+copied. What stays where it lies (a dropped folder, ``--link``) looks the same before and after.
 
 It is safe to stop anywhere: bytes before the record, the record before the pointer, HEAD
 last. A half-done register is an artifact or an inactive revision that nobody asked for,
@@ -10,16 +13,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lora_fs.sidecar.errors import Conflict, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, VolumeUnavailable
 from lora_fs.sidecar.model import (
     AdapterKey,
     AdapterSpec,
     Origin,
+    Pointer,
     Policy,
     Record,
     Scope,
@@ -31,13 +35,18 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Taken
-from lora_fs.sidecar.registry.lifecycle.release import active, point, present_revisions
-from lora_fs.sidecar.registry.lifecycle.revisions import newest_record, next_revision, policy_of_served
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Judged, Taken, judged, looks_like, new_draft
+from lora_fs.sidecar.registry.lifecycle.release import active, point
+from lora_fs.sidecar.registry.lifecycle.revisions import (
+    Revisions,
+    next_revision,
+    policy_of_served,
+    revisions_of,
+)
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import CODES, Expectation, Report, validate
+from lora_fs.sidecar.validate import CODES, Expectation, Report
 
 ADOPTED_IN_PLACE = "folder"
 RACES = 32  # lost in a row before the caller is told; each means that another register went ahead
@@ -51,11 +60,11 @@ class Registration:
         source: a local folder.
         revision: None takes the next ``vN``.
         policy: None takes that of the revision that the name serves.
+        again: bytes that are registered become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that is served already.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
-        takes: ``source`` lies in ``.incoming/`` and is moved, not copied.
-        hashes: the SHA-256 of its files that were hashed as they were written there.
+        takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
     """
 
     name: str
@@ -67,13 +76,13 @@ class Registration:
     labels: Mapping[str, str] | None = None
     link: bool = False
     activate: bool = True
+    again: bool = True
     origin: Origin = "register"
     must_be_new: bool = False
     resolved: bool = False
     fingerprint: str | None = None
     pin: str | None = None
     takes: bool = False
-    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,8 @@ class Registered:
     """The record in force afterwards.
 
     ``changed`` is False if these bytes were there already; ``amended`` if then their policy or
-    labels are new; ``restored`` if files of theirs were lost and are there again.
+    labels are new; ``restored`` if files of theirs were lost and are there again. ``pointer``: that of the
+    name, if this made the revision active.
     """
 
     record: Record
@@ -89,6 +99,7 @@ class Registered:
     report: Report
     amended: bool = False
     restored: bool = False
+    pointer: Pointer | None = None
 
 
 def register(
@@ -102,7 +113,7 @@ def register(
     progress: Progress | None = None,
     patience_s: float = WAIT_S,
 ) -> Registered:
-    """Validate, copy, record, activate. Where another writer takes the next ``vN`` first, the one after it.
+    """Register an adapter. If another writer takes the next ``vN`` first, use the one after it.
 
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
@@ -112,88 +123,57 @@ def register(
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
     """
-    for _ in range(RACES):
-        try:
-            return _register(registry, scope, wanted, expectation, writer, dry_run, progress, patience_s)
-        except Taken:
-            if wanted.revision is not None or not atomic.is_folder(wanted.source):  # it was moved already
-                raise
-        progress = None  # it counts what is read once
-    raise Conflict(f"{RACES} revisions of {wanted.name} were taken by other writers meanwhile: try again")
-
-
-def _register(
-    registry: Registry,
-    scope: Scope,
-    wanted: Registration,
-    expectation: Expectation,
-    writer: str,
-    dry_run: bool,
-    progress: Progress | None,
-    patience_s: float,
-) -> Registered:
-    """One try; raises Taken where the revision that was free is not any more."""
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
-    report = validate(wanted.source, expectation, progress=progress)
-    if not report.ok or report.shape is None:
-        raise InvalidAdapter(wanted.uri if wanted.takes else str(wanted.source), report.errors)
-    registry.check_writable()
-    existing = present_revisions(registry, scope, name)
+    if not wanted.takes:
+        registry.check_writable()
+    known = revisions_of(registry, scope, name)
     if wanted.must_be_new:
         refuse_served(registry, scope, name)
-    files = artifacts.hash_files(wanted.source, report.served_files, progress, wanted.hashes)
-    digest = artifacts.digest_of(files)
-    if wanted.fingerprint not in (None, artifacts.fingerprint(wanted.source)):
-        raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
-    allowed = _allowed(wanted, expectation)
-    copy_at = partial(
-        Copy,
-        registry,
-        source=wanted.source,
-        files=report.served_files,
-        digest=digest,
+    if not known.present:  # else these bytes may be there, and nothing grows
+        key = AdapterKey(*scope, wanted.revision or "v1", name)
+        registry.accounts.check(key, artifacts.size_of_served(wanted.source))
+    in_place = wanted.link or wanted.origin == ADOPTED_IN_PLACE or _is_home(registry, scope, wanted)
+    stays = dry_run or in_place or wanted.takes or _is_served(registry, scope, wanted, known)
+    lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
+    before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
+    with judged(
+        wanted.source,
+        expectation,
+        None if stays else new_draft(registry, scope),
+        called=wanted.uri if wanted.takes else str(wanted.source),
         progress=progress,
-        moved=wanted.takes,
         follow=not wanted.resolved,
-    )
-    for record in existing.values():
-        if record.spec.digest == digest and wanted.revision in (None, record.revision):
-            copy = copy_at(record.key)
-            if dry_run:
-                return Registered(record, False, report, restored=copy.lost(record))
-            restored = copy.restore(record)
-            newest = _again(registry, record, wanted, allowed, writer, patience_s)
-            return Registered(newest, False, report, newest.generation != record.generation, restored)
-    revision = wanted.revision or next_revision(registry, scope, name, digest, report.served_files)
-    key = AdapterKey.checked(*scope, revision, name)
-    spec = AdapterSpec(
-        source=Source(uri=wanted.uri, pin=wanted.pin),
-        path=str(atomic.real_path(wanted.source)) if wanted.link else f"{scope}/{revision}/{name}",
-        base_model=wanted.base_model or report.base_model or scope.model,
-        digest=digest,
-        size_bytes=sum(entry.size_bytes for entry in files),
-        files=files,
-        lora=report.shape,
-        int_id=int_id(registry.marker.registry_uuid, key, digest),
-        policy=wanted.policy or policy_of_served(registry, scope, name, existing),
-        labels=dict(wanted.labels or {}),
-        fingerprint=wanted.fingerprint,
-        allowed=allowed,
-    )
-    # Asked before bytes are copied, which would else lie where those of the revision belong.
-    is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
-    fields = _present(wanted, revision, spec, None if is_new else newest_record(registry, key))
-    registry.accounts.check(key, spec.size_bytes)
-    if dry_run:
-        unsaid = {"generation": 1, "request_id": "", "token": "", "writer": writer, "updated_at": ""}
-        said = {"namespace": scope.namespace, "model": scope.model, "name": name}
-        return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
-    record = _record(copy_at(key), wanted, spec, writer, patience_s)
-    if wanted.activate:
-        _activate(registry, record, wanted, writer)
-    return Registered(record, True, report)
+    ) as found:
+        if in_place and artifacts.fingerprint(lies_at) != before:
+            raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
+        task = _Task(
+            registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
+        )
+        for _ in range(RACES):
+            try:
+                return task.dry_run(known) if dry_run else task.write(known)
+            except Taken:
+                if wanted.revision is not None or not atomic.is_folder(found.draft or wanted.source):
+                    raise
+            known = revisions_of(registry, scope, name)
+    raise Conflict(f"{RACES} revisions of {name} were taken by other writers meanwhile: try again")
+
+
+def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
+    """Whether the source lies where its copy would: it is not copied onto itself."""
+    own = (*scope, wanted.revision or wanted.source.parent.name, wanted.name)
+    if wanted.source.parts[-4:] != own:
+        return False
+    return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
+
+
+def _is_served(registry: Registry, scope: Scope, wanted: Registration, known: Revisions) -> bool:
+    """Whether the source is likely what the name serves: it is compared first, and copied if it is not."""
+    pointer = active(registry, scope, wanted.name) if known.present else None
+    record = known.present.get(pointer.revision or "") if pointer is not None else None
+    return record is not None and looks_like(wanted.source, registry.layout.resolve(record.spec.path), record)
 
 
 def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
@@ -203,97 +183,6 @@ def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
 
 
-def _present(wanted: Registration, revision: str, spec: AdapterSpec, newest: Record | None) -> dict[str, Any]:
-    """The fields of the next generation of its record.
-
-    Raises:
-        Taken: the revision is there with other bytes.
-    """
-    other = newest is not None and newest.spec.digest != spec.digest
-    if newest is not None and other and wanted.origin != ADOPTED_IN_PLACE:
-        raise Taken(
-            f"revision {revision} of {wanted.name} exists with other bytes "
-            f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
-        )
-    said = spec.model_dump(mode="json")
-    if newest is not None:
-        earlier = newest.spec.model_dump(mode="json")
-        unsaid = {"policy": wanted.policy, "labels": wanted.labels} if newest.present else {}
-        said |= {field: earlier[field] for field, value in unsaid.items() if value is None}
-        said = over(earlier, said)
-    return {
-        "revision": revision,
-        "uid": newest.uid if newest is not None else secrets.token_hex(16),
-        "state": State.PRESENT,
-        "origin": wanted.origin,
-        "keep_files": wanted.link,
-        "spec": said,
-    }
-
-
-def _record(copy: Copy, wanted: Registration, spec: AdapterSpec, writer: str, patience_s: float) -> Record:
-    """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""
-    registry, key = copy.registry, copy.key
-    series = registry.records(key)
-    # Built on the root, since to resolve the target would look up a name that is not there yet.
-    lies_at = atomic.real_path(registry.layout.root) / spec.path
-    copies = not wanted.link and atomic.real_path(wanted.source) != lies_at
-    admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=patience_s)
-    with copy.made() if copies else nullcontext() as incoming, admitted as too_much:
-        if incoming is not None:
-            copy.place(incoming, recorded=False)
-        build = partial(_present, wanted, key.revision, spec)
-        record = registry.append(series, build, writer=writer, announce=not wanted.activate)
-        if not wanted.link and wanted.origin != ADOPTED_IN_PLACE:
-            artifacts.unmark(copy.target)
-        refusal = too_much()
-        if refusal is not None:
-            in_place = wanted.origin == ADOPTED_IN_PLACE
-            again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if in_place else {}
-            gone = {"state": State.DELETED, **again}
-            registry.append(series, lambda _: gone, writer=writer)
-            raise refusal
-    if copies and not copy.is_there():  # gc took what a withdrawn revision had left, before our record
-        copy.make()
-    return record
-
-
-def _activate(registry: Registry, record: Record, wanted: Registration, writer: str) -> None:
-    try:
-        point(
-            registry,
-            record.key.scope,
-            record.name,
-            record.revision,
-            writer=writer,
-            must_be_new=wanted.must_be_new,
-        )
-    except Conflict:
-        if wanted.must_be_new:  # another writer took the name meanwhile: ours was never served
-            gone = {"state": State.DELETED}
-            registry.append(registry.records(record.key), lambda _: gone, writer=writer)
-        raise
-    registry.announce()
-
-
-def _again(
-    registry: Registry,
-    record: Record,
-    wanted: Registration,
-    allowed: tuple[str, ...],
-    writer: str,
-    patience_s: float,
-) -> Record:
-    """Bytes that are registered: what else is said of them taken over, and active."""
-    registry.confirm(registry.records(record.key), record)
-    record = _amend(registry, record, wanted, allowed, writer, patience_s)
-    if wanted.activate:
-        scope, must_be_new = record.key.scope, wanted.must_be_new
-        point(registry, scope, record.name, record.revision, writer=writer, must_be_new=must_be_new)
-    registry.announce()
-    return record
-
-
 def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
     """The findings that a person allowed, for every replica. What a replica was set to allow is its own."""
     if wanted.origin != "register":
@@ -301,38 +190,187 @@ def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
     return tuple(sorted(code for code in expectation.allow if code in CODES and CODES[code].overridable))
 
 
-def _amend(
-    registry: Registry,
-    record: Record,
-    wanted: Registration,
-    allowed: tuple[str, ...],
-    writer: str,
-    patience_s: float,
-) -> Record:
-    """The same bytes again: take over what else was said of them, if it differs.
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One registration whose bytes are judged."""
 
-    Above a newer generation that is damaged it is written anew, so that all readers agree again.
-    """
-    said: dict[str, Any] = {}
-    if wanted.policy is not None:
-        said["policy"] = wanted.policy.model_dump(mode="json")
-    if wanted.labels:
-        said["labels"] = dict(wanted.labels)
-    if allowed:
-        said["allowed"] = list(allowed)
-    if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
-        said["fingerprint"] = wanted.fingerprint
+    registry: Registry
+    scope: Scope
+    wanted: Registration
+    judged: Judged
+    allowed: tuple[str, ...]
+    writer: str
+    patience_s: float
+    in_place: bool
 
-    def build(newest: Record | None) -> dict[str, Any] | None:
-        if newest is None or not newest.present:
-            raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
-        spec = newest.spec.model_dump(mode="json")
-        return {"spec": {**spec, **said}} if {**spec, **said} != spec else None
+    def write(self, known: Revisions) -> Registered:
+        """Place, record and point; raises Taken where the revision that was free is not any more."""
+        report, same = self.judged.report, self._same(known)
+        if same is not None:
+            restored = self._copy(same.key).restore(same)
+            newest = self._amend(same)
+            amended = newest.generation != same.generation
+            return Registered(newest, False, report, amended, restored, self._point(newest, is_new=False))
+        key, spec = self._new(known)
+        newest_there = None if self._is_new else known.newest.get(key.revision)
+        self._present(spec, key, newest_there)  # refused before anything has its place
+        record = self._record(key, spec)
+        return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
-    damaged = registry.latest(registry.records(record.key))[0].generation > record.generation
-    if not said and not damaged:
+    def dry_run(self, known: Revisions) -> Registered:
+        """Say what ``write`` would do."""
+        report, same = self.judged.report, self._same(known)
+        if same is not None:
+            return Registered(same, False, report, restored=self._copy(same.key).lost(same))
+        key, spec = self._new(known)
+        fields = self._present(spec, key, None if self._is_new else known.newest.get(key.revision))
+        self.registry.accounts.check(key, spec.size_bytes)
+        unsaid = {"generation": 1, "request_id": "", "token": "", "writer": self.writer, "updated_at": ""}
+        said = {"namespace": key.namespace, "model": key.model, "name": key.name}
+        return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
+
+    @property
+    def _is_new(self) -> bool:
+        return self.wanted.revision is None or self.wanted.origin == ADOPTED_IN_PLACE
+
+    def _same(self, known: Revisions) -> Record | None:
+        digest, revision = self.judged.digest, self.wanted.revision
+        found = (one for one in known.present.values() if one.spec.digest == digest)
+        return next((one for one in found if revision in (None, one.revision)), None)
+
+    def _copy(self, key: AdapterKey) -> Copy:
+        moved, follow = self.wanted.takes, not self.wanted.resolved
+        return Copy(self.registry, key, self.judged, moved=moved, follow=follow)
+
+    def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec]:
+        """The key of a new record, and what it says."""
+        registry, scope, wanted = self.registry, self.scope, self.wanted
+        files, digest, report = self.judged.files, self.judged.digest, self.judged.report
+        assert report.shape is not None  # else it is not valid
+        revision = wanted.revision or next_revision(
+            registry, scope, wanted.name, known, digest, report.served_files
+        )
+        key = AdapterKey.checked(*scope, revision, wanted.name)
+        return key, AdapterSpec(
+            source=Source(uri=wanted.uri, pin=wanted.pin),
+            path=str(atomic.real_path(wanted.source)) if wanted.link else f"{scope}/{revision}/{wanted.name}",
+            base_model=wanted.base_model or report.base_model or scope.model,
+            digest=digest,
+            size_bytes=sum(entry.size_bytes for entry in files),
+            files=files,
+            lora=report.shape,
+            int_id=int_id(registry.marker.registry_uuid, key, digest),
+            policy=wanted.policy or policy_of_served(registry, scope, wanted.name, known.present),
+            labels=dict(wanted.labels or {}),
+            fingerprint=wanted.fingerprint,
+            allowed=self.allowed,
+        )
+
+    def _present(self, spec: AdapterSpec, key: AdapterKey, newest: Record | None) -> dict[str, Any]:
+        """The fields of the next generation of its record.
+
+        Raises:
+            Taken: the revision is there with other bytes.
+        """
+        wanted = self.wanted
+        other = newest is not None and newest.spec.digest != spec.digest
+        if newest is not None and other and wanted.origin != ADOPTED_IN_PLACE:
+            raise Taken(
+                f"revision {key.revision} of {wanted.name} exists with other bytes "
+                f"({newest.spec.digest[:19]}…): revisions never change; register a new one"
+            )
+        said = spec.model_dump(mode="json")
+        if newest is not None:
+            earlier = newest.spec.model_dump(mode="json")
+            unsaid = {"policy": wanted.policy, "labels": wanted.labels} if newest.present else {}
+            said |= {field: earlier[field] for field, value in unsaid.items() if value is None}
+            said = over(earlier, said)
+        return {
+            "revision": key.revision,
+            "uid": newest.uid if newest is not None else secrets.token_hex(16),
+            "state": State.PRESENT,
+            "origin": wanted.origin,
+            "keep_files": wanted.link,
+            "spec": said,
+        }
+
+    def _record(self, key: AdapterKey, spec: AdapterSpec) -> Record:
+        """The bytes in their place, then the record of them; withdrawn again if it is over the quota."""
+        registry, wanted, copy = self.registry, self.wanted, self._copy(key)
+        series = registry.records(key)
+        admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=self.patience_s)
+        with nullcontext() if self.in_place else copy.private() as draft, admitted as too_much:
+            if draft is not None:
+                copy.place(draft, recorded=False)
+            build = partial(self._present, spec, key)
+            written = partial(registry.append, series, writer=self.writer, checked=True)
+            record = written(build, announce=not wanted.activate)
+            if draft is not None:
+                artifacts.unmark(copy.target)
+            refusal = too_much()
+            if refusal is not None:
+                dropped = wanted.origin == ADOPTED_IN_PLACE
+                again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
+                written(lambda _: {"state": State.DELETED, **again})
+                raise refusal
+            if draft is not None and not copy.is_there():  # gc took what a withdrawn revision had left
+                if not atomic.is_folder(draft):
+                    raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
+                copy.place(draft, recorded=True)
         return record
-    writes = damaged or build(record) is not None
-    admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=patience_s)
-    with admitted if writes else nullcontext():
-        return registry.append(registry.records(record.key), build, writer=writer, announce=False)
+
+    def _point(self, record: Record, *, is_new: bool) -> Pointer | None:
+        """Let the name serve it, and announce what was written."""
+        registry, wanted, pointer = self.registry, self.wanted, None
+        before = None if is_new or wanted.again else active(registry, self.scope, record.name)
+        activates = wanted.activate and (before is None or before.revision is None)
+        try:
+            if activates:
+                pointer = point(
+                    registry,
+                    self.scope,
+                    record.name,
+                    record.revision,
+                    writer=self.writer,
+                    must_be_new=wanted.must_be_new,
+                    claims="api" in (wanted.origin, record.origin),
+                    checked=True,
+                )
+        except Conflict:
+            if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours was never served
+                gone = {"state": State.DELETED}
+                registry.append(registry.records(record.key), lambda _: gone, writer=self.writer)
+            raise
+        if activates or not is_new:
+            registry.announce()
+        return pointer
+
+    def _amend(self, record: Record) -> Record:
+        """The same bytes again: take over what else was said of them, if it differs; labels are added.
+
+        Above a newer generation that is damaged it is written anew, so that all readers agree again.
+        """
+        registry, wanted, said = self.registry, self.wanted, dict[str, Any]()
+        series = registry.records(record.key)
+        registry.confirm(series, record)
+        if wanted.policy is not None:
+            said["policy"] = wanted.policy.model_dump(mode="json")
+        if self.allowed:
+            said["allowed"] = list(self.allowed)
+        if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
+            said["fingerprint"] = wanted.fingerprint
+
+        def build(newest: Record | None) -> dict[str, Any] | None:
+            if newest is None or not newest.present:
+                raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
+            spec = newest.spec.model_dump(mode="json")
+            labels = {"labels": {**spec["labels"], **wanted.labels}} if wanted.labels else {}
+            return {"spec": {**spec, **said, **labels}} if {**spec, **said, **labels} != spec else None
+
+        damaged = registry.latest(series)[0].generation > record.generation
+        if not said and not wanted.labels and not damaged:
+            return record
+        writes = damaged or build(record) is not None
+        admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=self.patience_s)
+        with admitted if writes else nullcontext():
+            return registry.append(series, build, writer=self.writer, announce=False, checked=True)

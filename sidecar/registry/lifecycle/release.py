@@ -19,7 +19,8 @@ def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, 
     found = {}
     for revision, listing in registry.mentions(scope, name).items():
         if name in listing.records:
-            _, record = registry.latest(registry.records(AdapterKey(*scope, revision, name)))
+            series = registry.records(AdapterKey(*scope, revision, name))
+            record = registry.newest(series, listing.records[name])
             if record is not None and record.present:
                 found[revision] = record
     return found
@@ -44,17 +45,18 @@ def promote(
         NotFound: the revision is not registered.
         TemporaryError: see ``Registry.append``.
     """
-    _check_present(registry, scope, name, revision)
-    pointer = point(registry, scope, name, revision, writer=writer)
+    record = _check_present(registry, scope, name, revision)
+    pointer = point(registry, scope, name, revision, writer=writer, claims=record.origin == "api")
     registry.announce()
     return pointer
 
 
-def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> None:
+def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> Record:
     known = present_revisions(registry, scope, name)
     if revision not in known:
         have = ", ".join(sorted(known)) or "none"
         raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+    return known[revision]
 
 
 def point(
@@ -65,16 +67,28 @@ def point(
     *,
     writer: str,
     must_be_new: bool = False,
+    claims: bool = False,
+    checked: bool = False,
 ) -> Pointer:
+    """Let the plain name serve ``revision``; announces nothing.
+
+    Args:
+        must_be_new: refuse a name that serves another one.
+        claims: another writer's pointer to it is written anew. Who loaded it over HTTP and takes that back
+            finds so that somebody else relies on it.
+        checked: see ``Registry.append``.
+    """
+
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
-            return None
+            return {} if claims and newest.writer != writer else None
         before = newest.revision if newest is not None else None
         if must_be_new and before is not None:
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")
         return {"revision": revision, "previous_revision": before, "canary": None}
 
-    return registry.append(registry.pointers(scope, name), build, writer=writer, announce=False)
+    pointers = registry.pointers(scope, name)
+    return registry.append(pointers, build, writer=writer, announce=False, checked=checked)
 
 
 def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:

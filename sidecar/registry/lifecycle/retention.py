@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_fs.sidecar.errors import CorruptRecord
-from lora_fs.sidecar.model import AdapterKey, Pointer, PolicyKind, Record, Scope, State
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.lifecycle.release import active, present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -57,9 +56,9 @@ def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) ->
         if keep is None or count <= keep:
             continue
         known = present_revisions(registry, scope, name)
-        spared = _serving(pointer)
+        spared = serving(pointer)
         revisions = [
-            Revision(revision, _registered_at(registry, record), _is_kept(record, spared, in_use))
+            Revision(revision, _registered_at(record), _is_kept(record, spared, in_use))
             for revision, record in known.items()
         ]
         for revision in beyond(revisions, keep):
@@ -81,10 +80,11 @@ def withdraw(registry: Registry, record: Record, *, writer: str) -> None:
 
 
 def _is_served(registry: Registry, key: AdapterKey) -> bool:
-    return key.revision in _serving(active(registry, key.scope, key.name))
+    return key.revision in serving(active(registry, key.scope, key.name))
 
 
-def _serving(pointer: Pointer | None) -> frozenset[str]:
+def serving(pointer: Pointer | None) -> frozenset[str]:
+    """What a name serves, served before, and tries."""
     if pointer is None:
         return frozenset()
     tried = pointer.canary.revision if pointer.canary is not None else None
@@ -92,17 +92,17 @@ def _serving(pointer: Pointer | None) -> frozenset[str]:
 
 
 def _is_kept(record: Record, spared: frozenset[str], in_use: Collection[AdapterKey]) -> bool:
-    policy = record.spec.policy
-    pinned = policy is not None and policy.kind is PolicyKind.PINNED
-    return pinned or record.revision in spared or record.origin == "folder" or record.key in in_use
+    return (
+        record.spec.is_pinned
+        or record.revision in spared
+        or record.origin == "folder"
+        or record.key in in_use
+    )
 
 
-def _registered_at(registry: Registry, record: Record) -> datetime.datetime | None:
-    series = registry.records(record.key)
-    for generation in reversed(registry.generations(series)):
-        try:
-            at = datetime.datetime.fromisoformat(registry.read(series, generation).updated_at)
-        except (CorruptRecord, ValueError):
-            return None
-        return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
-    return None
+def _registered_at(record: Record) -> datetime.datetime | None:
+    try:
+        at = datetime.datetime.fromisoformat(record.registered_at or record.updated_at)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)

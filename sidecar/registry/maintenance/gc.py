@@ -1,5 +1,5 @@
 """What nobody needs any more: old withdrawn artifacts, temporary names, unfinished copies, old hints,
-and revisions of which a name or namespace keeps no more than so many (``retention``).
+revisions of which a name or namespace keeps no more than so many (``retention``), history (``compaction``).
 
 Refuses: an artifact that a replica reports, that any present record names, whose newest record
 cannot be read, or that its owner dropped; and every artifact while a replica's report cannot be
@@ -25,6 +25,8 @@ from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scop
 from lora_fs.sidecar.registry.format.layout import INCOMING, REGISTERING, TEMPORARY, generation_name
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import artifacts, retention
+from lora_fs.sidecar.registry.maintenance import compaction
+from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
@@ -39,6 +41,7 @@ class Garbage:
         size_bytes: what its going frees; of a revision that is withdrawn, what gc frees later.
         still: whether that holds; asked again before it goes.
         withdraw: unregisters the revision whose folder ``path`` is; nothing is removed yet.
+        compact: removes part of a history, ``path`` first; see ``compaction``.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class Garbage:
     still: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
     size_bytes: int = field(default=0, compare=False)
     withdraw: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    compact: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
 
 def in_use(registry: Registry) -> frozenset[AdapterKey]:
@@ -79,21 +83,27 @@ def find(
     in_use: Collection[AdapterKey] | None,
     older_than_s: float,
     *,
+    history_s: float = HISTORY_S,
     writer: str = "gc",
 ) -> list[Garbage]:
     """List what may go, in the order in which it may.
 
     Args:
         in_use: keys that some replica reports; None if that is not known, which keeps every artifact.
+        older_than_s, history_s: what is younger stays, by the volume's clock where this host's is ahead.
         writer: who withdraws revisions.
     Raises:
         OperatorError: how many revisions a namespace keeps cannot be told.
     """
+    ahead_s = compaction.ahead_s(registry)
+    older_than_s, history_s = older_than_s + ahead_s, history_s + ahead_s
     found = [*left_by_writers(registry, scope, older_than_s), *_old_hints(registry, older_than_s)]
     if in_use is not None:
         found += unfinished(registry, scope, older_than_s)
         found += _withdrawn(registry, scope, in_use, older_than_s)
         found += _too_many(registry, scope, in_use, older_than_s, writer)
+    for path, why, size_bytes, remove in compaction.find(registry, scope, in_use, history_s):
+        found.append(Garbage(path, why, size_bytes=size_bytes, compact=remove))
     return found
 
 
@@ -148,13 +158,17 @@ def unfinished(
             key = AdapterKey(*scope, revision, name)
             artifact = registry.layout.artifact(key)
             files = names_in(artifact, unlisted)
-            looked_at = [artifact, *(artifact / file for file in files)]
-            if REGISTERING not in files or not all(is_older(path, older_than_s) for path in looked_at):
+            if REGISTERING not in files or _arrived(artifact, files, older_than_s):
                 continue
             named = _named_by_present_records(registry) if named is None else named
             if not _is_named(artifact, named):
                 why, still = "a copy that no record came to name", partial(is_unrecorded, registry, key)
                 yield Garbage(artifact, why, still, _size_bytes(artifact))
+
+
+def _arrived(artifact: Path, files: Sequence[str], older_than_s: float) -> bool:
+    """Whether a folder, or a file in it, changed lately."""
+    return not all(is_older(path, older_than_s) for path in (artifact, *(artifact / file for file in files)))
 
 
 def is_unrecorded(registry: Registry, key: AdapterKey) -> bool:
@@ -220,8 +234,14 @@ def _is_removable(registry: Registry, key: AdapterKey, older_than_s: float) -> b
 
 
 def _removable(registry: Registry, key: AdapterKey, older_than_s: float) -> Record | None:
-    """The tombstone of an artifact that is ours to remove, long withdrawn and known to be."""
-    series = registry.records(key)
+    """The tombstone of an artifact that is ours to remove, long withdrawn and known to be.
+
+    What is being registered anew says so by its mark, which is read before the record that replaces it.
+    """
+    series, artifact = registry.records(key), registry.layout.artifact(key)
+    files = atomic.list_names(artifact) or ()
+    if REGISTERING in files and _arrived(artifact, files, older_than_s):
+        return None
     newest, record = registry.latest(series)
     if record is None or record.generation != newest.generation:
         return None
@@ -270,6 +290,8 @@ def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
 def _remove(item: Garbage) -> None:
     if item.withdraw is not None:
         item.withdraw()
+    elif item.compact is not None:
+        item.compact()
     elif item.still is not None:
         _remove_artifact(item.path, item.still)
     elif item.path.is_dir() and not item.path.is_symlink():

@@ -129,9 +129,7 @@ class Mender:
             draft = artifacts.temporary_in(incoming)
             try:
                 copied = artifacts.copy_files(folder, draft, [entry.path for entry in record.spec.files])
-                if artifacts.digest_of(copied) == record.spec.digest and artifacts.place(
-                    draft, target, recorded=True
-                ):
+                if artifacts.digest_of(copied) == record.spec.digest and artifacts.place(draft, target):
                     return None
             finally:
                 artifacts.discard(draft)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,8 @@ READ_BYTES = 4096
 MAX_BYTES = 4000  # a writer that keeps what it does not know may add a few
 CHECK_AFTER_S = 0.05
 CHECKS = 3
+RAISES = 16  # of the floor, each of which another writer's HEAD may replace
+TORN_S = (0.0, 0.005, 0.02)  # pauses before each look
 MOST_FILES = 40  # of one change: more do not fit
 MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
 
@@ -43,6 +45,9 @@ class Head(BaseModel):
 
     Attributes:
         nonce: makes two writes at one ``seq`` differ.
+        gc_floor: the ``seq`` from which on no tombstone was removed that was there: who saw none so late may
+            have missed some.
+        first: a series that is not there begins with this generation: none that is gone had it.
         changes: the last ones, the newest at the end; that is this HEAD's own or they mean nothing.
     """
 
@@ -52,6 +57,7 @@ class Head(BaseModel):
     seq: int = 0
     snap: int = 0
     gc_floor: int = 0
+    first: int = Field(default=1, ge=1)
     nonce: str = ""
     changes: tuple[Change, ...] = Field(default=())
     sum: str = ""
@@ -99,15 +105,47 @@ def parse_head(data: bytes | None) -> Head | None:
         return None
 
 
-def advance_head(root: Path, epoch: int, files: tuple[str, ...] = ()) -> Head:
+def current_head(root: Path) -> Head | None:
+    """HEAD; None if it is not there or damaged, rather than torn.
+
+    Where names are replaced in two steps (sshfs), a read is torn now and then; a HEAD made anew for
+    that would lack what only HEAD says.
+    """
+    for pause_s in TORN_S:
+        time.sleep(pause_s)
+        head = parse_head(read_head(root))
+        if head is not None:
+            return head
+    return None
+
+
+def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:
+    """Let HEAD tell that tombstones written by ``seq``, of generations below ``first``, may be gone.
+
+    Raises:
+        TemporaryError: it does not tell.
+    """
+    for _ in range(RAISES):
+        head = current_head(root) or Head()
+        if head.gc_floor >= seq and head.first >= first:
+            return
+        floor = {"gc_floor": max(seq, head.gc_floor), "first": max(first, head.first)}
+        advance_head(root, epoch, floor=floor)
+    raise VolumeUnavailable(f"{Layout(root).head} is replaced by others time and again: try again")
+
+
+def advance_head(
+    root: Path, epoch: int, files: tuple[str, ...] = (), floor: Mapping[str, int] | None = None
+) -> Head:
     """Replace HEAD so that every reader looks. A damaged or missing one is made anew.
 
     Args:
         files: the generations that were written; none: readers list the tree.
+        floor: ``gc_floor`` and ``first``, where they rise.
     """
-    head = parse_head(read_head(root)) or Head()
+    head = current_head(root) or Head()
     change = Change(nonce=secrets.token_hex(8), files=files)
-    fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce}
+    fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())
     changes = (*before, change) if files and head.epoch == epoch else ()
     after = head.model_copy(update={**fields, "changes": changes})

@@ -121,15 +121,20 @@ class Accounts:
         names: set[tuple[str, str]] = set()
         sizes: dict[AdapterKey, int] = {}
         recent: list[float] = []
+        listed: set[tuple[AdapterKey, Generation]] = set()
         for scope in self._reader.scopes(namespace):
             for revision, entries in self._reader.scan(scope).revisions.items():
                 for name, newest in entries.records.items():
                     key = AdapterKey(*scope, revision, name)
+                    listed.add((key, newest))
                     found = self._in_force(key, newest)
                     if found is not None and found.present:
                         names.add((scope.model, name))
                         sizes[key] = found.size_bytes
                     recent += self._recent(key, found)
+        for key, generation in [*self._seen]:
+            if key.namespace == namespace and (key, generation) not in listed:
+                self._seen.pop((key, generation), None)
         return Usage(frozenset(names), sizes, tuple(sorted(recent)))
 
     @contextmanager

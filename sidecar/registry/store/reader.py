@@ -227,6 +227,13 @@ class Reader:
                 continue
         return (found[0] if found else Generation(0, "")), None
 
+    def newest(self, series: Series[Body], listed: Generation) -> Body | None:
+        """The newest body that can be read, where a listing told its greatest generation."""
+        try:
+            return self.read(series, listed)
+        except CorruptRecord:
+            return self.latest(series)[1]
+
 
 def _list(
     folder: Path, last: Listing | None, unlisted: dict[Path, VolumeUnavailable] | None

@@ -31,7 +31,7 @@ from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store import marker
-from lora_fs.sidecar.registry.store.head import Announcer
+from lora_fs.sidecar.registry.store.head import Announcer, current_head
 from lora_fs.sidecar.registry.store.quota import Accounts
 from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
@@ -54,6 +54,7 @@ class Registry(Reader):
     def __init__(self, path: Path, *, create: bool = False) -> None:
         super().__init__(Layout(path), marker.create(path) if create else marker.read_marker(path))
         self._temporary = TemporaryNames()
+        self._synced: set[Path] = set()
         self._announcer = Announcer(self.layout.root)
         self.accounts = Accounts(self)
 
@@ -84,6 +85,7 @@ class Registry(Reader):
         writer: str,
         expect: int | None = None,
         announce: bool = True,
+        checked: bool = False,
     ) -> Body:
         """Publish the generation after the newest one, built by ``change``.
 
@@ -93,6 +95,7 @@ class Registry(Reader):
                 raises to refuse. Called again if a race is lost.
             expect: the generation the caller saw; another one in force is a Conflict.
             announce: advance HEAD; False where the caller writes more before it announces.
+            checked: the caller called ``check_writable`` for this write.
         Raises:
             Conflict: the series moved on; nothing was written.
             UnknownOutcome: it may have been written; look before you repeat it.
@@ -101,7 +104,8 @@ class Registry(Reader):
             OperatorError: the newest generation is the last there can be.
             VolumeUnavailable: it was not written, or the volume is gone.
         """
-        self.check_writable()
+        if not checked:
+            self.check_writable()
         if self.marker.tier == "lww" and expect is not None:
             raise Conflict("this volume has no hard links: a conditional write cannot be promised")
         atomic.make_folder(series.folder)
@@ -109,7 +113,13 @@ class Registry(Reader):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
             ):
-                body = self._append_once(series, change, writer, expect)
+                try:
+                    body = self._append_once(series, change, writer, expect)
+                except VolumeUnavailable as error:
+                    if not isinstance(error.__cause__, FileNotFoundError):
+                        raise
+                    atomic.make_folder(series.folder)  # gc removed it: it was empty
+                    continue
             if body is not None:
                 break
         else:
@@ -162,7 +172,7 @@ class Registry(Reader):
                 "namespace": series.scope.namespace,
                 "model": series.scope.model,
                 "name": series.name,
-                "generation": top.generation + 1,
+                "generation": top.generation + 1 if top.generation else self._first(),
                 "previous": _previous(newest),
                 "epoch": self.marker.epoch,
                 "request_id": secrets.token_hex(16),
@@ -172,6 +182,8 @@ class Registry(Reader):
                 **fields,
             }
         )
+        if isinstance(body, Record):
+            body = body.following(newest if isinstance(newest, Record) else None)
         lww = self.marker.tier == "lww"
         name = generation_name(series.name, body.generation, token if lww else "")
         if parse_generation(name) is None:
@@ -181,17 +193,47 @@ class Registry(Reader):
             )
         sealed = seal(body)
         if top.generation == 0:  # who made these folders may have died before they were synced
-            atomic.sync_folders(series.folder, self.layout.root)
+            atomic.sync_folders(series.folder, self.layout.root, self._synced)
         try:
             if lww:
                 atomic.create_unique(series.folder / name, sealed)
             elif not atomic.publish(series.folder / name, sealed, self._temporary):
                 return None
+            body = decode(series.kind, sealed)
+            stands = self._stands(series, top, body)
         except Ambiguous as error:
             told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
             raise UnknownOutcome(told) from error
+        if not stands:
+            with suppress(OSError):  # below what is in force nobody reads it, and gc removes it
+                (series.folder / name).unlink(missing_ok=True)
+            return None
         self._note(series, body)
-        return decode(series.kind, sealed)
+        return body
+
+    def _first(self) -> int:
+        """The generation that a series begins with, so that no number of one that is gone comes again."""
+        head = current_head(self.layout.root)
+        return head.first if head is not None else 1
+
+    def _stands(self, series: Series[Body], top: Generation, body: Body) -> bool:
+        """Whether what was published counts: gc may have freed the name for a writer that slept.
+
+        gc removes the lowest generations first. So while the one is there on which this one follows, its
+        name was never free again; else nothing may lie above it but what was built on it.
+
+        Raises:
+            Ambiguous: it cannot be told.
+        """
+        try:
+            if top.generation and not self.is_gone(series, top):
+                return True
+            above = [one for one in self.generations(series) if one.generation > body.generation]
+            return not above or self.read(series, above[-1]).previous == _previous(body)
+        except CorruptRecord:
+            return False
+        except VolumeUnavailable as error:
+            raise Ambiguous(str(error)) from error
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.

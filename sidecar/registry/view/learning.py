@@ -1,7 +1,7 @@
 """One look at the volume: what was known before, and what is read on top of it.
 
 A body that cannot be read is a problem and a name to be tried again; the last one that can be read
-stays in force. Nothing known is forgotten here for an absence; a file written anew where the known one
+stays in force. Nothing that is served is forgotten for an absence; a file written anew where the known one
 is gone takes its place, whatever its number.
 """
 
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Generic, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, Place, generation_name
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Growing, Key
 
+UNKNOWN = "somebody"  # who withdrew what has no tombstone any more
 BATCH = 512  # bodies asked for at once, where several threads read
 
 
@@ -34,7 +35,7 @@ class Learning:
     """What was known before, and what is read on top of it.
 
     Args:
-        unread: names not read before.
+        unread: names not read before, or of which more is known than the last listing had.
         gone: records and pointers that are known, and that the last listing had not.
     """
 
@@ -59,6 +60,28 @@ class Learning:
         for error in failures:
             if not isinstance(error.__cause__, PermissionError):
                 raise error
+
+    def withdraw(
+        self, records: Mapping[AdapterKey, Record], pointers: Mapping[tuple[Scope, str], Pointer]
+    ) -> list[AdapterKey | tuple[Scope, str]]:
+        """Take what was known and is not there for withdrawn; returns what that is."""
+        gone = [key for key, record in records.items() if record.present and self.records.get(key) is None]
+        names = [name for name, one in pointers.items() if one.revision and self.pointers.get(name) is None]
+        for key in gone:
+            self.records.put(key, records[key].model_copy(update={"state": State.DELETED, "writer": UNKNOWN}))
+        for name in names:
+            unsaid = {"revision": None, "previous_revision": None, "canary": None, "writer": UNKNOWN}
+            self.pointers.put(name, pointers[name].model_copy(update=unsaid))
+        return [*gone, *names]
+
+    def forget(self, records: Iterable[AdapterKey], pointers: Iterable[tuple[Scope, str]]) -> None:
+        """Keep these tombstones no longer."""
+        for key in records:
+            self.records.drop(key)
+            self.learned = True
+        for name in pointers:
+            self.pointers.drop(name)
+            self.learned = True
 
     def told(self, place: Place) -> bool:
         """Read a generation that HEAD names; False if a listing has to tell what is in force."""

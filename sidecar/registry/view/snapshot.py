@@ -94,14 +94,20 @@ class Growing(Generic[Key, Value]):
         return self._parts.get(scope, {})
 
     def put(self, key: Key, value: Value) -> None:
+        self._own_part(key)[key] = value
+
+    def drop(self, key: Key) -> None:
+        del self._own_part(key)[key]
+
+    def _own_part(self, key: Key) -> dict[Key, Value]:
         scope = self._before.scope_of(key)
         if scope not in self._own:
             self._parts[scope] = self._own[scope] = dict(self.part(scope))
-        self._own[scope][key] = value
         self._keys[key] = None
+        return self._own[scope]
 
     def whole(self) -> ByScope[Key, Value]:
-        """What it is now; the very mapping it began from if nothing was added."""
+        """What it is now; the very mapping it began from if nothing was changed."""
         before = self._before
         return ByScope(before.scope_of, self._parts, before, self._keys) if self._own else before
 

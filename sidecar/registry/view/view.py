@@ -1,11 +1,12 @@
 """The desired state in memory: what the volume says, as last read, good as long as it lasts.
 
 A view only learns: a generation replaces a lower one or one that is gone, a tombstone withdraws, and
-*absence withdraws nothing*. A file that cannot be read leaves the last good state in force and is
-reported. Bodies are read once, since names never change. Where HEAD tells what was written those
-files alone are read; else the tree is listed, and a folder whose names are those of the last scan
-is passed over. ``refresh`` blocks on the volume and belongs in a thread; ``desired`` is an
-immutable snapshot that any thread may read.
+*absence withdraws nothing*. A tombstone that is not listed any more is forgotten; a view that saw no HEAD
+as late as its floor may have missed one, and reads the whole volume anew. A file that cannot be read
+leaves the last good state in force and is reported. Bodies are read once, since names never change.
+Where HEAD tells what was written those files alone are read; else the tree is listed, and a folder whose
+names are those of the last scan is passed over. ``refresh`` blocks on the volume and belongs in a
+thread; ``desired`` is an immutable snapshot that any thread may read.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ RETRY_S = 0.1  # at first; doubled up to RETRY_MOST_S while the same files canno
 RETRY_MOST_S = 30.0
 LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
 LAG_LOOK_MOST_S = 5.0
+
+WITHDRAWN_S = 24 * 3600.0  # what was withdrawn unseen is known to be for so long: it may still be in use
 
 _Listings = Mapping[Scope, ScopeListing]
 _Key = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
@@ -62,7 +65,7 @@ class RegistryView:
         self._readers = readers
         self._clock = clock
         self._head: bytes | None = None
-        self._nonce = ""  # of the last HEAD whose writes are known
+        self._nonce, self._seq = "", 0  # of the last HEAD whose writes are known
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = registry.marker.epoch
@@ -90,7 +93,8 @@ class RegistryView:
         due |= bool(folders) and bool(self.desired.problems)  # a part of the tree cannot say if they last
         moved = head != self._head
         at = parse_head(head) if moved else None
-        told = self._told_of(at) if moved else []
+        missed = at is not None and at.epoch == self._epoch and self._seq < at.gc_floor
+        told = None if missed else self._told_of(at) if moved else []
         if told is None or told or due or folders or head is None or self._lag.due(now):
             self._registry.check_identity()
         changed = self._learn_told(told) if told is not None else None
@@ -98,7 +102,7 @@ class RegistryView:
             self._lag.begin(now)
             due, changed = True, False
         if due or self._lag.due(now):
-            changed |= self._scan(dict.fromkeys(self._scopes))
+            changed |= self._scan(dict.fromkeys(self._scopes), missed=missed)
             self._scanned_at = now
             self._lag.looked(now)
             self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
@@ -107,6 +111,7 @@ class RegistryView:
             changed |= self._scan(self._with_folders(folders))
         if moved:
             self._head, self._nonce = head, at.nonce if at is not None else ""
+            self._seq = at.seq if at is not None else self._seq
         return changed
 
     def _with_folders(self, folders: Collection[Path]) -> dict[Scope, Collection[Path] | None]:
@@ -154,47 +159,58 @@ class RegistryView:
         return any(text.startswith(f"{folder}/{name}.@") for text in self.desired.problems)
 
     def _learning(self, *, anew: bool = False) -> Learning:
-        """On top of what is known; or, after a restore, on top of nothing."""
+        """On top of what is known; or, where that may be wrong, on top of nothing."""
         records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
         known = (Growing(records), Growing(pointers))
-        gone = self._missing.all()
-        return Learning(self._registry, self._readers, known, {} if anew else self._unread, gone)
+        unread = {} if anew else {folder: set(names) for folder, names in self._unread.items()}
+        for key in () if anew else self._told:  # the last listing had an earlier one, or none
+            name = key.name if isinstance(key, AdapterKey) else key[1]
+            unread.setdefault(self._folder(key), set()).add(name)
+        return Learning(self._registry, self._readers, known, unread, self._missing.all())
 
-    def _scan(self, scopes: dict[Scope, Collection[Path] | None]) -> bool:
+    def _folder(self, key: _Key) -> Path:
+        layout = self._registry.layout
+        return (
+            layout.revision(key.scope, key.revision) if isinstance(key, AdapterKey) else layout.active(key[0])
+        )
+
+    def _scan(self, scopes: dict[Scope, Collection[Path] | None], *, missed: bool = False) -> bool:
+        """List scopes, and read what is new in them; ``missed``: tombstones may have come and gone."""
         before, epoch = self.desired, self._registry.marker.epoch
         restored = epoch != self._epoch
-        if restored:
+        anew = restored or (missed and self._scanned_at is not None)
+        if anew:
             scopes = dict.fromkeys(self._scopes)
-        learning = self._learning(anew=restored)
-        known: Mapping[Scope, ScopeListing] = {} if restored else before.listings
+        learning = self._learning(anew=anew)
+        known: Mapping[Scope, ScopeListing] = {} if anew else before.listings
         unlisted: dict[Path, VolumeUnavailable] = {}
         listings = {
             scope: self._registry.scan(scope, known.get(scope), unlisted, folders)
             for scope, folders in scopes.items()
         }
-        if self._scanned_at is None or restored:
+        if self._scanned_at is None or anew:
             learning.refuse(unlisted.values())
         with nullcontext() if self._scanned_at is not None else _collector_paused():
             for scope, listing in listings.items():
                 learning.scope(scope, listing, known.get(scope, ScopeListing()))
-        if self._scanned_at is None or restored:
+        if self._scanned_at is None or anew:
             learning.refuse(learning.failures)
         problems = learning.problems | {str(path): str(error) for path, error in unlisted.items()}
         for path in unlisted:
             learning.unread.setdefault(path, set())
-        if restored:
-            self._told, self._missing = {}, _Missing()
+        if anew:
+            gone = [] if restored else learning.withdraw(self._records, self._pointers)
+            self._told = dict.fromkeys(gone, self._clock() + WITHDRAWN_S)
+            self._missing = _Missing()
         other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
         whole = {**known, **listings}
         other_names |= self._forget_told(whole, scopes, unlisted)
         frozen = before.frozen
-        if restored or other_names:
+        if anew or other_names:
             for scope in other_names:
-                known_here = learning.records.part(scope), learning.pointers.part(scope)
-                self._missing.look(scope, *known_here, whole[scope], self._told)
-            known_all = len(learning.records), len(learning.pointers)
-            frozen = None if restored else self._missing.vanished(*known_all)
-        same = not (restored or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
+                self._missing.look(scope, learning, whole, self._told)
+            frozen = None if restored else self._missing.vanished()
+        same = not (anew or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
@@ -210,11 +226,10 @@ class RegistryView:
         Returns:
             The scopes of the latter.
         """
-        layout, now, late = self._registry.layout, self._clock(), set()
+        now, late = self._clock(), set()
         for key, end in list(self._told.items()):
             scope = key.scope if isinstance(key, AdapterKey) else key[0]
-            at = layout.revision(scope, key.revision) if isinstance(key, AdapterKey) else layout.active(scope)
-            folders = scopes.get(scope, ())
+            at, folders = self._folder(key), scopes.get(scope, ())
             looked = (folders is None or at in folders) and at not in unlisted
             if _is_listed(key, listings):
                 del self._told[key]
@@ -270,32 +285,33 @@ class _Lag:
 
 
 class _Missing:
-    """Records and pointers that are known and not listed, by scope."""
+    """Present records and pointers that serve, known and not listed, by scope."""
 
     def __init__(self) -> None:
         self._records: dict[Scope, set[AdapterKey]] = {}
         self._pointers: dict[Scope, set[tuple[Scope, str]]] = {}
+        self._known: dict[Scope, tuple[int, int]] = {}  # how many there are, listed or not
 
     def all(self) -> set[_Key]:
         return set().union(*self._records.values(), *self._pointers.values())
 
-    def look(
-        self,
-        scope: Scope,
-        records: Collection[AdapterKey],
-        pointers: Collection[tuple[Scope, str]],
-        listing: ScopeListing,
-        told: Collection[_Key],
-    ) -> None:
-        """What a scope's listing lacks of what is known there, but for what HEAD told of."""
-        here = {scope: listing}
-        self._records[scope] = {key for key in records if key not in told and not _is_listed(key, here)}
-        self._pointers[scope] = {key for key in pointers if key not in told and not _is_listed(key, here)}
+    def look(self, scope: Scope, learning: Learning, listings: _Listings, told: Collection[_Key]) -> None:
+        """What a scope's listing lacks of what is known there, but for what HEAD told of.
 
-    def vanished(self, records: int, pointers: int) -> str | None:
+        A tombstone among it is forgotten: gc removed it.
+        """
+        records, pointers = learning.records.part(scope), learning.pointers.part(scope)
+        gone = [key for key in records if key not in told and not _is_listed(key, listings)]
+        names = [key for key in pointers if key not in told and not _is_listed(key, listings)]
+        self._records[scope] = {key for key in gone if records[key].present}
+        self._pointers[scope] = {key for key in names if pointers[key].revision is not None}
+        learning.forget(set(gone) - self._records[scope], set(names) - self._pointers[scope])
+        self._known[scope] = len(learning.records.part(scope)), len(learning.pointers.part(scope))
+
+    def vanished(self) -> str | None:
         """Which of them went at once, and what to do, where it is too many of those known; or None."""
-        gone = _too_many("records", self._records.values(), records)
-        names = _too_many("pointers", self._pointers.values(), pointers)
+        gone = _too_many("records", self._records.values(), sum(one for one, _ in self._known.values()))
+        names = _too_many("pointers", self._pointers.values(), sum(one for _, one in self._known.values()))
         if not gone and not names:
             return None
         both = " and ".join(filter(None, (gone, names)))

@@ -1,0 +1,251 @@
+"""History that nobody needs any more: superseded generations, tombstones, empty revisions.
+
+What may go is decided by ``superseded`` and ``forgettable``, which are pure. A series loses its lowest
+generations first, and its tombstone in a later run at the earliest: what is left is the end of its
+history at every moment. Ages come from the volume's own clock, and no promise rests on them: a writer that
+slept finds what it built on gone (``Registry.append``), a reader that missed a tombstone finds HEAD's floor
+above what it has seen (``RegistryView.refresh``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry.format.ids import natural_order
+from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
+from lora_fs.sidecar.registry.lifecycle.retention import serving
+from lora_fs.sidecar.registry.store.head import current_head, raise_floor
+from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
+
+HISTORY_S = 7 * 24 * 3600.0
+
+
+class Removal(NamedTuple):
+    """Part of a history that may go, and why. ``remove`` looks once more before it removes."""
+
+    path: Path
+    why: str
+    size_bytes: int
+    remove: Callable[[], None]
+
+
+class _Newest(NamedTuple):
+    """The newest generation of a series."""
+
+    body: Record | Pointer
+    path: Path
+    read: Callable[[], Record | Pointer | None]
+
+    @property
+    def is_tombstone(self) -> bool:
+        return isinstance(self.body, Record) and not self.body.present
+
+    def is_there(self) -> bool:
+        """Whether it is still what it was: a name that went and came back has others."""
+        now = self.read()
+        return now is not None and now.sum == self.body.sum
+
+
+def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Generation]:
+    """The generations of one series that may go, the lowest first. Pure.
+
+    Those above which another one has been for so long, up to the first that is to stay. Never the newest.
+
+    Args:
+        ages: of all that are listed, in seconds.
+    """
+    going: list[Generation] = []
+    listed = sorted(ages)
+    for one in listed:
+        above = [ages[other] for other in listed if other.generation > one.generation][:1]
+        if not above or above[0] < older_than_s:
+            break
+        going.append(one)
+    return going
+
+
+def forgettable(revisions: Collection[str], old: Collection[str], named: Collection[str]) -> list[str]:
+    """The revisions of one name whose tombstones may go. Pure.
+
+    While any other is left the greatest stays, so that the next registration is not given its number.
+
+    Args:
+        revisions: all that have a record. old: those of them that have an old tombstone and no more.
+        named: what the name's pointer serves, served before or tries.
+    """
+    going = set(old) - set(named)
+    if going != set(revisions):
+        going.discard(max(revisions, key=natural_order))
+    return sorted(going, key=natural_order)
+
+
+def find(
+    registry: Registry, scope: Scope, in_use: Collection[AdapterKey] | None, older_than_s: float
+) -> list[Removal]:
+    """What may go of a scope's history, in the order in which it may.
+
+    Args:
+        in_use: keys that some replica reports; None if that is not known, which keeps every tombstone.
+        older_than_s: by this host's clock: see ``ahead_s``.
+    Raises:
+        VolumeUnavailable: something could not be listed or read.
+    """
+    head = current_head(registry.layout.root)
+    listing, sync = registry.scan(scope), cache(atomic.sync_names)
+    found: list[Removal] = []
+    for revision, entries in listing.revisions.items():
+        for name, generations in _histories(entries).items():
+            series = registry.records(AdapterKey(*scope, revision, name))
+            found += _superseded(registry, series, generations, older_than_s, sync)
+    for name, generations in _histories(listing.active).items():
+        found += _superseded(registry, registry.pointers(scope, name), generations, older_than_s, sync)
+    if in_use is not None:
+        withdrawn = list(_withdrawn(registry, scope, listing, in_use, older_than_s))
+        first = 1 + max((one.body.generation for one in withdrawn), default=0)
+        floor = head.seq if head is not None else 0
+        tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
+        for one in withdrawn:
+            why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
+            found.append(Removal(one.path, why, _size_bytes(one.path), partial(_forget, one, tell)))
+    for revision, entries in listing.revisions.items():
+        folder = registry.layout.revision(scope, revision)
+        if not entries.packed and _age_s(folder) >= older_than_s:
+            found.append(Removal(folder, "an empty revision", 0, partial(_remove_empty, folder)))
+    return found
+
+
+def ahead_s(registry: Registry) -> float:
+    """How far this host's clock is ahead of the volume's, in seconds; 0.0 where that cannot be told."""
+    try:
+        probe = atomic.write_temporary(registry.layout.leases, b"", sync=False)
+        try:
+            return max(0.0, time.time() - probe.lstat().st_mtime)
+        finally:
+            probe.unlink(missing_ok=True)
+    except (OSError, VolumeUnavailable):
+        return 0.0
+
+
+def _superseded(
+    registry: Registry,
+    series: Series[Body],
+    generations: Collection[Generation],
+    older_than_s: float,
+    sync: Callable[[Path], None],
+) -> Iterator[Removal]:
+    if len(generations) == 1:
+        return
+    going = superseded({one: _age_s(_path(series, one)) for one in generations}, older_than_s)
+    newest = _read(registry, series, generations) if going else None
+    if newest is None:
+        return  # what is in force may be among them
+    paths = [_path(series, one) for one in going]
+    many = f"{len(paths)} generations" if len(paths) > 1 else "a generation"
+    why = f"{many} of {series.name} that {newest.body.generation} supersedes"
+    yield Removal(paths[0], why, sum(map(_size_bytes, paths)), partial(_drop, newest, paths, sync))
+
+
+def _withdrawn(
+    registry: Registry,
+    scope: Scope,
+    listing: ScopeListing,
+    in_use: Collection[AdapterKey],
+    older_than_s: float,
+) -> Iterator[_Newest]:
+    """Tombstones that are all that is left of a revision, then the pointers of names of which nothing is."""
+    revisions: dict[str, list[str]] = {}
+    old: dict[str, dict[str, _Newest]] = {}
+    for revision, entries in listing.revisions.items():
+        for name, generations in _histories(entries).items():
+            revisions.setdefault(name, []).append(revision)
+            key = AdapterKey(*scope, revision, name)
+            if len(generations) > 1 or name in entries.folders or key in in_use:
+                continue  # a folder beside its tombstone would be adopted without it
+            newest = _read(registry, registry.records(key), generations)
+            if newest is not None and newest.is_tombstone and _age_s(newest.path) >= older_than_s:
+                old.setdefault(name, {})[revision] = newest
+    pointers = _histories(listing.active)
+    for name in old.keys() | pointers.keys() - revisions.keys():
+        known, generations = old.get(name, {}), pointers.get(name, [])
+        newest = _read(registry, registry.pointers(scope, name), generations) if generations else None
+        if generations and newest is None:
+            continue  # what it names is not known
+        named = serving(newest.body) if newest is not None and isinstance(newest.body, Pointer) else ()
+        going = forgettable(revisions[name], known, named) if known else []
+        yield from (known[revision] for revision in going)
+        alone = len(generations) == 1 and len(revisions.get(name, [])) == len(going)
+        if newest is not None and alone and not named and _age_s(newest.path) >= older_than_s:
+            yield newest
+
+
+def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) -> None:
+    """Remove what is superseded, once the newest survives a power loss; stops at the first that stays."""
+    sync(newest.path.parent)
+    if newest.is_there():
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
+    """Remove a tombstone, once HEAD tells readers that some may be gone."""
+    tell()
+    if tombstone.is_there():
+        tombstone.path.unlink(missing_ok=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _histories(entries: Listing) -> dict[str, list[Generation]]:
+    found: dict[str, list[Generation]] = {}
+    for file_name in entries.packed.split("/"):
+        parsed = parse_generation(file_name)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append(parsed[1])
+    return found
+
+
+def _read(registry: Registry, series: Series[Body], generations: Collection[Generation]) -> _Newest | None:
+    """The newest generation; None if it cannot be read: what is in force is another one."""
+    newest = max(generations)
+
+    def read() -> Body | None:
+        with suppress(CorruptRecord):
+            return registry.read(series, newest)
+        return None
+
+    body = read()
+    return _Newest(body, _path(series, newest), read) if body is not None else None
+
+
+def _path(series: Series[Body], generation: Generation) -> Path:
+    return series.folder / generation_name(series.name, *generation)
+
+
+def _age_s(path: Path) -> float:
+    """Since it was changed last, by this host's clock; what is gone, or cannot be told, is young."""
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime
+    return float("-inf")
+
+
+def _size_bytes(path: Path) -> int:
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0
