@@ -207,7 +207,7 @@ class Reconciler:
         await asyncio.shield(self._residents.load(served, spare=spare))
 
     async def read_engine(self) -> None:
-        """Read what the engine holds, and what is in use. Raises EngineUnavailable if the first is unknown."""
+        """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
         residents, changing = self._residents, self._residents.changing()
         loaded = await self._engine.loaded()
         residents.note_loaded(loaded, changing)
