@@ -1,64 +1,37 @@
-"""One replica: the desired state in memory, the engine beside it, and the loop between them.
+"""One replica, as the routes see it: look-ups from memory, and calls that wait a bounded time.
 
-All state lives on the event loop; the disk is touched in threads only (``volume``, ``staging``,
-``registrations``). Level-triggered: a wake-up only starts a pass, and every pass reads the
-engine again.
+``names`` knows the volume, ``engine_state`` the engine. ``reconciler`` reads both and decides by ``plan``;
+a ``worker`` per adapter does it. ``status``, ``figures`` and ``telemetry`` say what came of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
-import anyio.to_thread
-
-from lora_fs.sidecar import tracing
-from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, NotFound, TemporaryError, WaitTimeout
-from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Policy, Record
-from lora_fs.sidecar.reconcile import figures, plan, status
+from lora_fs.sidecar.engine.protocol import Engine
+from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.reconcile import figures, status
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn, public_name
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, public_name
 from lora_fs.sidecar.reconcile.engine_state import Residents
 from lora_fs.sidecar.reconcile.eviction import Room
-from lora_fs.sidecar.reconcile.foreign import Foreign
+from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
-from lora_fs.sidecar.reconcile.subjects import Subjects
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog, News
 from lora_fs.sidecar.reconcile.telemetry.request_counts import Tally
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
-from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
-
-logger = logging.getLogger(__name__)
-
-ENGINE_RETRY_S = 0.5
-GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
-UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
-UNLOADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds and defaults, from the settings."""
-
-    default_policy: Policy
-    max_loaded: int | None
-    resync_s: float
-    hold_timeout_s: float
-    weights: Mapping[str, int] = field(default_factory=dict)  # of namespaces
 
 
 class Replica:
@@ -79,51 +52,38 @@ class Replica:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id, self.model, self.namespaces = replica_id, model, namespaces
-        self._volume, self._registrations, self._engine = volume, registrations, engine
+        self._volume, self._registrations = volume, registrations
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
-        self._wake = asyncio.Event()
-        self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
-        self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
         self.events = EventLog()
+        self.names = Names(model, namespaces, volume, limits.default_policy)
         self._residents = Residents(engine, stager, self.wake, self.events, clock)
-        self._catalog = Catalog()
-        self._built_from: tuple[int, frozenset[str]] | None = None
-        self._engine_view: Loaded | None = None
-        self._foreign = Foreign()
-        self.engine_names: frozenset[str] = frozenset()  # its own; may be told before it answers
-        self._engine_problem: str | None = "the engine has not answered yet"
-        self._ended: str | None = None  # why the loop ended, which is never meant
-        self._max_loras: int | None = None  # of one batch
-        self._slots: int | None = None  # where the engine has no more than these
-        self._passes = Durations(clock)
         self._tally = Tally()
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
         self._since = Since()
         self._news = News(self.events)
-        self._subjects = Subjects(
-            namespaces, self._residents, stager, limits.default_policy, limits.max_loaded
+        self._loop = Reconciler(
+            replica_id,
+            self.names,
+            volume,
+            engine,
+            stager,
+            self._residents,
+            limits,
+            Durations(clock),
+            self._decided,
+            self._passed,
         )
-        self._pin_problem: str | None = None
-        self._activity_problem: str | None = None
-        read, look, default = self._read_engine, self._resident, limits.default_policy
+        read, look, default = self._loop.read_engine, self._loop.resident, limits.default_policy
         self._room = Room(self._residents, stager, read, look, default, limits.weights)
 
     # -- what the routes ask: from memory ----------------------------------------------------
 
     def catalog(self) -> Catalog:
-        desired = self._volume.desired
-        key = (desired.version, self.engine_names)
-        if self._built_from != key:
-            before, default = self._catalog, self._limits.default_policy
-            self._catalog = build(
-                desired, self.namespaces, self.engine_names, before.version + 1, default, before
-            )
-            self._built_from = key
-        return self._catalog
+        return self.names.catalog()
 
     def lookup(self, name: str) -> Served | None:
-        return find(self.catalog(), self._volume.desired, self.model, self.namespaces, name)
+        return self.names.lookup(name)
 
     def check_read(self) -> None:
         self._volume.check_read()
@@ -145,14 +105,14 @@ class Replica:
         return self._tally.of({*trials, *(name.partition("@")[0] for name in self._residents.paths)}, told)
 
     def base_cards(self) -> tuple[JsonObject, ...]:
-        return self._foreign.cards
+        return self._loop.foreign.cards
 
     def passes_through(self, name: str) -> bool:
-        return name in self.engine_names
+        return name in self.names.of_engine
 
     def kept_to(self, name: str) -> str | None:
         desired = self._volume.desired if self._volume.read_once else None
-        return self._foreign.kept_to(name, desired, self.model, self.namespaces)
+        return self._loop.foreign.kept_to(name, desired, self.model, self.namespaces)
 
     def statuses(self) -> Mapping[str, AdapterStatus]:
         return status.statuses(self.catalog(), self._residents, self._clock())
@@ -183,23 +143,20 @@ class Replica:
         return self._stager.has(served.record)
 
     def capacity(self) -> int | None:
-        return self._limits.max_loaded or self._slots
+        return self._loop.capacity()
 
     def readiness(self) -> Readiness:
-        conditions, problem = list(self._volume.conditions()), self._ended or self._engine_problem
-        if problem is not None:
-            conditions.append(f"EngineUnavailable: {problem}")
-        conditions += [one for one in (self._pin_problem, self._activity_problem) if one is not None]
-        return Readiness(problem is None and self._volume.read_once, tuple(conditions))
+        conditions = (*self._volume.conditions(), *self._loop.conditions())
+        return Readiness(self._loop.ready and self._volume.read_once, conditions)
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)
 
     def durations(self) -> Mapping[str, Durations]:
-        return {"pass_seconds": self._passes, **self._residents.durations}
+        return {"pass_seconds": self._loop.passes, **self._residents.durations}
 
     def figures(self) -> Mapping[str, float]:
-        known = {"capacity": self.capacity(), "max_loras": self._max_loras}
+        known = {"capacity": self.capacity(), "max_loras": self._loop.max_loras}
         return figures.numbers(self._residents, self._stager, known)
 
     def tiers(self) -> Mapping[str, int]:
@@ -246,116 +203,37 @@ class Replica:
             async with asyncio.timeout(self._limits.hold_timeout_s):
                 await self.reconcile()
                 while self._residents.has(lora_name) and self.lookup(lora_name) is None:
-                    await self._moved.wait()
+                    await self._loop.changed()
         except TimeoutError as error:
             why = "its last requests are still draining here, or the engine has not unloaded it"
             raise WaitTimeout(f"{lora_name} is withdrawn; {why}") from error
 
     def engine_failed(self, problem: str | None) -> None:
-        self._engine_problem = problem or self._engine_problem
-        self.wake()
+        self._loop.engine_failed(problem)
 
     # -- the loop ------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Start a pass soon, and let those who wait for a change look again. Call on the event loop."""
-        self._wake.set()
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        """Start a pass soon. Call on the event loop."""
+        self._loop.wake()
 
     async def run(self) -> None:
-        """Reconcile until cancelled; a pass that fails is told, and the next one comes.
-
-        Should the loop itself fail, this replica is not ready from then on.
-        """
-        try:
-            while True:
-                self._wake.clear()
-                with self._goes_on():
-                    with tracing.span("reconcile", lora_fs__replica=self.replica_id), self._passes.measured():
-                        await self.reconcile()
-                    if self._engine_problem is None and self._volume.read_once:
-                        await anyio.to_thread.run_sync(self._stager.sweep, self.catalog().digests)
-                with self._goes_on():  # apart, so that a pass that failed is told of
-                    if self._ahead is not None and self._volume.read_once:
-                        self._ahead.look(self.catalog())
-                    self._news.troubles(self.readiness().conditions)
-                    self._on_pass(self)
-                pause_s = self._limits.resync_s if self._engine_problem is None else ENGINE_RETRY_S
-                with anyio.move_on_after(pause_s):
-                    await self._wake.wait()
-                    await asyncio.sleep(GATHER_S)
-        except Exception as error:
-            self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
-            raise
-        finally:
-            self._workers.stop()
-
-    @contextmanager
-    def _goes_on(self) -> Iterator[None]:
-        """What fails within is told as a condition, and the loop goes on."""
-        try:
-            yield
-        except Exception as error:
-            logger.exception("a pass failed and the loop goes on", extra=event("pass.failed"))
-            self._engine_problem = f"internal error: {error!r}"
+        """Reconcile until cancelled. Should the loop itself fail, this replica is not ready from then on."""
+        await self._loop.run()
 
     async def reconcile(self) -> None:
-        """One pass: read the engine, decide, and hand the acts to the workers."""
-        try:
-            await self._read_engine()
-        except EngineUnavailable as error:
-            self._engine_problem = str(error)
-            self._workers.follow({})  # what it has is unknown: nothing begins
-            return
-        self._engine_problem = None
-        if not self._volume.read_once:
-            return
-        catalog, limits = self.catalog(), self._limits
+        """Make one pass; the workers do what it decides."""
+        await self._loop.reconcile()
+
+    def _passed(self) -> None:
+        if self._ahead is not None and self._volume.read_once:
+            self._ahead.look(self.catalog())
+        self._news.troubles(self.readiness().conditions)
+        self._on_pass(self)
+
+    def _decided(self) -> None:
         self._news.written(self._volume.desired)
-        self._pin_problem = self._subjects.pin_problem(catalog, self.capacity())
-        resident = self._resident()
-        self._engine.prefer({entry.name: entry.policy for entry in resident})
-        absent = self._subjects.absent(catalog, self.lookup)
-        decided = plan.decide(resident, absent, limits.max_loaded, limits.weights)
-        self._workers.follow(self._work(decided, len(resident)))
         self._forget()
-        self._look_again()
-
-    def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:
-        """What the workers do. A load whose place an unload frees waits for the pass after that unload.
-
-        Args:
-            taken: places that are taken now.
-        """
-        residents, limit = self._residents, self._limits.max_loaded
-        drained = residents.draining & decided.unload.keys()
-        residents.draining = drained.union(decided.draining)
-        unloads: dict[str, Work] = {
-            name: partial(residents.unload, name, reason, drained=name in drained)
-            for name, reason in decided.unload.items()
-        }
-        loads: dict[str, Work] = {}
-        free = len(decided.load) if limit is None else limit - taken - residents.loading
-        for name in decided.load:
-            served = self.lookup(name)
-            if served is None or residents.is_loading(served) or (free <= 0 and name not in unloads):
-                continue
-            free -= int(name not in unloads)
-            loads[name] = partial(self._load, served, spare=name in decided.spare)
-        return {Kind.UNLOAD: unloads, Kind.LOAD: loads}
-
-    async def _load(self, served: Served, *, spare: bool) -> None:
-        await asyncio.shield(self._residents.load(served, spare=spare))
-
-    def _resident(self) -> list[plan.Resident]:
-        desired = self._volume.desired
-        return self._subjects.resident(
-            self.catalog(), self.lookup, lambda name: is_withdrawn(desired, self.model, self.namespaces, name)
-        )
 
     def _forget(self) -> None:
         """Keep nothing of what is not served any more, of what changed since the last pass."""
@@ -370,28 +248,3 @@ class Replica:
                 self._tally.drop(name, key)
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
         self._since.keep_only(lambda name: self.lookup(name) is not None, changed)
-
-    async def _read_engine(self) -> None:
-        changing = self._residents.changing()
-        loaded = await self._engine.loaded()
-        self._residents.note_loaded(loaded, changing)
-        await self._read_activity(swaps=not loaded.tiers)
-        if loaded != self._engine_view:
-            self._foreign = Foreign.of(loaded, self._stager.owns)
-            self.engine_names, self._engine_view = self._foreign.names, loaded
-
-    async def _read_activity(self, *, swaps: bool) -> None:
-        """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""
-        if not self._residents.paths:
-            self._activity_problem = None
-            return self._residents.note_activity(Activity())
-        try:
-            activity = await self._engine.activity()
-        except EngineUnavailable as error:
-            self._activity_problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
-            return self._residents.note_activity(None)
-        self._activity_problem = None
-        self._residents.note_activity(activity)
-        self._max_loras = activity.max_loras
-        if not swaps:
-            self._slots = activity.max_loras

@@ -5,46 +5,33 @@ Names of the engine come in, as they were read last; ``plan`` takes what is made
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lora_fs.sidecar.model import Policy, PolicyKind, public_of
 from lora_fs.sidecar.reconcile import plan
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
-
-Lookup = Callable[[str], Served | None]
 
 
 class Subjects:
     """Of one replica.
 
     Args:
-        default: the policy of what has none.
         max_loaded: how many adapters may be loaded; None where the engine's own bound is all.
     """
 
-    def __init__(
-        self,
-        namespaces: tuple[str, ...],
-        residents: Residents,
-        stager: Stager,
-        default: Policy,
-        max_loaded: int | None,
-    ) -> None:
-        self._namespaces, self._residents, self._stager = namespaces, residents, stager
-        self._default, self._max_loaded = default, max_loaded
+    def __init__(self, names: Names, residents: Residents, stager: Stager, max_loaded: int | None) -> None:
+        self._names, self._residents, self._stager = names, residents, stager
+        self._max_loaded = max_loaded
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
-    def resident(
-        self, catalog: Catalog, lookup: Lookup, is_withdrawn: Callable[[str], bool]
-    ) -> list[plan.Resident]:
+    def resident(self) -> list[plan.Resident]:
         """What is loaded. Of what nothing is known, as while its record cannot be read, none is decided."""
-        residents, found = self._residents, []
+        names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public = public_of(name)
-            served = lookup(public)
-            if served is None and self._is_named_here(name) and not is_withdrawn(public):
+            served = names.lookup(public)
+            if served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public):
                 continue
             found.append(
                 plan.Resident(
@@ -53,34 +40,31 @@ class Subjects:
                     served is not None and self._stager.path(served.record) == path,
                     residents.in_flight(name),
                     residents.idle_s(name),
-                    self._policy(catalog, name, served),
-                    self._tenant(name),
+                    self._policy(name, served),
+                    names.tenant(name),
                     leaving,
                 )
             )
         return found
 
-    def _is_named_here(self, name: str) -> bool:
-        """Whether this replica gives such names now. Others it gave when it served other namespaces."""
-        namespace, slash, _ = name.partition("/")
-        return bool(slash) and namespace in self._namespaces if len(self._namespaces) > 1 else not slash
-
-    def absent(self, catalog: Catalog, lookup: Lookup) -> list[plan.Absent]:
+    def absent(self) -> list[plan.Absent]:
         """What is to be loaded unasked, and is not."""
+        names, catalog = self._names, self._names.catalog()
         if self._to_preload is None:
             fits = self._max_loaded is not None and len(catalog.served) <= self._max_loaded
             self._to_preload = frozenset(catalog.served) if fits else frozenset()
         self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
         policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
-        policies |= {name: catalog.policy_of(one, self._default) for name, one in catalog.unasked.items()}
-        found = (lookup(name) for name in policies)
+        policies |= {name: catalog.policy_of(one, names.default) for name, one in catalog.unasked.items()}
+        found = map(names.lookup, policies)
         missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
-        waits, tenant = self._residents.waits, self._tenant
-        return [plan.Absent(s.name, policies[s.name], not waits(s), tenant(s.name)) for s in missing]
+        waits = self._residents.waits
+        return [plan.Absent(s.name, policies[s.name], not waits(s), names.tenant(s.name)) for s in missing]
 
-    def pin_problem(self, catalog: Catalog, capacity: int | None) -> str | None:
+    def pin_problem(self, capacity: int | None) -> str | None:
         """More is pinned than may be, in words."""
-        policies = (catalog.policy_of(one, self._default) for one in catalog.unasked.values())
+        catalog = self._names.catalog()
+        policies = (catalog.policy_of(one, self._names.default) for one in catalog.unasked.values())
         pinned = sum(policy.kind is PolicyKind.PINNED for policy in policies)
         if capacity is None or pinned < capacity:
             return None
@@ -89,18 +73,15 @@ class Subjects:
             "unpin some, or let more be loaded"
         )
 
-    def _policy(self, catalog: Catalog, name: str, served: Served | None) -> Policy:
+    def _policy(self, name: str, served: Served | None) -> Policy:
         """A copy that the plain name does not serve, nor tries, is lazy, whatever the adapter's policy."""
         if served is None:
-            return self._default
+            return self._names.default
+        catalog = self._names.catalog()
         plain = name.partition("@")[0]
-        policy = catalog.policy_of(served, self._default)
+        policy = catalog.policy_of(served, self._names.default)
         active, trial = catalog.served.get(plain), catalog.trials.get(plain)
         named = [*([active] if active is not None else []), *([trial.served] if trial is not None else [])]
         if not any(one.record is served.record for one in named):
             return policy.model_copy(update={"kind": PolicyKind.LAZY})
         return policy
-
-    def _tenant(self, name: str) -> str:
-        """The namespace of a public name or an engine's."""
-        return name.partition("/")[0] if len(self._namespaces) > 1 else self._namespaces[0]

@@ -72,7 +72,9 @@ class Workers:
 
     def _ended(self, name: str, task: asyncio.Task[object]) -> None:
         del self._running[_adapter(name)]
-        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            return
+        error = task.exception()
         if error is not None and not isinstance(error, LoraFsError):  # whoever raised that has logged it
             told = event("worker.failed", adapter=name)
             logger.error("a worker failed; the next pass decides again", exc_info=error, extra=told)

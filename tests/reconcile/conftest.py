@@ -23,7 +23,8 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State, side_name
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.replica import Limits, Replica
+from lora_fs.sidecar.reconcile.reconciler import Limits
+from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.view.snapshot import Desired, Growing

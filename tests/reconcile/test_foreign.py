@@ -20,8 +20,7 @@ COPY = f"/other-stage/{'0a' * 32}/"
 async def kept_to(rig: Rig, adapters: dict[str, str], *namespaces: str) -> dict[str, str | None]:
     """For each name that the engine has, the namespace whose readers may see it."""
     rig.engine.adapters = adapters
-    rig.replica = rig.start()
-    rig.replica.namespaces = namespaces or rig.replica.namespaces
+    rig.replica = rig.start(namespaces or rig.replica.namespaces)
     await rig.settle()
     assert rig.engine.adapters == adapters  # it may be another sidecar's
     assert all(map(rig.replica.passes_through, adapters))

@@ -499,7 +499,7 @@ async def test_names_of_an_engine_that_has_not_answered_yet(make_rig: MakeRig) -
     rig.engine.base = ("tiny", "llama@v1")
     rig.volume.put("tiny")
     rig.volume.put("llama", "v1")
-    rig.replica.engine_names = frozenset(rig.engine.base)
+    rig.replica.names.of_engine = frozenset(rig.engine.base)
     for _ in range(2):
         assert rig.replica.lookup("tiny") is rig.replica.lookup("llama@v1") is None
         assert rig.replica.passes_through("llama@v1")
@@ -684,7 +684,7 @@ async def test_a_pass_that_breaks_is_told_of(make_rig: MakeRig, monkeypatch: pyt
 async def test_a_loop_that_ended_is_not_ready(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing follows the volume any more: whatever reads the engine afterwards, it stays told."""
     rig = make_rig()
-    monkeypatch.setattr(rig.replica._wake, "wait", Mock(side_effect=KeyError("no such thing")))
+    monkeypatch.setattr(rig.replica._loop._wake, "wait", Mock(side_effect=KeyError("no such thing")))
     with pytest.raises(KeyError):
         await rig.replica.run()
     await rig.replica.reconcile()

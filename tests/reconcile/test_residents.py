@@ -162,7 +162,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(
         return answer
 
     monkeypatch.setattr(rig.engine, "loaded", slow)
-    reading = asyncio.create_task(rig.replica._read_engine())
+    reading = asyncio.create_task(rig.replica._loop.read_engine())
     await answered.wait()
     if change == "load":
         async with rig.replica.hold("sql", 5):
@@ -210,15 +210,15 @@ async def test_the_last_request_of_a_draining_one_wakes_the_replica(make_rig: Ma
     rig.volume.put("sql")
     async with rig.replica.hold("sql", 5):
         await rig.settle()
-        rig.replica._wake.clear()
-    assert not rig.replica._wake.is_set()
+        rig.replica._loop._wake.clear()
+    assert not rig.replica._loop._wake.is_set()
     async with rig.replica.hold("sql", 5):
         async with rig.replica.hold("sql", 5):
             rig.volume.remove("sql")
             await rig.settle()
-            rig.replica._wake.clear()
-        assert not rig.replica._wake.is_set()
-    assert rig.replica._wake.is_set()
+            rig.replica._loop._wake.clear()
+        assert not rig.replica._loop._wake.is_set()
+    assert rig.replica._loop._wake.is_set()
 
 
 @pytest.mark.parametrize("streams", [False, True])

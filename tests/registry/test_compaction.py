@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -437,6 +438,32 @@ def test_the_floor_survives_other_writers(
     after = parse_head(read_head(registry.layout.root))
     assert after is not None
     assert (after.gc_floor, after.first) == (told.gc_floor, told.first)
+
+
+def test_a_torn_read_of_head_loses_no_floor(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a replaced file is read torn now and then, no writer makes HEAD anew for it."""
+    put(registry, scope, make_adapter(), link=True)
+    release.unregister(registry, scope, "a1", writer="test")
+    compact_whole(registry, scope)
+    before = parse_head(read_head(registry.layout.root))
+    real, reads = atomic.read_bytes, itertools.count(1)
+
+    def read(path: Path, *args: Any, **kwargs: Any) -> bytes | None:
+        data = real(path, *args, **kwargs)
+        if path != registry.layout.head or data is None:
+            return data
+        return [b"", data[:40], data][next(reads) % 3]
+
+    monkeypatch.setattr(atomic, "read_bytes", read)
+    put(registry, scope, make_adapter(seed=1), name="b1")
+    monkeypatch.undo()
+    after = parse_head(read_head(registry.layout.root))
+    assert before is not None
+    assert after is not None
+    assert (after.gc_floor, after.first) == (before.gc_floor, before.first)
+    assert after.gc_floor > 0
 
 
 # -- ended in the middle -----------------------------------------------------------------------

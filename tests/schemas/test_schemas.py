@@ -24,7 +24,7 @@ from lora_fs.sidecar.model import (
     ReplicaStatus,
     Scope,
 )
-from lora_fs.sidecar.reconcile.replica import Limits
+from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.layout import parse_generation

@@ -184,7 +184,7 @@ class Endpoint:
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
-        replica.engine_names = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
+        replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), canary.Requests(replica)):
             self._series.register(collector)

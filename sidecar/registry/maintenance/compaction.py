@@ -23,7 +23,7 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle.retention import serving
-from lora_fs.sidecar.registry.store.head import parse_head, raise_floor, read_head
+from lora_fs.sidecar.registry.store.head import current_head, raise_floor
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -101,7 +101,7 @@ def find(
     Raises:
         VolumeUnavailable: something could not be listed or read.
     """
-    head = parse_head(read_head(registry.layout.root))
+    head = current_head(registry.layout.root)
     listing, sync = registry.scan(scope), cache(atomic.sync_names)
     found: list[Removal] = []
     for revision, entries in listing.revisions.items():

@@ -25,6 +25,8 @@ READ_BYTES = 4096
 MAX_BYTES = 4000  # a writer that keeps what it does not know may add a few
 CHECK_AFTER_S = 0.05
 CHECKS = 3
+RAISES = 16  # of the floor, each of which another writer's HEAD may replace
+TORN_S = (0.0, 0.005, 0.02)  # pauses before each look
 MOST_FILES = 40  # of one change: more do not fit
 MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
 
@@ -103,17 +105,33 @@ def parse_head(data: bytes | None) -> Head | None:
         return None
 
 
+def current_head(root: Path) -> Head | None:
+    """HEAD; None if it is not there or damaged, rather than torn.
+
+    Where names are replaced in two steps (sshfs), a read is torn now and then; a HEAD made anew for
+    that would lack what only HEAD says.
+    """
+    for pause_s in TORN_S:
+        time.sleep(pause_s)
+        head = parse_head(read_head(root))
+        if head is not None:
+            return head
+    return None
+
+
 def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:
     """Let HEAD tell that tombstones written by ``seq``, of generations below ``first``, may be gone.
 
     Raises:
         TemporaryError: it does not tell.
     """
-    head = parse_head(read_head(root)) or Head()
-    while head.gc_floor < seq or head.first < first:
+    for _ in range(RAISES):
+        head = current_head(root) or Head()
+        if head.gc_floor >= seq and head.first >= first:
+            return
         floor = {"gc_floor": max(seq, head.gc_floor), "first": max(first, head.first)}
         advance_head(root, epoch, floor=floor)
-        head = parse_head(read_head(root)) or Head()  # another writer may have replaced it
+    raise VolumeUnavailable(f"{Layout(root).head} is replaced by others time and again: try again")
 
 
 def advance_head(
@@ -125,7 +143,7 @@ def advance_head(
         files: the generations that were written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
     """
-    head = parse_head(read_head(root)) or Head()
+    head = current_head(root) or Head()
     change = Change(nonce=secrets.token_hex(8), files=files)
     fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())

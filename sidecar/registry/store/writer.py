@@ -22,6 +22,7 @@ from lora_fs.sidecar.errors import (
     FormatTooNew,
     NewerRecord,
     OperatorError,
+    RegistryMissing,
     TemporaryError,
     UnknownOutcome,
     VolumeUnavailable,
@@ -31,7 +32,7 @@ from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store import marker
-from lora_fs.sidecar.registry.store.head import Announcer, parse_head, read_head
+from lora_fs.sidecar.registry.store.head import Announcer, current_head
 from lora_fs.sidecar.registry.store.quota import Accounts
 from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
@@ -47,12 +48,23 @@ RACES = 8  # lost in a row before the caller is told; each means that another wr
 class Registry(Reader):
     """One registry on a volume, to read and to write. Its only state are its temporary names.
 
+    Args:
+        create: make the registry if there is none.
+        awaited: open it also where there is none: the first registry that comes is this one.
     Attributes:
         accounts: what each namespace may register, and has.
+    Raises:
+        RegistryMissing: there is none. RegistryLost, FormatTooNew, VolumeUnavailable: it cannot be read.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        super().__init__(Layout(path), marker.create(path) if create else marker.read_marker(path))
+    def __init__(self, path: Path, *, create: bool = False, awaited: bool = False) -> None:
+        found: marker.Marker | None = None
+        try:
+            found = marker.create(path).marker if create else marker.read_marker(path)
+        except RegistryMissing:
+            if not awaited:
+                raise
+        super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
         self._synced: set[Path] = set()
         self._announcer = Announcer(self.layout.root)
@@ -213,7 +225,7 @@ class Registry(Reader):
 
     def _first(self) -> int:
         """The generation that a series begins with, so that no number of one that is gone comes again."""
-        head = parse_head(read_head(self.layout.root))
+        head = current_head(self.layout.root)
         return head.first if head is not None else 1
 
     def _stands(self, series: Series[Body], top: Generation, body: Body) -> bool:

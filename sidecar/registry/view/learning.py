@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Growing, Key
 
+UNKNOWN = "somebody"  # who withdrew what has no tombstone any more
 BATCH = 512  # bodies asked for at once, where several threads read
 
 
@@ -67,9 +68,9 @@ class Learning:
         gone = [key for key, record in records.items() if record.present and self.records.get(key) is None]
         names = [name for name, one in pointers.items() if one.revision and self.pointers.get(name) is None]
         for key in gone:
-            self.records.put(key, records[key].model_copy(update={"state": State.DELETED}))
+            self.records.put(key, records[key].model_copy(update={"state": State.DELETED, "writer": UNKNOWN}))
         for name in names:
-            unsaid = {"revision": None, "previous_revision": None, "canary": None}
+            unsaid = {"revision": None, "previous_revision": None, "canary": None, "writer": UNKNOWN}
             self.pointers.put(name, pointers[name].model_copy(update=unsaid))
         return [*gone, *names]
 

@@ -79,7 +79,7 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise NotRegular(f"{path} is not a regular file")
-            return _read_all(handle, min(status.st_size + 1, limit_bytes), limit_bytes)
+            return _read_all(handle, status.st_size, limit_bytes)
         except OSError as error:
             if error.errno not in TRANSIENT or attempt == TRIES - 1:
                 raise unavailable(error, f"cannot read {path}") from error
@@ -94,10 +94,10 @@ def _close(handle: int) -> None:
         os.close(handle)
 
 
-def _read_all(handle: int, expected_bytes: int, limit_bytes: int) -> bytes:
-    """Read to the end, whatever the size attribute says: it may be stale."""
-    data = os.read(handle, expected_bytes)
-    while len(data) < limit_bytes and (more := os.read(handle, limit_bytes - len(data))):
+def _read_all(handle: int, size_bytes: int, limit_bytes: int) -> bytes:
+    """Read what is there; to the end where it is not of the size that was told, which may be an older one."""
+    data = os.read(handle, min(size_bytes + 1, limit_bytes))
+    while len(data) not in (size_bytes, limit_bytes) and (more := os.read(handle, limit_bytes - len(data))):
         data += more
     return data
 

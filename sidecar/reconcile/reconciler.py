@@ -1,0 +1,236 @@
+"""The loop between the volume and the engine: a pass reads both, decides by ``plan``, and hands over.
+
+Level-triggered: a wake-up only starts a pass, and every pass reads the engine again. A ``worker`` per adapter
+does what is decided, so that no pass waits for a load or an unload. All state lives on the event loop; the
+disk is touched in threads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio.to_thread
+
+from lora_fs.sidecar import tracing
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.errors import EngineUnavailable
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import Policy
+from lora_fs.sidecar.reconcile import plan
+from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.foreign import Foreign
+from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.subjects import Subjects
+from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
+
+logger = logging.getLogger(__name__)
+
+ENGINE_RETRY_S = 0.5
+GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
+UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
+UNLOADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds and defaults, from the settings."""
+
+    default_policy: Policy
+    max_loaded: int | None
+    resync_s: float
+    hold_timeout_s: float
+    weights: Mapping[str, int] = field(default_factory=dict)  # of namespaces
+
+
+class Reconciler:
+    """Of one replica.
+
+    Args:
+        on_decided: called in a pass once it has decided; after_pass: after every pass, failed ones included.
+
+    Attributes:
+        foreign: what the engine lists and this replica did not load.
+        max_loras: adapters that one batch may mix; slots: how many an engine without a host tier holds.
+            None where the engine does not say.
+        passes: how long they took.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        names: Names,
+        volume: Volume,
+        engine: Engine,
+        stager: Stager,
+        residents: Residents,
+        limits: Limits,
+        passes: Durations,
+        on_decided: Callable[[], None],
+        after_pass: Callable[[], None],
+    ) -> None:
+        self._replica_id, self._names, self._volume, self._engine = replica_id, names, volume, engine
+        self._stager, self._residents, self._limits, self.passes = stager, residents, limits, passes
+        self._on_decided, self._after_pass = on_decided, after_pass
+        self._wake = asyncio.Event()
+        self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
+        self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
+        self._subjects = Subjects(names, residents, stager, limits.max_loaded)
+        self.foreign = Foreign()
+        self.max_loras: int | None = None
+        self.slots: int | None = None
+        self._engine_view: Loaded | None = None
+        self._problem: str | None = "the engine has not answered yet"
+        self._ended: str | None = None  # why the loop ended, which is never meant
+        self._pin_problem: str | None = None
+        self._activity_problem: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine answers, and the loop runs."""
+        return (self._ended or self._problem) is None
+
+    def conditions(self) -> Iterator[str]:
+        """What is wrong with the engine and the loop, for people."""
+        if not self.ready:
+            yield f"EngineUnavailable: {self._ended or self._problem}"
+        yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
+
+    def capacity(self) -> int | None:
+        """How many adapters may be loaded at once; None where nothing bounds them."""
+        return self._limits.max_loaded or self.slots
+
+    def wake(self) -> None:
+        """Start a pass soon, and let those who wait for a change look again. Call on the event loop."""
+        self._wake.set()
+        self._look_again()
+
+    def engine_failed(self, problem: str | None) -> None:
+        """Be unready for ``problem`` until a pass has read the engine, and start one soon."""
+        self._problem = problem or self._problem
+        self.wake()
+
+    async def changed(self) -> None:
+        """Wait until something changed: a pass, a load or an unload ended, or the volume was read anew."""
+        await self._moved.wait()
+
+    def _look_again(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled; a pass that fails is told, and the next one comes.
+
+        Should the loop itself fail, this replica is not ready from then on.
+        """
+        try:
+            while True:
+                self._wake.clear()
+                with self._goes_on():
+                    with tracing.span("reconcile", lora_fs__replica=self._replica_id), self.passes.measured():
+                        await self.reconcile()
+                    if self._problem is None and self._volume.read_once:
+                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.catalog().digests)
+                with self._goes_on():  # apart, so that a pass that failed is told of
+                    self._after_pass()
+                pause_s = self._limits.resync_s if self._problem is None else ENGINE_RETRY_S
+                with anyio.move_on_after(pause_s):
+                    await self._wake.wait()
+                    await asyncio.sleep(GATHER_S)
+        except Exception as error:
+            self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
+            raise
+        finally:
+            self._workers.stop()
+
+    @contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """What fails within is told as a condition, and the loop goes on."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("a pass failed and the loop goes on", extra=event("pass.failed"))
+            self._problem = f"internal error: {error!r}"
+
+    async def reconcile(self) -> None:
+        """One pass: read the engine, decide, and hand the acts to the workers."""
+        try:
+            await self.read_engine()
+        except EngineUnavailable as error:
+            self._problem = str(error)
+            self._workers.follow({})  # what it has is unknown: nothing begins
+            return
+        self._problem = None
+        if not self._volume.read_once:
+            return
+        self._pin_problem = self._subjects.pin_problem(self.capacity())
+        resident = self.resident()
+        self._engine.prefer({entry.name: entry.policy for entry in resident})
+        limits = self._limits
+        decided = plan.decide(resident, self._subjects.absent(), limits.max_loaded, limits.weights)
+        self._workers.follow(self._work(decided, len(resident)))
+        self._on_decided()
+        self._look_again()
+
+    def resident(self) -> list[plan.Resident]:
+        """What the engine holds, as it was read last, for ``plan``."""
+        return self._subjects.resident()
+
+    def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:
+        """What the workers do. A load whose place an unload frees waits for the pass after that unload.
+
+        Args:
+            taken: places that are taken now.
+        """
+        residents, limit = self._residents, self._limits.max_loaded
+        drained = residents.draining & decided.unload.keys()
+        residents.draining = drained.union(decided.draining)
+        unloads: dict[str, Work] = {
+            name: partial(residents.unload, name, reason, drained=name in drained)
+            for name, reason in decided.unload.items()
+        }
+        loads: dict[str, Work] = {}
+        free = len(decided.load) if limit is None else limit - taken - residents.loading
+        for name in decided.load:
+            served = self._names.lookup(name)
+            if served is None or residents.is_loading(served) or (free <= 0 and name not in unloads):
+                continue
+            free -= int(name not in unloads)
+            loads[name] = partial(self._load, served, spare=name in decided.spare)
+        return {Kind.UNLOAD: unloads, Kind.LOAD: loads}
+
+    async def _load(self, served: Served, *, spare: bool) -> None:
+        await asyncio.shield(self._residents.load(served, spare=spare))
+
+    async def read_engine(self) -> None:
+        changing = self._residents.changing()
+        loaded = await self._engine.loaded()
+        self._residents.note_loaded(loaded, changing)
+        await self._read_activity(swaps=not loaded.tiers)
+        if loaded != self._engine_view:
+            self.foreign, self._engine_view = Foreign.of(loaded, self._stager.owns), loaded
+            self._names.of_engine = self.foreign.names
+
+    async def _read_activity(self, *, swaps: bool) -> None:
+        """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""
+        if not self._residents.paths:
+            self._activity_problem = None
+            return self._residents.note_activity(Activity())
+        try:
+            activity = await self._engine.activity()
+        except EngineUnavailable as error:
+            self._activity_problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
+            return self._residents.note_activity(None)
+        self._activity_problem = None
+        self._residents.note_activity(activity)
+        self.max_loras = activity.max_loras
+        if not swaps:
+            self.slots = activity.max_loras
