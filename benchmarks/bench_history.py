@@ -1,8 +1,8 @@
 """A registry with a long history beside a fresh one with the same adapters: what a reader and a writer pay.
 
 In the one adapters came and went, whose files gc had removed, and a name was promoted time and again; then
-gc ran as if all of it were old. The other never had them. Both are read and written in turns, by a new process
-each. Goal: at most 1.2 times.
+gc ran as if all of it were old. The other never had them. Both are read and written in turns, by new
+processes. Goal: at most 1.2 times.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def collect(registry: Registry) -> None:
 def churn(registry: Registry, adapter: Path, went: int, promotions: int) -> None:
     """Leave what so many adapters leave that came and went, and what so many promotions of one name do.
 
-    The first is registered and withdrawn for real, and its files are removed as gc does. Its records are copied
-    for the others, each sealed anew.
+    The first is registered and withdrawn for real, and its files are removed as gc does. Its records are
+    copied for the others, each sealed anew.
     """
     register(registry, "went-00000", adapter)
     unregister(registry, "went-00000")
