@@ -71,6 +71,7 @@ def commands(folder: Path, aws: str | None) -> dict[str, list[str]]:
             "register",
             "large",
             "s3://bench/large",
+            "--create",
         ],
         "s3fs": [sys.executable, "-c", S3FS.format("", target)],
         "s3fs, one connection": [sys.executable, "-c", S3FS.format("max_concurrency=1", target)],

@@ -45,6 +45,7 @@ def main() -> None:
             f"a{n}": make_adapter(model, work / "adapters" / f"a{n}", n) for n in range(options.adapters)
         }
         volume = Volume(work / "volume", "tiny", cwd=work)
+        volume.run("init")
         for name, path in adapters.items():
             volume.run("register", name, str(path))
         replica = SidecarReplica("a", farm, model, volume, work)

@@ -62,6 +62,7 @@ def main() -> None:
         work = Path(folder)
         model = ensure_model(work / "tiny")
         volume = Volume(work / "volume", "tiny", cwd=work)
+        volume.run("init")
         replica = SidecarReplica("a", farm, model, volume, work)
         replica.wait_ready()
         volume.run("register", "a0", str(make_adapter(model, work / "adapters" / "a0", 0)), "--wait", "20")

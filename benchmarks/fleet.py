@@ -8,11 +8,13 @@ from pathlib import Path
 
 from lora_fs.demo.process import Process
 from lora_fs.demo.sidecar import start_sidecar
+from lora_fs.sidecar.registry.store.writer import Registry
 
 
 @contextlib.contextmanager
 def sidecars(count: int, root: Path, engine_url: str, run_dir: Path, *args: str) -> Iterator[list[Process]]:
-    """Start ``count`` of them and wait until each is ready."""
+    """Start ``count`` of them on a registry, which is made if there is none; wait until each is ready."""
+    Registry(root, create=True).close()
     processes = []
     try:
         for number in range(count):

@@ -19,6 +19,7 @@
     └── OperatorError             a person has to act
         ├── FormatTooNew          the volume was written by a newer lora-fs
         ├── RegistryLost          the marker is gone or another registry is mounted
+        │   └── RegistryMissing   the root has no marker, and this process never saw one
         └── EngineRejected        the engine answered and refused; carries its reason
             └── NameTaken         it has something else under that name
 
@@ -138,6 +139,10 @@ class FormatTooNew(OperatorError):
 
 class RegistryLost(OperatorError):
     """The registry that was being read is not there any more."""
+
+
+class RegistryMissing(RegistryLost):
+    """The root holds no registry: its volume is not mounted, or nobody ran ``lora-fs init`` yet."""
 
 
 class EngineRejected(OperatorError):

@@ -33,7 +33,8 @@ class Settings(BaseSettings):
     """Everything the CLI and the sidecar can be told.
 
     Attributes:
-        root: the registry's folder on the shared volume.
+        root: the registry's folder on the shared volume; create: make a registry there if it holds none,
+            for demos and development: an empty folder may be a volume that is not mounted.
         model: the base model: hub id, path or served name.
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
@@ -76,6 +77,7 @@ class Settings(BaseSettings):
     )
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
+    create: bool = False
     model: str | None = None
     namespace: str = "default"
     namespaces: CommaList = ()

@@ -48,7 +48,12 @@ class Running:
 
     def __init__(self, root: Path, stage: Path, namespaces: tuple[str, ...], replica_id: str) -> None:
         self._settings = Settings(
-            root=root, model="tiny", namespaces=namespaces, replica_id=replica_id, stage_dir=stage
+            root=root,
+            create=True,
+            model="tiny",
+            namespaces=namespaces,
+            replica_id=replica_id,
+            stage_dir=stage,
         )
         self._assembly: Assembly | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)

@@ -50,14 +50,15 @@ def boot(
     beside = "a sidecar beside each" if kind is SidecarReplica else "lora-fs's plugin in each"
     with out.step(f"Boot two vLLM replicas, {beside}, on one shared folder"):
         volume = Volume(run_dir / "volume", MODEL_NAME, cwd=model_dir.parent)
-        volume.root.mkdir()
+        for name, value in volume.env.items():
+            out.command(f"export {name}={shlex.quote(value)}")
+        out.command("lora-fs init")
+        volume.run("init")
         pair: Pair[Replica] = Pair(farm, model_dir, volume, run_dir, kind=kind)
         pair.wait_ready()
         for replica in pair.both:
             behind = "" if replica.url == replica.engine_url else f", {replica.engine_url} its engine"
             out.say(f"replica {replica.name}: {replica.url}{behind}")
-        for name, value in volume.env.items():
-            out.command(f"export {name}={shlex.quote(value)}")
     return pair
 
 

@@ -85,6 +85,7 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
 @click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
 @parameters.allow
 @click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.create
 @parameters.output
 @click.pass_obj
 def import_registry(

@@ -26,6 +26,7 @@ from lora_fs.sidecar.errors import (
     LoraFsError,
     NotFound,
     OverQuota,
+    RegistryMissing,
     TooManyRegistrations,
     WaitTimeout,
 )
@@ -43,6 +44,7 @@ LEAST_FOLDED = 24
 # The first match from the top wins.
 EXIT_CODES: tuple[tuple[type[LoraFsError], int], ...] = (
     (NotFound, 3),
+    (RegistryMissing, 3),
     (OverQuota, 7),
     (TooManyRegistrations, 7),
     (Conflict, 4),
@@ -68,16 +70,13 @@ class Context:
         return self.settings.root
 
     def registry(self, *, create: bool = False) -> Registry:
-        from lora_fs.sidecar.registry.store.marker import (
-            is_registry,  # not needed to say what commands there are
-        )
+        """Open the registry. ``create``: make one if there is none and the settings say so."""
+        from lora_fs.sidecar.registry.store import marker  # not needed to say what commands there are
         from lora_fs.sidecar.registry.store.writer import Registry
 
-        makes = create and not is_registry(self.root())
-        registry = Registry(self.root(), create=create)
-        if makes:
+        if create and self.settings.create and marker.create(self.root()).made:
             complain(f"{self.root()} held no registry: made one there")
-        return registry
+        return Registry(self.root())
 
     def nothing_in(self, scope: Scope) -> None:
         """Say on stderr that a scope is empty, and which others there are: a name may be misspelt."""

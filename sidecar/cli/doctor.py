@@ -22,8 +22,9 @@ from lora_fs.sidecar.cli.status import ago, seen_s
 from lora_fs.sidecar.cli.wait import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.conformance.verdict import told
-from lora_fs.sidecar.errors import LoraFsError, NotFound, OperatorError
+from lora_fs.sidecar.errors import LoraFsError, OperatorError, RegistryMissing
 from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry.store.marker import has_hard_links
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
@@ -50,6 +51,8 @@ def _volume(root: Path, registry: Registry) -> Iterator[Check]:
     names = TemporaryNames()
     try:
         registry.check_writable()
+        if tier == "cas" and not has_hard_links(root):
+            yield Check(False, "hard links are missing here, or are copies: write nothing through this mount")
         first = atomic.publish(probe, b"one\n", names)
         second = atomic.publish(probe, b"two\n", names)
         yield Check(first and not second, "of two writers of one name exactly one wins")
@@ -102,10 +105,10 @@ def _registered(context: Context, root: Path, *, tried: bool) -> list[Check]:
     """Everything there is to look at in a registry; where a filesystem was tried, none has to be there."""
     try:
         registry = Registry(root)
-    except NotFound:
+    except RegistryMissing as error:
         if not tried:
             raise
-        return [Check(True, f"{root} holds no registry yet: `lora-fs register` and the sidecar make one")]
+        return [Check(True, str(error))]
     parts = [_volume(root, registry), _replicas(registry)]
     if not tried or context.settings.model:
         parts.insert(1, _scope(context.scope(), registry))

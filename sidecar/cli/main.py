@@ -27,6 +27,7 @@ ENVIRONMENT = (
 # In the order of their use: the module that has a command, and the first sentence of its help. A module
 # is imported when its command is named: most of them need libraries that the others do not.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Make the registry's folder a registry; exit 0 and change nothing if it is one"),
     "register": (
         "register",
         "Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://",
@@ -63,7 +64,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gc": (
         "maintain",
-        "Remove files of adapters unregistered long ago, what dead writers left, old history",
+        "Remove the files of adapters unregistered long ago, what dead writers left, and old history",
     ),
     "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
     "import": (
@@ -167,6 +168,7 @@ def cli(context: click.Context, /, namespace: tuple[str, ...], **options: Any) -
 
     \b
     Examples:
+      lora-fs init --root /adapters
       lora-fs --root /adapters --model Qwen/Qwen2.5-7B register support ./support-lora
       lora-fs status
       lora-fs unregister support

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,6 +151,19 @@ def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Compl
     return [CompletionItem(code) for code in found if code.startswith(incomplete)]
 
 
+def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and context.obj is not None:
+        settings = context.obj.settings.model_copy(update={"create": True})
+        context.obj = replace(context.obj, settings=settings)
+
+
+create = click.option(
+    "--create",
+    is_flag=True,
+    expose_value=False,
+    callback=_create,
+    help="Make the registry if there is none, for demos and development [LORA_FS_CREATE]",
+)
 output = click.option(
     "-o",
     "--output",

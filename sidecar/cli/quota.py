@@ -55,6 +55,7 @@ def size(_: object, __: object, value: str | None) -> int | str | None:
     help="gc keeps so many revisions of each name that says nothing itself, or none: all",
 )
 @click.option("--remove", is_flag=True, help="Let nothing bound the namespace")
+@parameters.create
 @parameters.output
 @click.pass_obj
 def quota(
@@ -82,7 +83,7 @@ def quota(
     if remove and said:
         raise click.UsageError("--remove and a bound exclude each other")
     namespace = check_segment("namespace", context.settings.namespace)
-    with context.opened() as registry:
+    with context.opened(create=bool(said)) as registry:
         accounts = registry.accounts
         if said or remove:
             registry.check_writable()

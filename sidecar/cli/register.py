@@ -12,15 +12,13 @@ from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.errors import InputError, NotFound
+from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, brought
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetching_register
-from lora_fs.sidecar.registry.format.layout import MARKER
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.revisions import policy_of_served
-from lora_fs.sidecar.registry.store.marker import is_registry
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.allowed import Allowed
@@ -70,6 +68,7 @@ from lora_fs.sidecar.validate import Expectation
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
 @click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.create
 @parameters.wait
 @parameters.output
 @click.pass_obj
@@ -113,11 +112,6 @@ def register(
         wanted = replace(wanted, source=folder, uri=folder.as_uri())
         if link:
             check_linked(folder, context.root(), settings)
-    if dry_run and not is_registry(context.root()):
-        raise NotFound(
-            f"{context.root()} holds no registry (no {MARKER}). Is the volume mounted? A dry run makes none: "
-            "`lora-fs register` without --dry-run does, and `lora-fs validate` checks a folder without one."
-        )
     with context.opened(create=not dry_run) as registry:
         before = release.active(registry, scope, name)
         wanted = replace(wanted, policy=_policy(context, registry, name, policy, ttl, priority))

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 @click.command()
 @click.option("--root", type=parameters.Place(), help="As before the command")
+@parameters.create
 @click.option("--model", help="As before the command")
 @click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable [LORA_FS_NAMESPACES]")
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")

@@ -19,6 +19,7 @@ from lora_fs.sidecar.sources.uri import redacted
 
 # What each command changes the registry with; without such an option quota and fsck only read.
 ACTS: dict[str, tuple[str, ...]] = {
+    "init": (),
     "register": (),
     "unregister": (),
     "promote": (),

@@ -20,6 +20,7 @@ from lora_fs.sidecar.conformance.pair import ANSWER_S, Pair
 from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import Pointer, Scope
 from lora_fs.sidecar.registry.format.layout import Generation
+from lora_fs.sidecar.registry.store.marker import has_hard_links
 from lora_fs.sidecar.registry.store.writer import LEASE_WAIT_S, Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, LinkUnsupported, TemporaryNames
@@ -112,6 +113,11 @@ def publish_at(path: Path, data: bytes, at_s: float) -> Outcome:
 def races(pair: Pair, share_s: float) -> Races:
     """Let both mounts publish one name at one moment, again and again."""
     here, there = pair.make("races", ANSWER_S)
+    if not all(
+        side.agent.call(ANSWER_S, has_hard_links, folder)
+        for side, folder in ((pair.here, here), (pair.there, there))
+    ):
+        return Races(False)
     tried = double = nobody = disagreed = 0
     end = time.monotonic() + share_s
     while tried == 0 or time.monotonic() < end:

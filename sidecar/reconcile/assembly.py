@@ -1,7 +1,7 @@
 """One replica put together from the settings: in the sidecar, and in a vLLM by the plugin.
 
-The registry is made if the root has none. What runs is a thread that watches the volume and one
-task; ``running`` starts both and ends both, bounded, whatever the volume does.
+Where the root holds no registry the replica runs, is not ready, and waits for one. What runs is a thread that
+watches the volume and one task; ``running`` starts both and ends both, bounded, whatever the volume does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -31,10 +32,10 @@ from lora_fs.sidecar.reconcile.watch.flat_store import FlatStore
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.store.marker import is_registry
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
-from lora_fs.sidecar.registry.volume.mounts import LOCAL, kind_of, timing_for
+from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume.mounts import LOCAL, Timing, kind_of, timing_for
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
@@ -130,28 +131,20 @@ def _assemble(
     model = model_slug(settings.model)
     check_segment("replica id", settings.replica_id)
     scopes = tuple(Scope(check_segment("namespace", n), model) for n in settings.serves())
-    makes = not is_registry(root)
-    registry = Registry(root, create=True)
-    if makes:
-        logger.info("%s held no registry: made one there", root, extra=event("registry.made", root=str(root)))
+    registry = Registry(root, create=settings.create, awaited=True)
     kind = kind_of(root)
-    timing, readers = timing_for(kind), 1 if kind in LOCAL else READERS
-    settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
+    timing, readers, settle_s = _waits(kind, settings)
     waits_for("a folder of LORA_FS_ALLOWED_SOURCES")
     allowed = Allowed(root, settings.allowed_sources)
-    volume = Volume(
-        registry.layout,
-        RegistryView(registry, scopes, scan_s=settings.scan_s, lag_s=timing.lag_s, readers=readers),
-        Adopter(
-            registry,
-            expectation,
-            settle_s=settle_s,
-            writer=settings.replica_id,
-            may_read=lambda folder: allowed.find(folder, follow=False) is not None,
-        ),
-        poll_s=settings.poll_s or timing.poll_s,
-        notify=kind in LOCAL,
+    view = RegistryView(registry, scopes, scan_s=settings.scan_s, lag_s=timing.lag_s, readers=readers)
+    adopter = Adopter(
+        registry,
+        expectation,
+        settle_s=settle_s,
+        writer=settings.replica_id,
+        may_read=lambda folder: allowed.find(folder, follow=False) is not None,
     )
+    volume = Volume(registry.layout, view, adopter, poll_s=timing.poll_s, notify=kind in LOCAL)
     flat = None
     if settings.nim_source is not None:
         flat = FlatStore(
@@ -166,6 +159,17 @@ def _assemble(
             changed=volume.look_now,
         )
         volume.tell_also(flat.conditions)
+
+    def found() -> None:
+        """A volume that was mounted after the start may be of another filesystem."""
+        timing, readers, settle_s = _waits(kind_of(root), settings)
+        view.follow(timing.lag_s, readers)
+        volume.poll_s = timing.poll_s
+        for one in (adopter, flat):
+            if one is not None:
+                one.settle_s = settle_s
+
+    volume.found = found
     registrations = Registrations(
         registry,
         scopes,
@@ -187,14 +191,23 @@ def _assemble(
             f"the stage folder {stage_dir} lies in the registry's {root}: it has to be local to this "
             "replica; set --stage-dir (LORA_FS_STAGE_DIR)"
         )
+    locate = locator(registry.layout, allowed)
+
+    def present(record: Record) -> Path:
+        """Where a record's files lie: of a volume that is not mounted no folder is gone."""
+        folder = locate(record)
+        if not atomic.is_folder(folder):
+            registry.check_identity()
+        return folder
+
     stager = Stager(
         stage_dir,
-        locator(registry.layout, allowed),
+        present,
         expectation,
         max_bytes=settings.stage_max_bytes,
         timeout_s=settings.engine_timeout_s,
     )
-    owner = f"registry {registry.marker.registry_uuid}, {model} of {', '.join(sorted(settings.serves()))}"
+    owner = f"{root}, {model} of {', '.join(sorted(settings.serves()))}"
     stager.prepare(owner)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
     limits = Limits(
@@ -217,6 +230,14 @@ def _assemble(
     told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)
     logger.info("serving %s of %s (%s)", model, root, kind, extra=told)
     return Assembly(replica, volume, reporter, stager, flat)
+
+
+def _waits(kind: str, settings: Settings) -> tuple[Timing, int, float]:
+    """A filesystem's waits, its threads that read records, and the seconds a dropped folder holds still."""
+    timing = timing_for(kind)
+    timing = replace(timing, poll_s=settings.poll_s or timing.poll_s)
+    settle_s = timing.settle_s if settings.settle_s is None else settings.settle_s
+    return timing, 1 if kind in LOCAL else READERS, settle_s
 
 
 def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:

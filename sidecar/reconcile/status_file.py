@@ -22,7 +22,7 @@ from pathlib import Path
 import anyio
 
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.errors import CorruptRecord, LoraFsError
+from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, RegistryMissing
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import EventList, ReplicaStatus
 from lora_fs.sidecar.reconcile.replica import Replica
@@ -134,6 +134,8 @@ class Reporter:
 
         try:
             problem = await self._threads.run(write)
+        except RegistryMissing:
+            return False  # which the volume's own condition says
         except LoraFsError as error:
             self._volume.status_problem = str(error)
             return False

@@ -152,6 +152,7 @@ def router(
     )
     async def listed(request: Request) -> Response:
         sight, catalog = await admin.sight(request.headers), replica.catalog()
+        replica.check_read()
 
         def render() -> bytes:
             seen = (one for one in catalog.in_order() if one.record.namespace in sight)

@@ -121,6 +121,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     ) -> Response:
         selection = Selection.parse(name, selector)
         sight = await admin.sight(request.headers)
+        replica.check_read()
         downloads = [
             one.model_dump(mode="json") for one in replica.downloads().values() if one.namespace in sight
         ]
@@ -134,6 +135,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     )
     async def loras(request: Request) -> DynamoList:
         sight, residency = await admin.sight(request.headers), replica.residency()
+        replica.check_read()
         told = [(name, one) for name, one in replica.notable()[0].items() if one.key[0] in sight]
         return DynamoList(loras=[_info(name, one, replica.lookup(name), residency) for name, one in told])
 

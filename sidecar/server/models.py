@@ -84,6 +84,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     async def list_models(request: Request) -> Response:
         nonlocal rendered_from
         sight = await admin.sight(request.headers)
+        replica.check_read()
         bases, catalog = replica.base_cards(), replica.catalog()
         kept_to = [replica.kept_to(str(base["id"])) for base in bases]
         key = (catalog.version, _lasting(bases), kept_to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import pytest
 from lora_fs.sidecar.cli.main import cli, run
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
 from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.volume import atomic
 from tests.registry.conftest import write_adapter
 
@@ -62,14 +64,22 @@ def parse(words: Sequence[str]) -> click.Context:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the registry is to be, exported as a user would."""
+    """Where a new registry is, exported as a user would."""
     folder = tmp_path / "volume"
+    marker.create(folder)
     monkeypatch.setenv("LORA_FS_ROOT", str(folder))
     monkeypatch.setenv("LORA_FS_MODEL", MODEL)
     for name in ("FORCE_COLOR", "COLUMNS", "LORA_FS_NAMESPACE", "LORA_FS_ALLOWED_SOURCES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+@pytest.fixture
+def bare(root: Path) -> Path:
+    """The root before ``lora-fs init``: there is no such folder."""
+    shutil.rmtree(root)
+    return root
 
 
 @pytest.fixture

@@ -174,14 +174,14 @@ def test_an_export_that_lacks_something_says_so(filled: LoraFs, root: Path) -> N
     ],
 )
 def test_what_cannot_be_imported_is_told(
-    lora_fs: LoraFs, tmp_path: Path, words: list[str], code: int, says: str
+    lora_fs: LoraFs, bare: Path, tmp_path: Path, words: list[str], code: int, says: str
 ) -> None:
     """Each with its documented exit code, and nothing is made."""
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").mkdir()
     done = lora_fs("import", *words)
     assert (done.code, says in done.err) == (code, True), done.err
-    assert not (tmp_path / "volume").exists()
+    assert not bare.exists()
 
 
 GIE = """

@@ -12,8 +12,10 @@ import pytest
 from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.conformance import Effort, Verdict
 from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.marker import read_marker
 from tests.cli.conftest import LoraFs
+from tests.registry.faults import copy_instead
 
 BRIEF = Effort(quick=True, budget_s=8.0, share_s=0.05, wait_s=0.5, rounds=1)
 
@@ -24,14 +26,14 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "QUICK", BRIEF)
 
 
-def test_a_folder_without_a_registry(lora_fs: LoraFs, root: Path) -> None:
+def test_a_folder_without_a_registry(lora_fs: LoraFs, bare: Path) -> None:
     """It is tried and told; no registry is made, and that there is none is no failure."""
-    root.mkdir()
-    ran = lora_fs("doctor", "--root", str(root), "--quick")
+    bare.mkdir()
+    ran = lora_fs("doctor", "--root", str(bare), "--quick")
     assert ran.code == 0
-    for words in ("one-winner", "how late", "small files a second", "read head every", "no registry yet"):
+    for words in ("one-winner", "how late", "small files a second", "read head every", "holds no registry"):
         assert words in ran.out.lower()
-    assert list(root.iterdir()) == []
+    assert list(bare.iterdir()) == []
 
 
 def test_a_registry_is_checked_as_well(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:
@@ -56,18 +58,34 @@ def test_a_broken_promise_fails(lora_fs: LoraFs, root: Path, monkeypatch: pytest
         raise OSError(errno.EPERM, "no links")
 
     monkeypatch.setattr(os, "link", refuse)
-    root.mkdir()
     ran = lora_fs("doctor", "--quick", "--root", str(root))
     assert ran.code == 1
     assert "NO     one-winner" in ran.out
     assert "-> Keep no registry here" in ran.out
 
 
-def test_a_folder_that_is_not_there(lora_fs: LoraFs, root: Path) -> None:
+def test_a_folder_that_is_not_there(lora_fs: LoraFs, bare: Path) -> None:
     """Exit 3, with its path."""
-    ran = lora_fs("doctor", "--quick", "--root", str(root))
+    ran = lora_fs("doctor", "--quick", "--root", str(bare))
     assert ran.code == 3
-    assert str(root) in ran.err
+    assert str(bare) in ran.err
+
+
+@pytest.mark.parametrize("made_by", ["link", "copy"])
+def test_a_mount_on_which_links_are_copies(
+    lora_fs: LoraFs, bare: Path, monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    """It says so of the filesystem, and of the registry, through whichever mount that was made."""
+    if made_by == "link":
+        marker.create(bare)
+    monkeypatch.setattr(os, "link", copy_instead)
+    if made_by == "copy":
+        assert marker.create(bare).marker.tier == "lww"
+    verdict = Verdict.model_validate(lora_fs("doctor", "--quick", "-o", "json").json["filesystem"])
+    assert (verdict.ok, verdict.tier) == (False, "lww")
+    ran = lora_fs("doctor")
+    says = "are copies" if made_by == "link" else "tier lww"
+    assert (ran.code, says in ran.out) == (1, True)
 
 
 def test_a_registry_that_takes_no_write(lora_fs: LoraFs, folder: Callable[[int], str], root: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.registry.store import marker
 from tests.cli.conftest import LoraFs, parse, seen
 from tests.cli.test_doctor import BRIEF
 from tests.registry.conftest import write_adapter
@@ -96,8 +97,8 @@ def test_the_example_runs(
 
     if line.startswith("lora-fs import archive"):
         monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path / "restored"))
-
-    (tmp_path / "adapters").mkdir()
+    if name != "init":
+        marker.create(tmp_path / "adapters")
     monkeypatch.setattr(doctor, "QUICK", BRIEF)
     monkeypatch.setattr(doctor, "FULL", BRIEF)
     one_mount = line.replace("/mnt/adapters-again", "/adapters")

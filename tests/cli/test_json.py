@@ -40,6 +40,7 @@ def test_every_shape_is_promised() -> None:
 
 
 COMMANDS = {
+    "init": "init",
     "register": "register b {source}",
     "validate": "validate {source}",
     "unregister": "unregister a --all-revisions",

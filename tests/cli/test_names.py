@@ -110,18 +110,6 @@ def test_nothing_is_registered(lora_fs: LoraFs, folder: Folder) -> None:
     assert lora_fs("list", "-o", "json").json == []
 
 
-@pytest.mark.parametrize(
-    "words", ["list", "show a", "unregister a", "promote a v1", "status", "doctor", "gc"]
-)
-def test_an_empty_mount(lora_fs: LoraFs, root: Path, words: str) -> None:
-    """A folder without a marker is no registry: said, and none is made."""
-    root.mkdir()
-    ran = lora_fs(*words.split())
-    assert ran.code == 3
-    assert "mounted" in ran.err
-    assert list(root.iterdir()) == []
-
-
 def test_a_record_that_cannot_be_read(two: LoraFs, root: Path) -> None:
     """The rest is listed, and it is told which one is not."""
     (record,) = (root / "default" / "tiny" / "v1").glob("a.@*.json")
@@ -157,15 +145,6 @@ def test_one_or_all_revisions(two: LoraFs) -> None:
     assert ran.code == 2
     assert "exclude each other" in ran.err
     assert len(two("list", "-o", "json").json) == 2
-
-
-@pytest.mark.parametrize("words", ["list", "show a", "unregister a", "status", "gc", "doctor", "rollback a"])
-def test_a_root_that_is_not_there(lora_fs: LoraFs, root: Path, words: str) -> None:
-    """Not found, with its path; nothing is made."""
-    ran = lora_fs(*words.split())
-    assert ran.code == 3
-    assert str(root) in ran.err
-    assert not root.exists()
 
 
 def test_show_escapes_what_a_terminal_would_act_on(lora_fs: LoraFs, folder: Folder) -> None:

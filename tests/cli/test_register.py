@@ -107,12 +107,6 @@ def test_a_priority_or_a_ttl_alone(lora_fs: LoraFs, folder: Folder) -> None:
     ]
 
 
-def test_a_registry_that_was_made_is_told(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
-    """A folder that was misspelt, or whose volume is not mounted, takes a registry like any other."""
-    assert lora_fs("register", "a", folder(1)).err == f"lora-fs: {root} held no registry: made one there\n"
-    assert lora_fs("register", "b", folder(2)).err == ""
-
-
 def test_times_say_their_zone(lora_fs: LoraFs, folder: Folder) -> None:
     """Beside events, which are told in local time, a bare UTC time would be hours off."""
     lora_fs("register", "a", folder(1))
@@ -150,16 +144,6 @@ def test_a_dry_run(lora_fs: LoraFs, folder: Folder) -> None:
     ran = lora_fs("register", "a", folder(1), "--dry-run")
     assert ran.out == "would register a@v1 in default/tiny\n"
     assert [r["name"] for r in lora_fs("list", "-o", "json").json] == ["other"]
-
-
-def test_a_dry_run_makes_no_registry(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
-    """On a new volume it says what does, and what can be tried without one. Exit 3."""
-    ran = lora_fs("register", "a", folder(1), "--dry-run")
-    assert ran.code == 3
-    assert f"{root} holds no registry (no lora-fs.json)" in ran.err
-    assert "`lora-fs register` without --dry-run does" in ran.err
-    assert not root.exists()
-    assert lora_fs("validate", folder(1)).code == 0
 
 
 def test_a_dry_run_finds_what_is_wrong(lora_fs: LoraFs, folder: Folder, tmp_path: Path) -> None:
@@ -333,13 +317,13 @@ def test_options_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, words: str
 
 
 @pytest.mark.parametrize("command", ["register a", "validate"])
-def test_a_base_config_that_is_not_there(lora_fs: LoraFs, folder: Folder, root: Path, command: str) -> None:
+def test_a_base_config_that_is_not_there(lora_fs: LoraFs, folder: Folder, bare: Path, command: str) -> None:
     """What was asked to be checked against is not left out in silence; nothing is made."""
     for path in ("nowhere", os.devnull):
         ran = lora_fs("--base-config", path, *command.split(), folder(1))
         assert ran.code == USAGE
         assert f"--base-config {path}" in ran.err
-    assert not root.exists()
+    assert not bare.exists()
 
 
 @pytest.mark.parametrize("command", ["list", "status", "show a", "promote a v1"])
@@ -360,12 +344,12 @@ def test_a_variable_of_a_base_config_that_is_not_there(
     assert lora_fs("validate", folder(1)).code == USAGE
 
 
-def test_a_root_that_is_a_file(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
-    """A file in its place is told with its path."""
-    root.write_text("not a folder")
-    ran = lora_fs("register", "a", folder(1))
-    assert ran.code == FAILED
-    assert str(root) in ran.err
+def test_a_root_that_is_a_file(lora_fs: LoraFs, folder: Folder, bare: Path) -> None:
+    """A file in its place is no registry, and takes none."""
+    bare.write_text("not a folder")
+    for code, words in ((NOT_FOUND, ["register", "a", folder(1)]), (FAILED, ["init"])):
+        ran = lora_fs(*words)
+        assert (ran.code, str(bare) in ran.err) == (code, True)
 
 
 @pytest.mark.parametrize(("code", "words"), [(errno.EROFS, "read-only"), (errno.ENOSPC, "full")])

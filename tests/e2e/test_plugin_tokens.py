@@ -39,6 +39,7 @@ def replica(
     folder = tmp_path_factory.mktemp("tokens")
     (folder / "tokens").write_text(TOKENS)
     volume = Volume(volume_root, MODEL_NAME, cwd=model_dir.parent)
+    volume.run("init")
     settings = {
         "namespaces": "default,team-a",
         "public_namespaces": "default",

@@ -102,6 +102,7 @@ def plugin_engine(
         made.mkdir()
     # From a folder where the base model does not lie, the command cannot look at it.
     volume = Volume(folder / "root", MODEL_NAME, cwd=elsewhere)
+    volume.run("init")
     env = {
         **volume.env,
         **PLUGIN_ENV,

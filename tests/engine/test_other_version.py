@@ -23,6 +23,7 @@ def test_it_is_left_as_it_is(
     root.mkdir()
     elsewhere.mkdir()
     volume = Volume(root, MODEL_NAME, cwd=elsewhere)
+    volume.run("init")
     volume.run("register", "registered", str(adapters(1)))
     env = {**volume.env, "VLLM_PLUGINS": "lora_fs", "OTHER_VERSION": "0.33.0"}
     with owned(farm.start("other-version", model_dir, env=env)) as client:

@@ -76,6 +76,7 @@ def test_with_the_plugin_it_goes_on(
     root = volume.disk / "root"
     root.mkdir()
     registry = Volume(root, MODEL_NAME, cwd=tmp_path)
+    registry.run("init")
     for seed, name in enumerate(("bystander", *COLD)):
         registry.run("register", name, str(adapters(seed)))
     env = {

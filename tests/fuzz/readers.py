@@ -23,7 +23,6 @@ from lora_fs.sidecar.errors import (
     FormatTooNew,
     InputError,
     LoraFsError,
-    NotFound,
     RegistryLost,
 )
 from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
@@ -266,9 +265,7 @@ READERS: Mapping[str, Reader] = {
     "record": Reader(_sealed(Record), (CorruptRecord,), _RECORDS, _JSON),
     "pointer": Reader(_sealed(Pointer), (CorruptRecord,), (_POINTER,), _JSON),
     "head": Reader(read_head, (), (seal(Head(nonce="n", seq=7)),), _JSON),
-    "marker": Reader(
-        read_marker, (RegistryLost, FormatTooNew, NotFound), (seal(Marker(registry_uuid="u")),), _JSON
-    ),
+    "marker": Reader(read_marker, (RegistryLost, FormatTooNew), (seal(Marker(registry_uuid="u")),), _JSON),
     "status": Reader(_sealed(ReplicaStatus), (CorruptRecord,), (_STATUS,), _JSON),
     "lease": Reader(read_lease, (), (_LEASE, b""), ("\n", "0", "-1", "host", "9" * 30)),
     "config": Reader(lambda data: _judge(config=data), (), (_CONFIG,), (*_JSON, '"(a+)+"', '"all-linear"')),

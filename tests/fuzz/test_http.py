@@ -73,6 +73,7 @@ def assembled(volume: Path, stage: Path) -> Assembly:
     write_adapter(volume / "sources/b1", seed=1)
     given = load_settings(
         root=volume,
+        create=True,
         model="tiny",
         stage_dir=stage,
         settle_s=0.0,

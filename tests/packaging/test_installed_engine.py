@@ -27,6 +27,7 @@ def test_an_engine_serves_with_the_folder_on_its_path(
     subprocess.run(made, check=True, capture_output=True)
     (tmp_path / "root").mkdir()
     volume = Volume(tmp_path / "root", MODEL_NAME, cwd=tmp_path)
+    volume.run("init")
     volume.run("register", "before", str(tmp_path / "adapters/a0"))
     port = free_port()
     server = ["-P", "-m", "vllm.entrypoints.openai.api_server", *engine_args(tmp_path / MODEL_NAME, port)]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 async def test_threads_hand_the_interpreter_over_sooner_while_it_runs(tmp_path: Path) -> None:
     """A stream's next token does not wait 5 ms for a thread that validates; afterwards all is as it was."""
     usual_s = sys.getswitchinterval()
-    settings = Settings(root=tmp_path / "root", model="tiny", stage_dir=tmp_path / "stage")
+    settings = Settings(root=tmp_path / "root", create=True, model="tiny", stage_dir=tmp_path / "stage")
     made = await assemble(settings, Expectation(), FakeEngine())
     async with made.running():
         assert sys.getswitchinterval() == pytest.approx(HANDOVER_S)
@@ -35,7 +35,7 @@ async def test_threads_hand_the_interpreter_over_sooner_while_it_runs(tmp_path: 
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """Of a registry whose volume does not answer before the test has ended."""
     hang = threading.Event()
-    monkeypatch.setattr(assembly, "is_registry", lambda _: hang.wait(20))
+    monkeypatch.setattr(assembly, "kind_of", lambda _: hang.wait(20) and "tmpfs")
     monkeypatch.setattr(assembly, "SLOW_START_S", 0.05)
     yield Settings(root=tmp_path / "root", model="tiny", stage_dir=tmp_path / "stage", engine_timeout_s=0.2)
     hang.set()

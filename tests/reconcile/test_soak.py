@@ -40,6 +40,7 @@ async def replica(folder: Path, engine: FakeEngine) -> AsyncIterator[httpx.Async
     source = write_adapter(folder / "source")
     settings = Settings(
         root=folder / "root",
+        create=True,
         model="tiny",
         replica_id="soak",
         stage_dir=folder / "stage",

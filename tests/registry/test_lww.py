@@ -14,10 +14,11 @@ from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from tests.registry.conftest import MakeAdapter
-from tests.registry.faults import without_links
+from tests.registry.faults import copy_instead, without_links
 from tests.registry.test_operations import put, served
 
 
@@ -27,6 +28,21 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     opened = Registry(tmp_path / "root", create=True)
     yield opened
     opened.close()
+
+
+def test_links_that_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where link() succeeds and copies, the tier is lww; nothing of the probe stays."""
+    monkeypatch.setattr(os, "link", copy_instead)
+    assert marker.create(tmp_path).marker.tier == "lww"
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_links_whose_names_have_numbers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each name has an inode number of its own, as on sshfs, a write that both names show decides."""
+    monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    assert marker.find_tier(tmp_path) == "cas"
+    monkeypatch.setattr(os, "link", copy_instead)
+    assert marker.find_tier(tmp_path) == "lww"
 
 
 def siblings(registry: Registry, monkeypatch: pytest.MonkeyPatch, scope: Scope) -> list[Record]:

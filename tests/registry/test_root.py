@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyfakefs.fake_filesystem import FakeFilesystem
 
-from lora_fs.sidecar.errors import FormatTooNew, NotFound, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.errors import FormatTooNew, RegistryLost, RegistryMissing, VolumeUnavailable
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
@@ -35,8 +35,10 @@ def change_marker(path: Path, **fields: object) -> None:
 @pytest.mark.parametrize("folder", ["/volume", "/volume/a/b"])
 def test_created_once(fs: FakeFilesystem, folder: str) -> None:
     """Creating makes the folders, the marker and HEAD; creating again finds them, whole and the same."""
-    first = marker.create(Path(folder))
-    assert marker.create(Path(folder)) == first == marker.read_marker(Path(folder))
+    first, made = marker.create(Path(folder))
+    assert made
+    assert marker.create(Path(folder)) == (first, False)
+    assert marker.read_marker(Path(folder)) == first
     assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".leases", ".replicas"}
 
 
@@ -44,7 +46,7 @@ def test_nothing_is_no_registry(fs: FakeFilesystem) -> None:
     """A missing and an empty folder hold none, and are not made one by opening it."""
     fs.create_dir(VOLUME)
     for folder in (VOLUME, VOLUME / "missing"):
-        with pytest.raises(NotFound, match="mounted"):
+        with pytest.raises(RegistryMissing, match="mounted"):
             Registry(folder)
     assert os.listdir(VOLUME) == []
 
@@ -71,7 +73,7 @@ def test_a_lost_marker_is_not_replaced(fs: FakeFilesystem) -> None:
     with pytest.raises(RegistryLost, match="backup"):
         marker.create(VOLUME)
     Layout(VOLUME).head.unlink()
-    assert marker.create(VOLUME).epoch == 1
+    assert marker.create(VOLUME).marker.epoch == 1
 
 
 def test_a_newer_reader_is_asked_for(fs: FakeFilesystem) -> None:
@@ -174,7 +176,7 @@ def _create(path: Path, start: object, tier: str) -> None:
         if tier == "lww":
             without_links(patch)
         start.wait()  # type: ignore[attr-defined]
-        (path.parent / str(os.getpid())).write_text(marker.create(path).registry_uuid)
+        (path.parent / str(os.getpid())).write_text(marker.create(path).marker.registry_uuid)
 
 
 @pytest.mark.parametrize("tier", ["cas", "lww"])

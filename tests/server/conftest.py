@@ -272,6 +272,7 @@ def tenants(
     """
     settings = Settings(
         root=tmp_path / "volume",
+        create=True,
         model="tiny",
         namespaces=("team-a", "team-b"),
         stage_dir=tmp_path / stage,

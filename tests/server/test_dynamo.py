@@ -71,6 +71,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         for name in REPLICAS:
             settings = Settings(
                 root=tmp_path / "volume",
+                create=True,
                 model="tiny",
                 stage_dir=tmp_path / "stage" / name,
                 replica_id=name,

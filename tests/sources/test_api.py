@@ -68,7 +68,8 @@ async def sidecar(tmp_path: Path) -> AsyncIterator[Start]:
 @asynccontextmanager
 async def _running(tmp_path: Path, given: dict[str, Any]) -> AsyncIterator[Sidecar]:
     settings = Settings(
-        **{"root": tmp_path / "volume", "model": "tiny", "stage_dir": tmp_path / "stage", **given}
+        **{"root": tmp_path / "volume", "model": "tiny", "stage_dir": tmp_path / "stage", **given},
+        create=True,
     )
     assembly = await assemble(settings, Expectation(), FakeEngine())
     app = create_app(

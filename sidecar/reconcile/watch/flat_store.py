@@ -57,7 +57,7 @@ class FlatStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry, self._scope, self._store = registry, scope, store
-        self._expectation, self._settle_s, self._refresh_s = expectation, settle_s, refresh_s
+        self._expectation, self.settle_s, self._refresh_s = expectation, settle_s, refresh_s
         self._writer, self._desired, self._changed, self._clock = writer, desired, changed, clock
         self._still: dict[str, tuple[str, float]] = {}  # a folder's fingerprint, and since when
         self._refused: dict[str, tuple[str, str]] = {}  # the fingerprint that is, and why
@@ -89,7 +89,7 @@ class FlatStore:
             except Exception as error:
                 logger.exception("the flat store's watcher failed and goes on", extra=event("watcher.failed"))
                 self._problem = f"internal error: {error}"
-            self._stop.wait(min(self._refresh_s, self._settle_s) if self._still else self._refresh_s)
+            self._stop.wait(min(self._refresh_s, self.settle_s) if self._still else self._refresh_s)
 
     def step(self) -> bool:
         """Look once; True if the registry was changed.
@@ -97,6 +97,8 @@ class FlatStore:
         Raises:
             LoraFsError: the store or the registry cannot be read; nothing was withdrawn for it.
         """
+        if not self._registry.is_known:
+            return False
         try:
             folders = nim.adapters(self._store)
         except InputError as error:
@@ -132,11 +134,12 @@ class FlatStore:
         if fingerprint != sight.fingerprint:
             self._still[name] = (sight.fingerprint, now)
             return False
-        if now - since < self._settle_s:
+        if now - since < self.settle_s:
             return False
         task = f"adopt-{self._scope.namespace}--{self._scope.model}--nim--{name}"[:200]
         try:
             check_segment("name", name)
+            self._registry.check_writable()
             with lease(self._registry.layout.lease(task), wait_s=0) as had:
                 if not had:
                     return False

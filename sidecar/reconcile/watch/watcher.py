@@ -28,7 +28,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
-from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import LoraFsError, RegistryMissing, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.drops.adopt import Adopter
@@ -57,6 +57,8 @@ class Volume:
         read_once: the tree was read at least once: an empty state is empty, not unknown.
         recent: series that changed lately → generation seen.
         status_problem: why the status file is not written, told by who writes it.
+        poll_s: HEAD is read so often.
+        found: called, in the thread, when a registry is there where none was before.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class Volume:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout, self._view, self._adopter = layout, view, adopter
-        self._poll_s, self._clock = poll_s, clock
+        self.poll_s, self._clock = poll_s, clock
+        self.found: Callable[[], None] = lambda: None
         self._on_change: Callable[[], None] = lambda: None
         self._changed, self._stop = threading.Event(), threading.Event()
         self._looking = threading.Lock()
         self._problem: str | None = None
+        self._is_missing = False
         self._looked_at = self._clock()
         self._folders_due_at = 0.0
         self._notify = _Notify(self._notified) if notify else None
@@ -95,17 +99,17 @@ class Volume:
     def check_read(self) -> None:
         """Raises VolumeUnavailable if it was never read."""
         if not self.read_once:
-            raise VolumeUnavailable(
-                "the registry has not been read yet: which adapters there are is not known"
-            )
+            why = "RegistryMissing: no registry is mounted here" if self._is_missing else "not read yet"
+            raise VolumeUnavailable(f"which adapters there are is not known ({why}); see /readyz")
 
     def conditions(self) -> tuple[str, ...]:
         """What is wrong with the volume, for people."""
         desired, found = self._view.desired, []
         if self._problem is not None:
-            found.append(f"VolumeUnavailable: {self._problem}")
+            missing, lost = f"RegistryMissing: {self._problem}", f"VolumeUnavailable: {self._problem}"
+            found.append(missing if self._is_missing else lost)
         stalled = self._clock() - self._looked_at
-        if stalled > max(STALLED_AFTER_S, 3 * self._poll_s):
+        if stalled > max(STALLED_AFTER_S, 3 * self.poll_s):
             first = "the first look at it has not ended; nothing is listed until then"
             later = "it does not answer; the last good state is in force"
             found.append(f"VolumeStalled: {later if self.read_once else first}")
@@ -152,7 +156,7 @@ class Volume:
             self._changed.clear()
             self._pass(observer)
             settling = self._adopter.waiting()
-            self._changed.wait(min(self._poll_s, SETTLING_POLL_S) if settling else self._poll_s)
+            self._changed.wait(min(self.poll_s, SETTLING_POLL_S) if settling else self.poll_s)
         if observer is not None:
             observer.stop()
 
@@ -169,12 +173,19 @@ class Volume:
             fresh = self._look()
             first, self.read_once = not self.read_once, True
             recovered, self._problem = self._problem is not None, None
+            if self._is_missing:
+                self._is_missing = False
+                logger.info("a registry is in %s now", self._layout.root, extra=event("registry.found"))
+                self.found()
             if fresh or first or recovered:
                 self._on_change()
             if observer is not None:
                 self._subscribe(observer)
         except LoraFsError as error:
-            if self._problem is None:
+            self._is_missing = isinstance(error, RegistryMissing)
+            if self._problem is None and self._is_missing:
+                logger.warning("not ready: %s", error, extra=event("registry.missing"))
+            elif self._problem is None:
                 logger.warning("%s; the last good state stays in force", error, extra=event("volume.lost"))
             self._problem = str(error)
         except Exception as error:
@@ -224,7 +235,7 @@ class Volume:
         ended = threading.Event()
 
         def follow() -> None:
-            while not ended.wait(self._poll_s):
+            while not ended.wait(self.poll_s):
                 with suppress(LoraFsError):  # the pass finds it, too, and tells of it
                     if self._refresh():
                         self._on_change()

@@ -82,7 +82,7 @@ class Adopter:
     ) -> None:
         self._registry = registry
         self._expectation = expectation
-        self._settle_s = settle_s
+        self.settle_s = settle_s
         self._writer = writer
         self._policy = policy
         self._may_read = may_read
@@ -189,7 +189,7 @@ class Adopter:
         if (candidate.refused and not candidate.retried) or now < candidate.not_before:
             return False
         marked = transfer_markers.is_marked(sight)
-        if not marked and now - candidate.still_since < self._settle_s:
+        if not marked and now - candidate.still_since < self.settle_s:
             return False
         if REGISTERING in sight.names:
             return refuse(key, candidate, UNFINISHED)

@@ -1,8 +1,7 @@
-"""Opening and creating a registry: the marker that says *this folder is one*, and HEAD.
+"""The marker that says *this folder is a registry*: read it, and make it on demand.
 
-An empty folder is not an empty registry: an unmounted volume looks the same. So a registry
-is known by ``lora-fs.json``, and one that was open before is compared by its uuid.
-HEAD (``head``) is a hint, replaced at every write: bytes that differ from the last read say *look*.
+An empty folder is not an empty registry: an unmounted volume looks the same. So a registry is known by
+``lora-fs.json``, is made on demand alone, and is compared by its uuid with the one that was opened before.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.errors import (
     CorruptRecord,
     FormatTooNew,
-    NotFound,
     RegistryLost,
+    RegistryMissing,
     VolumeUnavailable,
 )
 from lora_fs.sidecar.registry.format.layout import MARKER, Layout
@@ -29,6 +28,7 @@ from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
 from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
+from lora_fs.sidecar.registry.volume.mounts import mount_of
 
 FORMAT = 1
 
@@ -47,11 +47,24 @@ class Marker(BaseModel):
     sum: str = ""
 
 
-def _has_links(folder: Path) -> bool:
+class Created(NamedTuple):
+    """A registry's marker. ``made``: this call wrote it."""
+
+    marker: Marker
+    made: bool
+
+
+def has_hard_links(folder: Path) -> bool:
+    """Try whether link() gives a file a second name. On some mounts it makes a copy, which decides no race.
+
+    Raises:
+        VolumeUnavailable: it cannot be tried here.
+    """
     first = atomic.write_temporary(folder, b"probe\n")
     second = first.with_name(first.name + "-link")
     try:
         os.link(first, second)
+        return _is_one_file(first, second)
     except OSError as error:
         if error.errno in atomic.NO_LINK:
             return False
@@ -60,10 +73,24 @@ def _has_links(folder: Path) -> bool:
         for left in (second, first):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
-    return True
 
 
-def create(root: Path) -> Marker:
+def _is_one_file(first: Path, second: Path) -> bool:
+    """By the inode; or, where each name has a number of its own (sshfs), by a write that both names show."""
+    status = os.stat(first)
+    if os.path.samestat(status, os.stat(second)):
+        return status.st_nlink == 2
+    with suppress(OSError):
+        handle = os.open(first, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(handle, b"PROBE\n")
+        finally:
+            os.close(handle)
+        return second.read_bytes() == b"PROBE\n"
+    return False
+
+
+def create(root: Path) -> Created:
     """Make ``root`` a registry, or return the marker of the one that is there already.
 
     Raises:
@@ -76,23 +103,21 @@ def create(root: Path) -> Marker:
         atomic.make_folder(root, inherit=False)
         names = []
     if layout.marker.name in names:
-        return _read_fresh_marker(root)
+        return Created(_read_fresh_marker(root), made=False)
     if layout.head.name in names and _written_to(root):
-        raise RegistryLost(
-            f"{layout.marker} is gone and {layout.head} tells of records: restore the marker from a "
-            f"backup, or remove {layout.head.name} to begin a new registry over what lies there"
-        )
+        raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
     atomic.make_folder(layout.leases)
     atomic.make_folder(layout.replicas)
     tier = find_tier(root)
     if layout.head.name not in names:
         atomic.replace(layout.head, seal(Head(nonce=secrets.token_hex(8))))
-    temporary = TemporaryNames()
+    temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
-        write_marker(root, Marker(registry_uuid=str(uuid.uuid4()), tier=tier), temporary)
+        write_marker(root, ours, temporary)
     finally:
         temporary.sweep(wait=True)
-    return _read_fresh_marker(root)
+    marker = _read_fresh_marker(root)
+    return Created(marker, made=marker.registry_uuid == ours.registry_uuid)
 
 
 def is_registry(root: Path) -> bool:
@@ -101,8 +126,8 @@ def is_registry(root: Path) -> bool:
 
 
 def find_tier(root: Path) -> Literal["cas", "lww"]:
-    """Try whether hard links work here."""
-    return "cas" if _has_links(root) else "lww"
+    """Try what the tier of a registry made here is."""
+    return "cas" if has_hard_links(root) else "lww"
 
 
 def write_marker(root: Path, marker: Marker, temporary: TemporaryNames) -> None:
@@ -139,24 +164,23 @@ def _written_to(root: Path) -> bool:
     return head is not None and head.seq > 0
 
 
-def read_marker(root: Path) -> Marker:
+def read_marker(root: Path, *, absent: bool = False) -> Marker:
     """Read the marker.
 
+    Args:
+        absent: a listing showed none, so that it is not opened.
     Raises:
-        NotFound: there is no registry here.
+        RegistryMissing: there is no registry here.
         RegistryLost: the marker is there and unreadable.
         FormatTooNew: it needs a newer lora-fs even to be read.
     """
     layout = Layout(root)
     try:
-        data = atomic.read_bytes(layout.marker)
+        data = None if absent else atomic.read_bytes(layout.marker)
     except atomic.NotRegular as error:
         raise RegistryLost(f"{error}: restore it from a backup") from error
     if data is None:
-        raise NotFound(
-            f"{root} holds no registry (no {layout.marker.name}). Is the volume mounted? "
-            "`lora-fs register` and the sidecar make one where there is none."
-        )
+        raise _missing(layout)
     try:
         needs = unseal(data).get("min_reader", FORMAT)
         if isinstance(needs, int) and needs > FORMAT:  # told before a shape that only a newer one knows
@@ -166,3 +190,21 @@ def read_marker(root: Path) -> Marker:
         return decode(Marker, data)
     except CorruptRecord as error:
         raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
+
+
+def _missing(layout: Layout) -> RegistryMissing:
+    """What a root without a marker is: not there, a registry that lost its marker, or none."""
+    names = atomic.list_names(layout.root)
+    if names is not None and layout.head.name in names and _written_to(layout.root):
+        return RegistryMissing(_without_marker(layout))
+    mount, kind = mount_of(layout.root)
+    where = f"no {MARKER}" if names is not None else "there is no such folder"
+    where += f"; it lies on {mount}, {kind}" if mount else ""
+    return RegistryMissing(
+        f"{layout.root} holds no registry ({where}). Is the volume mounted? "
+        f"If this is a new volume: lora-fs init --root {layout.root}"
+    )
+
+
+def _without_marker(layout: Layout) -> str:
+    return f"{layout.marker} is gone and {layout.head} tells of records: restore the marker from a backup"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from lora_fs.sidecar.errors import CorruptRecord, NotFound, RegistryLost, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, RegistryLost, RegistryMissing, VolumeUnavailable
 from lora_fs.sidecar.model import RESERVED_NAMESPACES, AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.layout import (
     ACTIVE,
@@ -25,7 +25,7 @@ from lora_fs.sidecar.registry.format.layout import (
     parse_generation,
 )
 from lora_fs.sidecar.registry.format.sealed import decode
-from lora_fs.sidecar.registry.store.marker import Marker, read_marker
+from lora_fs.sidecar.registry.store.marker import Marker, is_registry, read_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
 
@@ -60,28 +60,55 @@ class ScopeListing:
 
 
 class Reader:
-    """The registry at ``layout.root``. Thread-safe: it keeps no state but the marker last read."""
+    """The registry at ``layout.root``. Thread-safe: it keeps no state but the marker last read.
 
-    def __init__(self, layout: Layout, marker: Marker) -> None:
-        self.layout, self.marker = layout, marker
+    Args:
+        marker: None where there is none yet: the first that ``check_identity`` reads is this registry's.
+    """
 
-    def check_identity(self) -> None:
-        """Raise RegistryLost unless the registry that was opened is still the one mounted.
+    def __init__(self, layout: Layout, marker: Marker | None) -> None:
+        self.layout, self._marker = layout, marker
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a registry was seen here by this process."""
+        return self._marker is not None
+
+    @property
+    def marker(self) -> Marker:
+        """The marker as last read.
 
         Raises:
+            RegistryMissing: none was ever read.
+        """
+        if self._marker is None:
+            raise RegistryMissing(f"{self.layout.root} held no registry so far")
+        return self._marker
+
+    def check_identity(self) -> None:
+        """Raise unless the registry that was opened is still the one mounted.
+
+        Raises:
+            RegistryMissing: no registry was ever here. RegistryLost: it is gone, or is another one.
             FormatTooNew, VolumeUnavailable: nothing is known of it.
         """
+        known = self._marker
         try:
-            marker = read_marker(self.layout.root)
-        except NotFound as error:
-            raise RegistryLost(f"{self.layout.root}: the registry is not there: {error}") from error
-        if marker.registry_uuid != self.marker.registry_uuid:
+            # A name that is expected to be absent is never opened, only listed.
+            marker = read_marker(self.layout.root, absent=known is None and not is_registry(self.layout.root))
+        except RegistryMissing as error:
+            if known is None:
+                raise
+            raise RegistryLost(
+                f"{self.layout.root}: the registry is not there any more: is its volume still mounted?"
+            ) from error
+        if known is not None and marker.registry_uuid != known.registry_uuid:
             raise RegistryLost(
                 f"{self.layout.root} holds registry {marker.registry_uuid}, "
-                f"this process opened {self.marker.registry_uuid}: another volume is mounted; "
+                f"this process opened {known.registry_uuid}: another volume is mounted; "
                 "mount the right volume, or, if this one is meant, restart this process"
             )
-        self.marker = marker
+        self._marker = marker
 
     def records(self, key: AdapterKey) -> Series[Record]:
         folder = self.layout.revision(key.scope, key.revision)

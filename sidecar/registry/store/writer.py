@@ -22,6 +22,7 @@ from lora_fs.sidecar.errors import (
     FormatTooNew,
     NewerRecord,
     OperatorError,
+    RegistryMissing,
     TemporaryError,
     UnknownOutcome,
     VolumeUnavailable,
@@ -47,12 +48,23 @@ RACES = 8  # lost in a row before the caller is told; each means that another wr
 class Registry(Reader):
     """One registry on a volume, to read and to write. Its only state are its temporary names.
 
+    Args:
+        create: make the registry if there is none.
+        awaited: open it also where there is none: the first registry that comes is this one.
     Attributes:
         accounts: what each namespace may register, and has.
+    Raises:
+        RegistryMissing: there is none. RegistryLost, FormatTooNew, VolumeUnavailable: it cannot be read.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        super().__init__(Layout(path), marker.create(path) if create else marker.read_marker(path))
+    def __init__(self, path: Path, *, create: bool = False, awaited: bool = False) -> None:
+        found: marker.Marker | None = None
+        try:
+            found = marker.create(path).marker if create else marker.read_marker(path)
+        except RegistryMissing:
+            if not awaited:
+                raise
+        super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
         self._synced: set[Path] = set()
         self._announcer = Announcer(self.layout.root)

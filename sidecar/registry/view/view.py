@@ -68,12 +68,16 @@ class RegistryView:
         self._nonce, self._seq = "", 0  # of the last HEAD whose writes are known
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
-        self._epoch = registry.marker.epoch
+        self._epoch = 0  # of the registry as last listed
         self._records, self._pointers = no_records(), no_pointers()
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
         self._told: dict[_Key, float] = {}  # what HEAD told of, until when a listing may lack it
         self._missing = _Missing()
         self.desired = Desired()
+
+    def follow(self, lag_s: float, readers: int) -> None:
+        """Take another filesystem's ``lag_s`` and ``readers``: its volume was mounted since."""
+        self._lag_s, self._lag, self._readers = lag_s, _Lag(lag_s), readers
 
     def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
         """Look at HEAD, and at what it tells of; True if anything is new.
@@ -85,6 +89,10 @@ class RegistryView:
         Raises:
             VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
         """
+        if not self._registry.is_known:  # a HEAD that is expected to be absent is not opened
+            self._registry.check_identity()
+        if self._scanned_at is None:
+            self._epoch = self._registry.marker.epoch
         self._registry.sweep()
         head = read_head(self._registry.layout.root)
         now = self._clock()

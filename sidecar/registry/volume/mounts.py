@@ -33,14 +33,19 @@ class Timing:
 
 def kind_of(path: Path) -> str:
     """Return the type of the mount that holds ``path``, as /proc/self/mountinfo names it."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    real = os.path.realpath(path)
+    return mount_of(path)[1]
+
+
+def mount_of(path: Path) -> tuple[str, str]:
+    """Return where the mount that holds ``path`` is, and its type; ``("", "unknown")`` if nobody can say."""
     best = ("", "unknown")
     try:
+        device = os.stat(path).st_dev
         mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return "unknown"
+        return best
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    real = os.path.realpath(path)
     for line in mounts.split("\n"):
         fields = line.split(" ")
         if len(fields) > 6 and "-" in fields:
@@ -48,7 +53,7 @@ def kind_of(path: Path) -> str:
             inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
             if fields[2] == wanted and inside and len(mount_point) >= len(best[0]):
                 best = (mount_point, fields[fields.index("-") + 1])
-    return best[1]
+    return best
 
 
 def timing_for(kind: str) -> Timing:
