@@ -7,6 +7,7 @@ bytes are not touched. A revision that is withdrawn meanwhile stays withdrawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
@@ -135,3 +136,40 @@ def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | Non
         return None if same else {"keep_revisions": count}
 
     return registry.append(registry.pointers(scope, name), build, writer=writer)
+
+
+def say_again(
+    registry: Registry,
+    record: Record,
+    said: JsonObject,
+    labels: Mapping[str, str],
+    *,
+    writer: str,
+    patience_s: float,
+) -> Record:
+    """Take over what a registration of a record's bytes says anew, if it differs; labels are added.
+
+    Above a newer generation that is damaged the record is written anew, so that all readers agree again.
+
+    Args:
+        patience_s: how long to wait for another writer of a namespace that has a quota.
+    Raises:
+        Conflict: it was withdrawn meanwhile. TemporaryError: see ``Registry.append``.
+    """
+    series = registry.records(record.key)
+    registry.confirm(series, record)
+
+    def build(newest: Record | None) -> dict[str, Any] | None:
+        if newest is None or not newest.present:
+            raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
+        spec = newest.spec.model_dump(mode="json")
+        changed = {**spec, **said, "labels": {**spec["labels"], **labels}}
+        return {"spec": changed} if changed != spec else None
+
+    damaged = registry.latest(series)[0].generation > record.generation
+    if not said and not labels and not damaged:
+        return record
+    writes = damaged or build(record) is not None
+    admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=patience_s)
+    with admitted if writes else nullcontext():
+        return registry.append(series, build, writer=writer, announce=False, checked=True)

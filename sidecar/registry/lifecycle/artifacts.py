@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ SERVED = ("adapter_config.json", "adapter_model.safetensors")
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
 MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int], None]
@@ -179,27 +178,9 @@ def _hashed(
         yield part
 
 
-def hash_files(
-    folder: Path,
-    files: Sequence[str],
-    progress: Progress | None = None,
-    known: Mapping[str, str] | None = None,
-) -> tuple[FileEntry, ...]:
-    """Hash the named files of a folder. ``known``: the SHA-256 of those that need not be read."""
-    known = known or {}
-    return tuple(
-        FileEntry(path=name, size_bytes=_size_of(folder / name), sha256=known[name])
-        if name in known
-        else _copy_hashing(folder / name, None, progress)
-        for name in files
-    )
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot look at {path}") from error
+def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
+    """Hash the named files of a folder."""
+    return tuple(_copy_hashing(folder / name, None, progress) for name in files)
 
 
 def size_of_served(folder: Path) -> int:
@@ -260,7 +241,7 @@ def make_draft(folder: Path, *, marked: bool = False) -> None:
 
 
 def carry(source: Path, draft: Path, folder_fd: int | None) -> None:
-    """Copy what is no part of the digest into a draft, and see that its names survive a power loss."""
+    """Copy what is no part of the digest into a draft, and sync its names."""
     with nullcontext(folder_fd) if folder_fd is not None else opened(source, follow=True) as folder:
         _carry(source, draft, folder, sync=True)
     with _writing(draft):
@@ -274,8 +255,8 @@ def _carry(source: Path, target: Path, folder: int, *, sync: bool) -> None:
         except OSError:
             continue  # not there: nothing to carry
         if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
-            at, most = target / name, MAX_CARRIED_BYTES
-            _copy_hashing(source / name, at, None, sync=sync, dir_fd=folder, most_bytes=most)
+            most = MAX_CARRIED_BYTES
+            _copy_hashing(source / name, target / name, None, sync=sync, dir_fd=folder, most_bytes=most)
 
 
 def place(draft: Path, target: Path) -> bool:

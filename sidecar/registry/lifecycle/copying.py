@@ -11,12 +11,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
@@ -26,7 +25,6 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation, Report, validate
 
-KEPT_S = 1.0  # a thread that writes to a volume that hangs keeps no process from its end
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
 
 
@@ -54,13 +52,13 @@ class Judged:
 
 
 class _Taker:
-    """Hashes the parts of files, each in turn, and writes them into ``folder``, in a thread beside."""
+    """Writes the parts of files, each in turn, into ``folder``, and hashes them in a thread beside."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._name, self._size = folder, "", 0
         self._digest = hashlib.sha256()
         self._write: artifacts.Write = len
-        self._beside, self._file = Daemons(1, "lora-fs-hash", KEPT_S), ExitStack()
+        self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
         self._doing: Future[None] | None = None
         self.files: list[FileEntry] = []
 
@@ -68,9 +66,8 @@ class _Taker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._beside.shutdown()
         with suppress(LoraFsError):  # what was taken whole was closed by ``end``
-            self._wait()
-        with suppress(LoraFsError):
             self._file.close()
 
     def __call__(self, name: str, part: memoryview) -> None:
@@ -84,13 +81,10 @@ class _Taker:
                 self._write = self._file.enter_context(artifacts.written(self._folder / name, sync=True))
         self._size += len(part)
         if len(part) >= artifacts.LEAST_BYTES:
-            self._doing = self._beside.submit(self._take, part)
+            self._doing = self._beside.submit(self._digest.update, part)
         else:
-            self._take(part)
-
-    def _take(self, part: memoryview) -> None:
-        self._write(part)
-        self._digest.update(part)
+            self._digest.update(part)
+        self._write(part)  # here: what hangs is the caller's thread, and none that an exit waits for
 
     def _wait(self) -> None:
         doing, self._doing = self._doing, None

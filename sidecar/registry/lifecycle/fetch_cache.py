@@ -110,9 +110,9 @@ def fetched(
             artifacts.discard(folder)
         atomic.make_folder(folder)
         try:
-            adapter, hashes = bring(folder)
+            adapter, _ = bring(folder)
             atomic.sync_names(adapter)
-            mends = damaged is not None and _mend(registry, adapter, hashes, damaged)
+            mends = damaged is not None and _mend(registry, adapter, damaged)
             mended = damaged.key if damaged is not None and mends else None
             done = Fetched(adapter, fresh=True, mended=mended)
             yield done
@@ -160,7 +160,7 @@ def _placed(
     return Fetched(folder, fresh=False), None
 
 
-def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged: Record) -> bool:
+def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
     """Put files that were fetched in the place of damaged ones, if they are what the record names.
 
     Raises:
@@ -170,7 +170,7 @@ def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged:
     if registry.layout.resolve(damaged.spec.path) != target or artifacts.look(target) is None:
         return False  # another's folder, or a link; or none: that is made anew when it is registered
     try:
-        files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files], known=hashes)
+        files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files])
     except (InputError, VolumeUnavailable):  # the source has other files now
         return False
     if artifacts.digest_of(files) != damaged.spec.digest:

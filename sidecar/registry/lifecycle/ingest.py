@@ -33,7 +33,7 @@ from lora_fs.sidecar.model import (
 )
 from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.amend import over
+from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Judged, Taken, judged, looks_like, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point
@@ -134,7 +134,9 @@ def register(
         key = AdapterKey(*scope, wanted.revision or "v1", name)
         registry.accounts.check(key, artifacts.size_of_served(wanted.source))
     in_place = wanted.link or wanted.origin == ADOPTED_IN_PLACE or _is_home(registry, scope, wanted)
-    stays = dry_run or in_place or wanted.takes or _is_served(registry, wanted, known)
+    served = known.served  # what is likely the same bytes is compared first, and copied if it is not
+    likely = served and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
+    stays = dry_run or in_place or wanted.takes or likely
     lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
     before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
     with judged(
@@ -166,12 +168,6 @@ def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
     if wanted.source.parts[-4:] != own:
         return False
     return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
-
-
-def _is_served(registry: Registry, wanted: Registration, known: Revisions) -> bool:
-    """Whether the source is likely what the name serves: it is compared first, and copied if it is not."""
-    served = known.served
-    return served is not None and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
 
 
 def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
@@ -344,31 +340,13 @@ class _Task:
         return pointer
 
     def _amend(self, record: Record) -> Record:
-        """The same bytes again: take over what else was said of them, if it differs; labels are added.
-
-        Above a newer generation that is damaged it is written anew, so that all readers agree again.
-        """
-        registry, wanted, said = self.registry, self.wanted, dict[str, Any]()
-        series = registry.records(record.key)
-        registry.confirm(series, record)
+        """The same bytes again: take over what else was said of them."""
+        wanted, said = self.wanted, dict[str, Any]()
         if wanted.policy is not None:
             said["policy"] = wanted.policy.model_dump(mode="json")
         if self.allowed:
             said["allowed"] = list(self.allowed)
         if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
-
-        def build(newest: Record | None) -> dict[str, Any] | None:
-            if newest is None or not newest.present:
-                raise Conflict(f"{record.key} was withdrawn meanwhile: try again")
-            spec = newest.spec.model_dump(mode="json")
-            labels = {"labels": {**spec["labels"], **wanted.labels}} if wanted.labels else {}
-            return {"spec": {**spec, **said, **labels}} if {**spec, **said, **labels} != spec else None
-
-        damaged = registry.latest(series)[0].generation > record.generation
-        if not said and not wanted.labels and not damaged:
-            return record
-        writes = damaged or build(record) is not None
-        admitted = registry.accounts.admitted(record.key, record.spec.size_bytes, wait_s=self.patience_s)
-        with admitted if writes else nullcontext():
-            return registry.append(series, build, writer=self.writer, announce=False, checked=True)
+        labels = wanted.labels or {}
+        return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)
