@@ -30,6 +30,11 @@ class MemoryEngine:
         cards = {name: {"id": name, "root": path} for name, path in self._adapters.items()}
         return Loaded(({"id": "tiny"},), dict(self._adapters), cards)
 
+    rereads = False
+
+    async def holds_most(self) -> int | None:
+        return None
+
     async def activity(self) -> Activity:
         return Activity(max_loras=8)
 

@@ -40,7 +40,16 @@ class Activity:
 
 
 class Engine(Protocol):
-    """One engine. Every call is bounded in time."""
+    """One engine. Every call is bounded in time.
+
+    Attributes:
+        rereads: it may read a loaded adapter's copy again while it serves, and dies if it cannot.
+    """
+
+    rereads: bool
+
+    async def holds_most(self) -> int | None:
+        """How many adapters it keeps in memory, and need not read again; None if it does not say."""
 
     async def loaded(self) -> Loaded:
         """Raises EngineUnavailable: what is loaded is unknown."""

@@ -33,6 +33,8 @@ class VllmHttp:
     ``learn`` is given the cards of the base model at each look, before anything is loaded.
     """
 
+    rereads = True
+
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -67,6 +69,15 @@ class VllmHttp:
             adapters={name: str(card.get("root") or "") for name, card in adapters.items()},
             cards=adapters,
         )
+
+    async def holds_most(self) -> int | None:
+        """``--max-cpu-loras``, which vLLM tells in its development mode alone (0.32)."""
+        try:
+            status, text = await self._call("GET", "/server_info?config_format=json", None, self._list)
+            keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"] if status == 200 else None
+        except (EngineUnavailable, ValueError, KeyError, TypeError):
+            return None
+        return keeps if isinstance(keeps, int) and keeps > 0 else None
 
     async def activity(self) -> Activity:
         status, text = await self._call("GET", "/metrics", None, self._list)

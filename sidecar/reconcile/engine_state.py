@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from weakref import WeakSet, WeakValueDictionary
@@ -90,6 +90,10 @@ class Residents:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
         self.tiers: Mapping[str, str] = {}
         self.on_free: Callable[[], None] = lambda: None  # a copy or its adapter came out of use
+        self.limit: int | None = None  # of names that the engine may have at once
+        self.find_place: Callable[[Record, float], Awaitable[bool]] = _no_place
+        self._taken = 0  # places of loads under way
+        self._in_use: set[str] = set()  # copies, as last noted
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -164,8 +168,11 @@ class Residents:
 
     def _note_use(self) -> None:
         """Let nobody remove what the engine has or reads; what came out of use may make room."""
-        self._stager.use(self.copies_in_use())
-        self.on_free()
+        used, before = self.copies_in_use(), self._in_use
+        self._in_use = used
+        self._stager.use(used)
+        if before - used:
+            self.on_free()
 
     def held(self) -> Iterator[tuple[str, Record]]:
         """What the engine has, or has for a moment yet or soon, of what this process loaded: name, record."""
@@ -194,6 +201,8 @@ class Residents:
         name = self.name_of(served)
         if name is not None:
             self.counters["request_hits_total"] += 1
+            if self.may_reread:
+                await self._stager.stage(served.record)  # what lies there is whole, or made anew
         else:
             self.counters["request_misses_total"] += 1
             name = await self._ensure(served, timeout_s)
@@ -265,9 +274,13 @@ class Residents:
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
                 path = await staging
-            async with self._change(served.name):
-                self.phases[served.name] = Phase.LOADING
-                name = await self._place(served, path, spare)
+            await self._take_place(served, path)
+            try:
+                async with self._change(served.name):
+                    self.phases[served.name] = Phase.LOADING
+                    name = await self._place(served, path, spare)
+            finally:
+                self._taken -= 1
         except LoraFsError as error:
             previous = self.failures.get(served.name)
             self.failures[served.name] = backoff.after(previous, record, error, self._clock())
@@ -286,6 +299,30 @@ class Residents:
         told = event("load.done", adapter=served.name, revision=record.revision, engine_name=name)
         logger.info("%s is loaded", served.name, extra=told)
         return name
+
+    async def _take_place(self, served: Served, path: str) -> None:
+        """Wait until one more may be loaded: what the engine does not keep it would read again in a step."""
+        since = asyncio.get_running_loop().time()
+        try:
+            while self.limit is not None and len(self._names()) + self._taken >= self.limit:
+                self._stager.waiting[path] = WaitTimeout(
+                    f"no place for {served.name}: {self.limit} adapters are loaded and in use; raise "
+                    "--max-loaded, up to the engine's --max-cpu-loras"
+                )
+                if not await self.find_place(served.record, since):
+                    raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
+        finally:
+            self._stager.waiting.pop(path, None)
+        self._taken += 1
+
+    def _names(self) -> set[str]:
+        """What the engine has of ours, or may have."""
+        return {*self.paths, *self._under_unload, *self._doubtful}
+
+    @property
+    def may_reread(self) -> bool:
+        """Whether the engine may read a copy again while it serves: it has more than it surely keeps."""
+        return self._engine.rereads and (self.limit is None or len(self._names()) > self.limit)
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
         """Load ``path`` under the public name, or beside it while requests need the old bytes."""
@@ -312,14 +349,14 @@ class Residents:
         return name
 
     async def _load_as(self, name: str, path: str, record: Record, spare: bool) -> None:
-        self._doubtful[name] = path
         try:
             with self._measured("load", record):
                 await self._engine.load(name, path, record, spare=spare)
         except (EngineRejected, NoSpareRoom):
-            del self._doubtful[name]
             raise
-        del self._doubtful[name]
+        except BaseException:  # it may have it all the same: the next answer that comes says
+            self._doubtful[name] = path
+            raise
         self.paths[name], self.records[name] = path, record
 
     # -- unloading -----------------------------------------------------------------------------
@@ -400,3 +437,7 @@ class Residents:
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+async def _no_place(record: Record, since: float) -> bool:
+    return False

@@ -1,4 +1,4 @@
-"""Room in the stage folder for a load that finds it full: what nobody uses is unloaded, and its copy goes.
+"""Room for a load: in the stage folder, and in the engine's memory. What nobody uses is unloaded for it.
 
 Lives on the event loop, where it is known what is in use; which adapters give way says ``plan``. Where all
 are in use for the moment, a request waits for room as it does for a load. A load that no request waits for
@@ -46,7 +46,7 @@ class Room:
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         stager.find_room, stager.on_end = self.find, self._freed.set
-        residents.on_free = self._freed.set
+        residents.find_place, residents.on_free = self.find_place, self._freed.set
 
     @contextmanager
     def asked(self, record: Record) -> Iterator[None]:
@@ -61,14 +61,49 @@ class Room:
                 del self._asked[path]
 
     async def find(self, record: Record, lacks: int, since: float) -> bool:
-        """Evict adapters whose copies have so many bytes, or wait for a change; False: there will be no room.
+        """Evict adapters whose copies have ``lacks`` bytes, or wait for a change; False: there is no hope.
+
+        Raises:
+            EngineUnavailable: what is in use is unknown.
+        """
+
+        async def evict() -> bool:
+            return self._stager.free_bytes() >= lacks or await self._evict(record, lacks)
+
+        def hopeless() -> bool:
+            return plan.firm_bytes(self._look()) + record.spec.size_bytes > self._stager.max_bytes
+
+        return await self._seek(record, since, evict, hopeless)
+
+    async def find_place(self, record: Record, since: float) -> bool:
+        """Evict the adapter whose place a load takes, or wait for a change; False: nobody waits for that.
+
+        Raises:
+            EngineUnavailable: what is in use is unknown.
+        """
+
+        async def evict() -> bool:
+            resident, limit = list(map(self._as_asked, self._look())), self._residents.limit
+            gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
+            for name in gone:
+                await self._residents.unload(name, f"Evicted: its place is taken by {record.name}")
+            return any(name not in self._residents.paths for name in gone)
+
+        return await self._seek(record, since, evict, lambda: False)
+
+    async def _seek(
+        self,
+        record: Record,
+        since: float,
+        evict: Callable[[], Awaitable[bool]],
+        hopeless: Callable[[], bool],
+    ) -> bool:
+        """Whether another try is worth it: something was evicted, or changed, in the meantime.
 
         A request waits for as long as it is there. Without one a pinned adapter is given ``TRY_S``.
 
         Args:
-            since: when the copy was asked for first, on the loop's clock.
-        Raises:
-            EngineUnavailable: what is in use is unknown.
+            since: when it was asked for first, on the loop's clock.
         """
         policy, path = record.spec.policy or self._default, self._stager.path(record)
         loop = asyncio.get_running_loop()
@@ -77,12 +112,11 @@ class Room:
                 policy.kind is not PolicyKind.PINNED or loop.time() - since > TRY_S
             ):
                 return False
-            self._freed.clear()
             await self._read()  # after a load or unload whose answer did not come the engine alone knows
-            if self._stager.free_bytes() >= lacks or await self._evict(record, lacks):
+            self._freed.clear()
+            if await evict():
                 return True
-            firm = plan.firm_bytes(self._look()) + record.spec.size_bytes
-            if not self._asked[path] or firm > self._stager.max_bytes:
+            if not self._asked[path] or hopeless():
                 return False
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

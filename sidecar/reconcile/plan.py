@@ -95,8 +95,7 @@ def decide(
     firm = _firm(kept.values(), capacity)
     pinned = pinned[: max(0, capacity - 1 - len(firm))]
     free = capacity - len(kept)
-    evictable = [e for e in kept.values() if not e.in_flight and not e.leaving and e.name not in firm]
-    evictable.sort(key=lambda e: -e.idle_s)
+    evictable = _evictable(kept.values(), firm)
     for gone in shares.give_way(evictable, len(pinned) - free):
         whose = f" of {gone.tenant}" if weights else ""
         unload[gone.name] = f"Evicted: the least recently used{whose} makes room"
@@ -106,9 +105,24 @@ def decide(
     return Plan(unload, tuple(draining), tuple(one.name for one in load), spare)
 
 
+def next_to_go(
+    resident: list[Resident], capacity: int, weights: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
+    """The name to unload, so that a request's adapter has a place; none while all are in use or firm."""
+    evictable = _evictable(resident, _firm(resident, capacity))
+    gone = _Shares(weights or {}, resident).give_way(evictable, 1)
+    return stale(resident)[:1] or tuple(one.name for one in gone)
+
+
+def _evictable(entries: Iterable[Resident], firm: frozenset[str]) -> list[Resident]:
+    """Those that nobody uses, the least recently used first."""
+    found = [one for one in entries if not (one.in_flight or one.leaving or one.name in firm)]
+    return sorted(found, key=lambda one: -one.idle_s)
+
+
 def stale(resident: list[Resident]) -> tuple[str, ...]:
     """Names that serve nothing any more and that nobody uses: what they free is not known before they go."""
-    return tuple(one.name for one in resident if not one.current and not one.in_flight)
+    return tuple(one.name for one in resident if not (one.current or one.in_flight or one.leaving))
 
 
 def give_way(

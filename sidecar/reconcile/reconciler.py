@@ -38,6 +38,10 @@ ENGINE_RETRY_S = 0.5
 GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
+MAY_REREAD = (
+    "EngineMayReread: it is unknown how many adapters the engine keeps in memory, and it ends if it reads a "
+    "damaged staged copy again: set LORA_FS_MAX_LOADED, at most to its --max-cpu-loras"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Reconciler:
         self._ended: str | None = None  # why the loop ended, which is never meant
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
+        self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
+        residents.limit = limits.max_loaded
 
     @property
     def ready(self) -> bool:
@@ -103,10 +109,12 @@ class Reconciler:
         if not self.ready:
             yield f"EngineUnavailable: {self._ended or self._problem}"
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
+        if self.ready and self._engine.rereads and self._residents.limit is None:
+            yield MAY_REREAD
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded at once; None where nothing bounds them."""
-        return self._limits.max_loaded or self.slots
+        return self._residents.limit or self.slots
 
     def wake(self) -> None:
         """Start a pass soon, and let those who wait for a change look again. Call on the event loop."""
@@ -175,7 +183,7 @@ class Reconciler:
         resident = self.resident()
         self._engine.prefer({entry.name: entry.policy for entry in resident})
         limits = self._limits
-        decided = plan.decide(resident, self._subjects.absent(), limits.max_loaded, limits.weights)
+        decided = plan.decide(resident, self._subjects.absent(), self._residents.limit, limits.weights)
         self._workers.follow(self._work(decided, len(resident)))
         self._on_decided()
         self._look_again()
@@ -190,7 +198,7 @@ class Reconciler:
         Args:
             taken: places that are taken now.
         """
-        residents, limit = self._residents, self._limits.max_loaded
+        residents, limit = self._residents, self._residents.limit
         drained = residents.draining & decided.unload.keys()
         residents.draining = drained.union(decided.draining)
         unloads: dict[str, Work] = {
@@ -215,9 +223,23 @@ class Reconciler:
         loaded = await self._engine.loaded()
         self._residents.note_loaded(loaded, changing)
         await self._read_activity(swaps=not loaded.tiers)
+        await self._bound(len(loaded.adapters))
         if loaded != self._engine_view:
             self.foreign, self._engine_view = Foreign.of(loaded, self._stager.owns), loaded
             self._names.of_engine = self.foreign.names
+
+    async def _bound(self, has: int) -> None:
+        """Learn how many adapters an engine keeps in memory, once it answers; others' take places there.
+
+        Args:
+            has: how many adapters the engine has, whose ever they are.
+        """
+        if self._limits.max_loaded is not None or not self._engine.rereads:
+            return
+        if self._problem is not None:
+            self._keeps = await self._engine.holds_most()
+        elsewhere = has - len(self._residents.paths)
+        self._residents.limit = max(1, self._keeps - elsewhere) if self._keeps is not None else None
 
     async def _read_activity(self, *, swaps: bool) -> None:
         """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""

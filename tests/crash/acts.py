@@ -195,8 +195,11 @@ def check(stage: Stage, root: Path, acknowledged: Iterable[Acknowledged], *, end
         if path.stat().st_size:  # an empty one stops nobody, and is removed after ABANDONED_S
             with lease(path, wait_s=2.0) as had:
                 assert had, "a dead writer's lease is not taken over"
-    left = lasting(root) - stage.lasting
-    if stage.tier == "lww":  # a half record is there by its name, and the next one is written above it
-        left = frozenset(path for path in left if parse_generation(Path(path).name) is None)
-    assert not left, f"gc leaves this for ever: {sorted(left)}"
-    assert stage.lasting <= lasting(root), "this was lost"
+    lasts, wanted = lasting(root), stage.lasting
+    if stage.tier == "lww":  # above a half record the next one is written, and gc then removes the half one
+        lasts, wanted = (
+            frozenset(path for path in paths if parse_generation(Path(path).name) is None)
+            for paths in (lasts, wanted)
+        )
+    assert not lasts - wanted, f"gc leaves this for ever: {sorted(lasts - wanted)}"
+    assert not wanted - lasts, f"this was lost: {sorted(wanted - lasts)}"

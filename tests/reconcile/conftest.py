@@ -48,6 +48,8 @@ class FakeEngine:
     busy: set[str] = field(default_factory=set)
     has_metrics: bool = True
     up: bool = True
+    rereads: bool = False
+    max_cpu_loras: int | None = None
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # to load or unload
@@ -65,6 +67,9 @@ class FakeEngine:
         self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
         return Loaded(tuple({"id": name} for name in self.base), dict(self.adapters), cards)
+
+    async def holds_most(self) -> int | None:
+        return self.max_cpu_loras
 
     async def activity(self) -> Activity:
         self._check_up()

@@ -22,7 +22,7 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server import observe
@@ -391,6 +391,48 @@ async def test_at_boot_everything_is_loaded_that_fits(make_rig: MakeRig) -> None
         await rig.settle()
     assert len(fits.engine.adapters) == 10
     assert full.engine.adapters == {}
+
+
+@pytest.mark.parametrize("learned", [False, True])
+async def test_no_more_are_loaded_than_may_be(make_rig: MakeRig, learned: bool) -> None:
+    """A request waits until a place is free, and its adapter is not loaded beside the others meanwhile.
+
+    The bound is the setting's, or what the engine keeps in memory, where another's adapter has a place, too.
+    """
+    rig = make_rig(None if learned else 2)
+    rig.engine.rereads, rig.engine.max_cpu_loras = learned, 3 if learned else None
+    rig.engine.adapters["another's"] = "/elsewhere"
+    most, load = 0, rig.engine.load
+
+    async def counted(name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        nonlocal most
+        await load(name, path, record)
+        most = max(most, len(rig.engine.adapters))
+
+    rig.engine.load = counted  # type: ignore[method-assign]
+    for name in "abcde":
+        rig.volume.put(name)
+    await rig.settle()
+    async with rig.replica.hold("a", 5):
+        async with rig.replica.hold("b", 5):
+            with pytest.raises(WaitTimeout, match="no place for c: 2 adapters are loaded and in use"):
+                async with rig.replica.hold("c", 0.05):
+                    pass
+            requests = [asyncio.create_task(use(rig, name)) for name in "cde"]
+            await rig.settle()
+            assert set(rig.engine.adapters) == {"a", "b", "another's"}
+        assert await asyncio.gather(*requests) == ["c", "d", "e"]
+    assert most == 3
+    assert rig.replica.readiness().conditions == ()
+
+
+async def test_a_bound_that_cannot_be_learned(make_rig: MakeRig) -> None:
+    """It is told as a condition, and is not where it was set, or where the engine reads no copy again."""
+    for max_loaded, rereads, told in ((None, True, True), (2, True, False), (None, False, False)):
+        rig = make_rig(max_loaded)
+        rig.engine.rereads = rereads
+        await rig.settle()
+        assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is told
 
 
 async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> None:

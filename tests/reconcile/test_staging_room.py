@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -13,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable, VolumeUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.reconcile.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
@@ -401,9 +403,9 @@ async def test_nobody_goes_in_vain(make_pod: MakePod) -> None:
 
 async def test_what_was_unloaded_a_moment_ago_goes_first(make_pod: MakePod) -> None:
     """Its copy makes room at once; nobody is unloaded for it."""
-    pod = make_pod(3, "abcd", max_loaded=2)
+    pod = make_pod(3, "abcd")
     await pod.use("a", "b", "c")
-    await pod.rig.settle()
+    await pod.rig.replica._residents.unload("a", "idle")
     assert pod.loaded == {"b", "c"}
     assert pod.staged == {"a", "b", "c"}
     async with pod.rig.replica.hold("d", 5):
@@ -438,6 +440,25 @@ async def test_a_copy_that_is_asked_for_again_makes_no_room(make_pod: MakePod) -
     pod.stager.use([])
     await pod.stager.stage(records["b"])
     assert pod.staged == {"b"}
+
+
+async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakePod) -> None:
+    """What was truncated or removed since is made anew before a request goes there; or it does not."""
+    pod = make_pod(3, "ab")
+    pod.engine.rereads = True
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    weights, folder = (Path(pod.engine.adapters[name]) for name in "ab")
+    size = (weights / "adapter_model.safetensors").stat().st_size
+    os.truncate(weights / "adapter_model.safetensors", 10)
+    shutil.rmtree(folder)
+    await pod.use("a", "b")
+    assert (weights / "adapter_model.safetensors").stat().st_size == size
+    assert (folder / "adapter_config.json").is_file()
+    shutil.rmtree(folder)
+    shutil.rmtree(pod.registry.layout.resolve(pod.record("b").spec.path))
+    with pytest.raises(InvalidAdapter, match="gone"):
+        await pod.use("b")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -75,6 +75,12 @@ class InProcess:
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
+    rereads = False  # the worker reads a copy once, in a thread, and what fails there is a failed load
+
+    async def holds_most(self) -> int | None:
+        """Its own bound, in bytes, makes room by itself."""
+        return None
+
     async def loaded(self) -> Loaded:
         everywhere = await self._sync(LINGER_S)
         self.requests = {n: r for n, r in self.requests.items() if r.lora_int_id in everywhere}

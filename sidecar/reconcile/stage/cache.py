@@ -34,7 +34,6 @@ _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
 _REMOVED = ".removed-"
 _DIGEST = "sha256:"
-_UNSEEN = 0  # the time of a folder that was not looked at since it changed
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -121,7 +120,7 @@ class Copies:
     def free_bytes(self) -> int:
         """What copies take that may make room at once, as last seen: from memory."""
         sizes = self._sizes
-        return sum(sizes.get(name, (_UNSEEN, 0))[1] for name in self._removable())
+        return sum(sizes.get(name, (0, 0))[1] for name in self._removable())
 
     def kept(self, record: Record) -> Path | None:
         """The copy that is there, if it is whole; one that is not is removed."""
@@ -177,8 +176,7 @@ class Copies:
             copying.rename(target)
             target.chmod(target.stat().st_mode & ~0o222)
             copying.parent.rmdir()
-            _, of_other_names = self._sizes.get(name, (_UNSEEN, 0))
-            self._sizes = {**self._sizes, name: (_UNSEEN, of_other_names + record.spec.size_bytes)}
+            self._sizes[name] = self._size(name)
         with self._guard:
             self._copies.add(str(target))
             self._known.add(name)
@@ -197,7 +195,7 @@ class Copies:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock.room():
-                self._measure(again=True)
+                self._measure()
                 copies, now = {c for n in self._sizes for c in _names_of(self._folder / n)}, time.monotonic()
                 with self._guard:
                     self._copies = copies
@@ -234,12 +232,8 @@ class Copies:
             may = (name for name, since in unused if name in self._known or since <= cold)
             return [name for name in may if not self._lock.in_use(name)]
 
-    def _measure(self, *, again: bool = False) -> int:
-        """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use.
-
-        Args:
-            again: ask those that are known whether they have changed: another name of the same bytes.
-        """
+    def _measure(self) -> int:
+        """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use."""
         sizes, under_way = dict[str, tuple[int, int]](), 0
         for name in os.listdir(self._folder):
             if copying := _COPYING.fullmatch(name):
@@ -251,7 +245,7 @@ class Copies:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
             elif _COPY.fullmatch(name):
                 with suppress(FileNotFoundError):
-                    sizes[name] = self._size(name, again)
+                    sizes[name] = self._size(name)
         self._sizes, now = sizes, time.monotonic()
         with self._guard:
             unused = {name for name in sizes if not self._lock.in_use(name)}
@@ -259,12 +253,11 @@ class Copies:
             self._known = {name for name in self._known if name in sizes or self._lock.in_use(name)}
         return under_way + sum(size for _, size in sizes.values())
 
-    def _size(self, name: str, again: bool) -> tuple[int, int]:
-        size = self._sizes.get(name)
-        if size is None or again:
-            changed = os.lstat(self._folder / name).st_mtime_ns
-            if size is None or size[0] != changed:
-                return changed, _size_bytes(self._folder / name)
+    def _size(self, name: str) -> tuple[int, int]:
+        """Its bytes under all its names; counted again when one has come or gone."""
+        size, changed = self._sizes.get(name), os.lstat(self._folder / name).st_mtime_ns
+        if size is None or size[0] != changed:
+            return changed, _size_bytes(self._folder / name)
         return size
 
     def _remove(self, name: str) -> int:
@@ -277,7 +270,7 @@ class Copies:
                 return 0
             logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
             self._discard(self._folder / name)
-        _, size = self._sizes.pop(name, (_UNSEEN, 0))
+        _, size = self._sizes.pop(name, (0, 0))
         with self._guard:
             self._copies = {path for path in self._copies if Path(path).parent.name != name}
             self._unused_since.pop(name, None)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull, refused
 from lora_fs.sidecar.registry.lifecycle import artifacts
@@ -46,7 +46,7 @@ class Stager(Copies):
         aside: what a thread does before it copies or verifies, so that it is in nobody's way.
         find_room: asked for so many bytes for a record's copy, and since when it is waited for; says whether
             it is worth another try. on_end: called when a job ended. Both on the event loop.
-        waiting: by path, why a copy that is waited for has no room yet.
+        waiting: by path, why a load that is waited for has no room yet.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Stager(Copies):
         self.aside: Callable[[], None] = lambda: None
         self.find_room: Callable[[Record, int, float], Awaitable[bool]] = _no_room
         self.on_end: Callable[[], None] = lambda: None
-        self.waiting: dict[str, StageFull] = {}
+        self.waiting: dict[str, TemporaryError] = {}
 
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
         """Copy, or take the copy that is there, and verify; or join the job. It begins at once.
