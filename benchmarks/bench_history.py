@@ -1,13 +1,14 @@
 """A registry with a long history beside a fresh one with the same adapters: what a reader and a writer pay.
 
-In the one adapters came and went and a name was promoted time and again, by the registry's own operations,
-then gc ran as if all of it were old; the other never had them. Both are read and written in turns, by a new
-process each. Goal: at most 1.2 times.
+In the one adapters came and went, whose files gc had removed, and a name was promoted time and again; then
+gc ran as if all of it were old. The other never had them. Both are read and written in turns, by new
+processes. Goal: at most 1.2 times.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import statistics
 import subprocess
@@ -24,8 +25,12 @@ from figures import arguments, heading, interval
 from population import SCOPE, populate, register, unregister
 
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry.format.layout import generation_name
+from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.reader import Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
@@ -42,13 +47,31 @@ def collect(registry: Registry) -> None:
 
 
 def churn(registry: Registry, adapter: Path, went: int, promotions: int) -> None:
-    """Let adapters come and go, and one name be promoted to and fro."""
-    for number in range(went):
-        register(registry, f"went-{number:05d}", adapter)
-        unregister(registry, f"went-{number:05d}")
-    for number in range(promotions):
-        release.promote(registry, SCOPE, "many-00000", f"v{1 + number % 2}", writer="benchmark")
+    """Leave what so many adapters leave that came and went, and what so many promotions of one name do.
+
+    The first is registered and withdrawn for real, and its files are removed as gc does. Its records are
+    copied for the others, each sealed anew.
+    """
+    register(registry, "went-00000", adapter)
+    unregister(registry, "went-00000")
+    key = AdapterKey(*SCOPE, "v1", "went-00000")
+    shutil.rmtree(registry.layout.artifact(key))
+    series: list[Series[Any]] = [registry.records(key), registry.pointers(SCOPE, key.name)]
+    bodies = [(one, registry.read(one, number)) for one in series for number in registry.generations(one)]
+    for number in range(1, went):
+        name = f"went-{number:05d}"
+        for one, body in bodies:
+            data = seal(body.model_copy(update={"name": name, "token": secrets.token_hex(16)}))
+            (one.folder / generation_name(name, body.generation)).write_bytes(data)
+    pointers = registry.pointers(SCOPE, "many-00000")
+    top, pointer = registry.latest(pointers)
+    assert pointer is not None
+    for number in range(top.generation + 1, top.generation + 1 + promotions):
+        moved = {"generation": number, "revision": f"v{1 + number % 2}", "token": secrets.token_hex(16)}
+        data = seal(pointer.model_copy(update=moved))
+        (pointers.folder / generation_name("many-00000", number)).write_bytes(data)
     release.promote(registry, SCOPE, "many-00000", "v1", writer="benchmark")
+    registry.announce()
 
 
 def read(root: Path) -> dict[str, float]:
@@ -100,7 +123,7 @@ def there(root: Path) -> list[str]:
 
 def main() -> None:
     """Make both, compare what is in them, then measure in turns."""
-    options = arguments(__doc__ or "", live=500, went=5000, promotions=5000, rounds=15, registrations=20)
+    options = arguments(__doc__ or "", live=500, went=5000, promotions=5000, rounds=11, registrations=15)
     heading(f"{options.live} adapters, after {options.went} that went and {options.promotions} promotions")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

@@ -166,6 +166,23 @@ def test_old_revisions_go(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
     assert "revisions of a name that gc keeps  -     2" in lora_fs("quota").out
 
 
+def test_history_goes(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
+    """After a week, or as long as is said: of what is gone nothing is left, of what is there the newest."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "b", folder(2))
+    lora_fs("pin", "b")
+    lora_fs("unregister", "a")
+    assert lora_fs("gc", "--older-than", "0", "--dry-run").out.count("supersedes") == 0
+    for _ in range(4):
+        ran = lora_fs("gc", "--older-than", "0", "--history-older-than", "0")
+        assert ran.code == 0
+    assert ran.out.startswith("0 things")
+    left = sorted(path.relative_to(root / "default/tiny") for path in root.glob("default/*/*/*.json"))
+    assert list(map(str, left)) == [".active/b.@00000001.json", "v1/b.@00000002.json"]
+    assert lora_fs("unpin", "b").code == 0
+    assert lora_fs("show", "b", "-o", "json").json["revisions"][0]["spec"]["policy"] is None
+
+
 # -- events --------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import Pointer, Scope
-from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.errors import Conflict, LoraFsError
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
+from lora_fs.sidecar.registry.format.layout import Generation
+from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration, register
+from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.registry.volume.mounts import kind_of, timing_for
@@ -91,6 +95,65 @@ def one_changes_its_mind(here: Path, there: Path, local: Path) -> tuple[Pointer,
     registry.close()
     other.close()
     return away, back
+
+
+class Asleep(Registry):
+    """A writer that listed a series long ago, and found ``dreamt`` there."""
+
+    dreamt: Record | None = None
+
+    def latest(self, series: Series[Body]) -> Any:
+        body, self.dreamt = self.dreamt, None
+        if body is None:
+            return super().latest(series)
+        return Generation(body.generation, body.token if self.marker.tier == "lww" else ""), body
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was left of a history that gc removed on one mount, and what those on the other made of it."""
+
+    files: int
+    slept: dict[str, str]  # served to a reader that missed the withdrawal
+    back: tuple[dict[str, str], dict[str, str]]  # to it, and to another, once the name is there again
+    refused: bool  # the writer that slept
+    generations: list[int]
+
+
+def one_compacts_the_other_slept(here: Path, there: Path, local: Path) -> Compacted:
+    """Withdraw and compact on one mount, where a reader and a writer of the other know nothing of it."""
+    registry = Registry(here, create=True)
+    put(registry, write_adapter(local / "kept", 1), "kept", "v1")
+    put(registry, write_adapter(local / "gone", 2), "gone", "v1")
+    slept, awake, writer = follower(there), follower(there), Asleep(there)
+    series = writer.records(series_key("kept"))
+    writer.dreamt = writer.latest(series)[1]
+    for label in ("b", "c"):
+        amend.amend(registry, SCOPE, "kept", [amend.with_labels({"a": label})], writer="test")
+    release.unregister(registry, SCOPE, "gone", writer="test")
+    wait(awake, lambda desired: served(desired) == {"kept": "v1"})
+    registry.close()
+    while found := gc.find(registry, SCOPE, frozenset(), 0.0, history_s=0.0):
+        refused = gc.collect(found)
+        assert not refused, refused
+    files = sum(1 for _ in here.glob("*/*/*/*.@*.json"))
+    wait(slept, lambda desired: served(desired) == {"kept": "v1"})
+    seen = served(slept.desired)
+    try:
+        writer.append(series, lambda _: {}, writer="stale", expect=1)
+        refused_it = False
+    except Conflict:
+        refused_it = True
+    put(registry, write_adapter(local / "again", 3), "gone", "v1")
+    for view in (slept, awake):
+        wait(view, lambda desired: served(desired) == {"kept": "v1", "gone": "v1"})
+    registry.close()
+    generations = [one.generation for one in registry.generations(registry.records(series_key("kept")))]
+    return Compacted(files, seen, (served(slept.desired), served(awake.desired)), refused_it, generations)
+
+
+def series_key(name: str) -> AdapterKey:
+    return AdapterKey(*SCOPE, "v1", name)
 
 
 def present(desired: Desired) -> dict[str, int]:

@@ -71,3 +71,16 @@ def test_concurrent_registrations_from_both_mounts(volume: Mounted) -> None:
         assert crowd.seen == (crowd.acknowledged, crowd.acknowledged), flavour
         assert len(set(crowd.acknowledged.values())) == len(crowd.acknowledged)
         assert crowd.shared[0] == crowd.shared[1] != "", flavour
+
+
+def test_removed_history_misleads_nobody_on_the_other_mount(volume: Mounted) -> None:
+    """Who missed a withdrawal learns of it, a writer that slept is refused, and the name comes back."""
+    for flavour in quick_flavours(volume):
+        here, there = volume.pair(flavour)
+        local = volume.folder / f"compact-{flavour}"
+        found = volume.run(acts.one_compacts_the_other_slept, here / "compact", there / "compact", local)
+        assert found.files == 2, flavour
+        assert found.slept == {"kept": "v1"}, flavour
+        assert found.back == ({"kept": "v1", "gone": "v1"},) * 2, flavour
+        assert found.refused, flavour
+        assert found.generations == [3], flavour
