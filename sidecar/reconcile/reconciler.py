@@ -63,8 +63,8 @@ class Reconciler:
 
     Attributes:
         foreign: what the engine lists and this replica did not load.
-        max_loras: adapters that one batch may mix; slots: how many an engine without a host tier holds.
-            None where the engine does not say.
+        max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
+            are. None where the engine does not say.
         passes: how long they took.
     """
 
@@ -135,10 +135,7 @@ class Reconciler:
         self._moved = asyncio.Event()
 
     async def run(self) -> None:
-        """Reconcile until cancelled; a pass that fails is told, and the next one comes.
-
-        Should the loop itself fail, this replica is not ready from then on.
-        """
+        """Make passes until cancelled. If the loop itself fails, the replica is not ready from then on."""
         try:
             while True:
                 self._wake.clear()
@@ -161,7 +158,7 @@ class Reconciler:
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """What fails within is told as a condition, and the loop goes on."""
+        """Report a failure within as a condition, and go on."""
         try:
             yield
         except Exception as error:
@@ -193,10 +190,9 @@ class Reconciler:
         return self._subjects.resident()
 
     def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:
-        """What the workers do. A load whose place an unload frees waits for the pass after that unload.
+        """Return what the workers do; ``taken``: places that are taken now.
 
-        Args:
-            taken: places that are taken now.
+        A load whose place an unload has to free waits for the pass after that unload.
         """
         residents, limit = self._residents, self._residents.limit
         drained = residents.draining & decided.unload.keys()
@@ -219,10 +215,23 @@ class Reconciler:
         await asyncio.shield(self._residents.load(served, spare=spare))
 
     async def read_engine(self) -> None:
-        changing = self._residents.changing()
+        """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
+        residents, changing = self._residents, self._residents.changing()
         loaded = await self._engine.loaded()
-        self._residents.note_loaded(loaded, changing)
-        await self._read_activity(swaps=not loaded.tiers)
+        residents.note_loaded(loaded, changing)
+        activity: Activity | None = Activity()
+        problem = None
+        try:
+            if residents.paths:
+                activity = await self._engine.activity()
+                self.max_loras = activity.max_loras
+                if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
+                    self.slots = activity.max_loras
+        except EngineUnavailable as error:
+            activity = None
+            problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
+        residents.note_activity(activity)
+        self._activity_problem = problem
         await self._bound(len(loaded.adapters))
         if loaded != self._engine_view:
             self.foreign, self._engine_view = Foreign.of(loaded, self._stager.owns), loaded
@@ -240,19 +249,3 @@ class Reconciler:
             self._keeps = await self._engine.holds_most()
         elsewhere = has - len(self._residents.paths)
         self._residents.limit = max(1, self._keeps - elsewhere) if self._keeps is not None else None
-
-    async def _read_activity(self, *, swaps: bool) -> None:
-        """``swaps``: a stock engine's adapters take turns, so that one batch's number bounds nothing."""
-        if not self._residents.paths:
-            self._activity_problem = None
-            return self._residents.note_activity(Activity())
-        try:
-            activity = await self._engine.activity()
-        except EngineUnavailable as error:
-            self._activity_problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
-            return self._residents.note_activity(None)
-        self._activity_problem = None
-        self._residents.note_activity(activity)
-        self.max_loras = activity.max_loras
-        if not swaps:
-            self.slots = activity.max_loras

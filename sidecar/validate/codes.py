@@ -108,7 +108,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "base-model-missing": _told("the config does not say which base model it is for"),
         "bare-model": _told("names without `model.`, of an AutoModel, which only a pooling engine serves"),
         "no-such-module": _overridable("the base model has no such module: vLLM ignores it"),
-        "wrong-shape": _overridable("a tensor does not fit the base model's layer"),
+        "wrong-shape": _engines("a tensor does not fit the base model's layer"),
         "layer-out-of-range": _told("a layer index beyond the base model's layers"),
     }
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch.worker import rpc
@@ -96,6 +96,19 @@ def test_files_of_a_wider_type_than_the_engines(make: Make, files: Files) -> Non
     manager = worker(make, files.size_bytes * 3 // 4, torch.bfloat16)
     assert load(manager, files) == {"state": "ready", "reason": ""}
     assert manager.tiers.used_bytes <= files.size_bytes // 2
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
+def test_a_pickle_is_read_for_nan(make: Make, files: Files, value: float) -> None:
+    """Validation reads no pickle that is allowed: one NaN in it is a refusal that names the layer."""
+    weights = Path(files.path) / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    next(iter(tensors.values()))[0, 0] = value
+    torch.save(tensors, weights.with_name("adapter_model.bin"))
+    weights.unlink()
+    answer = load(worker(make, 2 * files.size_bytes), files, dtype="unknown")
+    assert answer["state"] == ("ready" if value == 1 else "failed")
+    assert ("holds NaN or Inf" in answer["reason"]) is (value != 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed", "no_grad"])

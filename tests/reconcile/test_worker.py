@@ -157,6 +157,30 @@ async def test_an_unload_that_fails_waits_out_growing_delays(make_rig: MakeRig) 
     assert rig.engine.adapters == {}
 
 
+async def test_a_worker_that_breaks(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    """An error that nobody expects is logged, the others' work is done, and the next pass tries again."""
+    rig, broken = make_rig(), True
+    for name in ("a", "b"):
+        rig.volume.put(name)
+    await use(rig, "a", "b")
+    unload = rig.engine.unload
+
+    async def breaks(name: str) -> None:
+        if name == "a" and broken:
+            raise ZeroDivisionError
+        await unload(name)
+
+    rig.engine.unload = breaks  # type: ignore[method-assign]
+    for name in ("a", "b"):
+        rig.volume.remove(name)
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"a"}
+    assert "a worker failed; the next pass decides again" in caplog.text
+    broken = False
+    await rig.settle()
+    assert rig.engine.adapters == {}
+
+
 async def test_where_an_unload_hangs_another_makes_room(make_rig: MakeRig) -> None:
     """The least recently used has its place until it is gone: the next one is evicted for the pinned one."""
     rig = make_rig(max_loaded=3)

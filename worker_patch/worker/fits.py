@@ -69,6 +69,18 @@ def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bo
         raise DoesNotFit("no layer of the adapter is one of the model")
 
 
+def check_finite(adapter: LoRAModel) -> None:
+    """Read every weight: kernels that are given a NaN may answer with any text.
+
+    Raises:
+        DoesNotFit: names the layer that holds NaN or Inf.
+    """
+    for name, weights in adapter.loras.items():
+        for tensor in (*_slices(weights.lora_a), *_slices(weights.lora_b)):
+            if tensor is not None and not torch.isfinite(tensor).all():
+                raise DoesNotFit(f"{name} holds NaN or Inf")
+
+
 def _is_left_out(manager: LoRAModelManager, name: str) -> bool:
     """Whether vLLM leaves a layer as it is: by ``--lora-target-modules``, or as one of a tower's."""
     return not manager._match_target_modules(name) or manager._get_punica_wrapper(name) is None

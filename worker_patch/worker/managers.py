@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +21,8 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from lora_fs.worker_patch.worker.alike import Alike, Kind
+from lora_fs.worker_patch.worker.alike import WEIGHTS, Alike, Kind
+from lora_fs.worker_patch.worker.fits import check_finite
 from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.models import TieredModelManager
@@ -146,6 +148,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         lora = self._load_adapter(request)
         if not lora.loras and not lora.modules_to_save:
             raise ValueError(f"{folder} holds no LoRA weights")
+        if not os.path.isfile(os.path.join(folder, WEIGHTS)):  # a pickle, whose values nobody has read
+            check_finite(lora)
         draft = manager.draft(lora)
         resident = Resident(lora, manager.layers.pack(draft))
         if kind is not None:
