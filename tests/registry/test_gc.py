@@ -380,7 +380,7 @@ def test_a_mark_that_is_old_keeps_nothing(registry: Registry, key: AdapterKey) -
     artifact = registry.layout.artifact(key)
     age(artifact.parent / generation_name("a1", 2), 10 * DAY_S)
     (artifact / REGISTERING).touch()
-    assert found(registry, DAY_S) == []
+    assert artifact not in found(registry, DAY_S)
     for path in (*artifact.iterdir(), artifact):
         age(path, 2 * DAY_S)
-    assert found(registry, DAY_S) == [artifact]
+    assert artifact in found(registry, DAY_S)
