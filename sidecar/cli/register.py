@@ -18,7 +18,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import Fetching, brought
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetching_register
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
-from lora_fs.sidecar.registry.lifecycle.revisions import policy_of_served
+from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings, writer_id
 from lora_fs.sidecar.sources.allowed import Allowed
@@ -168,8 +168,7 @@ def _policy(
         return None
     begins = context.default_policy()
     if policy is None:
-        existing = release.present_revisions(registry, context.scope(), name)
-        begins = policy_of_served(registry, context.scope(), name, existing) or begins
+        begins = revisions_of(registry, context.scope(), name).policy or begins
     return Policy.model_validate({**begins.model_dump(), **said})
 
 

@@ -152,6 +152,12 @@ class Adopter:
         self._known = desired.listings
         return self._withdrawals.step(desired, listed, folders) or changed
 
+    def adopt(self, key: AdapterKey) -> str | None:
+        """Adopt one folder that has no record, now. Returns why it was not adopted, or None."""
+        if self._consider(key, Desired()):
+            return None
+        return self.refusals().get(key, "it could not be adopted now: a sidecar may be at it")
+
     def _known_folders(self, scope: Scope, revision: str) -> frozenset[str]:
         listing = self._known.get(scope)
         entries = listing.revisions.get(revision) if listing is not None else None

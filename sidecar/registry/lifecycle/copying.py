@@ -11,12 +11,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
@@ -25,6 +26,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation, Report, validate
 
+KEPT_S = 1.0  # a thread that writes to a volume that hangs keeps no process from its end
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
 
 
@@ -58,7 +60,7 @@ class _Taker:
         self._folder, self._name, self._size = folder, "", 0
         self._digest = hashlib.sha256()
         self._write: artifacts.Write = len
-        self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
+        self._beside, self._file = Daemons(1, "lora-fs-hash", KEPT_S), ExitStack()
         self._doing: Future[None] | None = None
         self.files: list[FileEntry] = []
 
@@ -66,8 +68,9 @@ class _Taker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.shutdown()
-        with suppress(VolumeUnavailable):  # what was taken whole was closed by ``end``
+        with suppress(LoraFsError):  # what was taken whole was closed by ``end``
+            self._wait()
+        with suppress(LoraFsError):
             self._file.close()
 
     def __call__(self, name: str, part: memoryview) -> None:

@@ -16,7 +16,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -61,14 +61,12 @@ class Fetched:
 
     Attributes:
         fresh: it was fetched now, and may be moved away; else it is a registered one.
-        hashes: the SHA-256 of its files, as far as they are known.
         mended: the record whose files lay damaged in their place, and are whole again.
         record: set by who registered it, for who asks next.
     """
 
     folder: Path
     fresh: bool
-    hashes: Mapping[str, str] = field(default_factory=dict)
     mended: AdapterKey | None = None
     record: Record | None = None
 
@@ -88,7 +86,7 @@ def fetched(
 
     Args:
         pin: the same pin is the same bytes; None: not known, so it is fetched anew each time.
-        bring: fetches into a folder, going on from what lies there; returns what ``Fetched`` has.
+        bring: fetches into a folder, going on from what lies there; returns the adapter's folder, and hashes.
         wait_s: how long to wait for another process that fetches the same.
         waiting: called meanwhile with the bytes it has; raises to end the wait.
     Raises:
@@ -116,7 +114,7 @@ def fetched(
             atomic.sync_names(adapter)
             mends = damaged is not None and _mend(registry, adapter, hashes, damaged)
             mended = damaged.key if damaged is not None and mends else None
-            done = Fetched(adapter, fresh=True, hashes=hashes, mended=mended)
+            done = Fetched(adapter, fresh=True, mended=mended)
             yield done
         except LoraFsError as error:
             spoiled = isinstance(error, SourceUnavailable) and error.spoiled
@@ -159,7 +157,7 @@ def _placed(
         return None, record
     if artifacts.digest_of(files) != record.spec.digest:
         return None, record
-    return Fetched(folder, fresh=False, hashes={entry.path: entry.sha256 for entry in files}), None
+    return Fetched(folder, fresh=False), None
 
 
 def _mend(registry: Registry, adapter: Path, hashes: Mapping[str, str], damaged: Record) -> bool:

@@ -40,7 +40,6 @@ from lora_fs.sidecar.registry.lifecycle.release import active, point
 from lora_fs.sidecar.registry.lifecycle.revisions import (
     Revisions,
     next_revision,
-    policy_of_served,
     revisions_of,
 )
 from lora_fs.sidecar.registry.store.quota import WAIT_S
@@ -135,7 +134,7 @@ def register(
         key = AdapterKey(*scope, wanted.revision or "v1", name)
         registry.accounts.check(key, artifacts.size_of_served(wanted.source))
     in_place = wanted.link or wanted.origin == ADOPTED_IN_PLACE or _is_home(registry, scope, wanted)
-    stays = dry_run or in_place or wanted.takes or _is_served(registry, scope, wanted, known)
+    stays = dry_run or in_place or wanted.takes or _is_served(registry, wanted, known)
     lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
     before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
     with judged(
@@ -169,11 +168,10 @@ def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
     return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
 
 
-def _is_served(registry: Registry, scope: Scope, wanted: Registration, known: Revisions) -> bool:
+def _is_served(registry: Registry, wanted: Registration, known: Revisions) -> bool:
     """Whether the source is likely what the name serves: it is compared first, and copied if it is not."""
-    pointer = active(registry, scope, wanted.name) if known.present else None
-    record = known.present.get(pointer.revision or "") if pointer is not None else None
-    return record is not None and looks_like(wanted.source, registry.layout.resolve(record.spec.path), record)
+    served = known.served
+    return served is not None and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
 
 
 def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
@@ -260,7 +258,7 @@ class _Task:
             files=files,
             lora=report.shape,
             int_id=int_id(registry.marker.registry_uuid, key, digest),
-            policy=wanted.policy or policy_of_served(registry, scope, wanted.name, known.present),
+            policy=wanted.policy or known.policy,
             labels=dict(wanted.labels or {}),
             fingerprint=wanted.fingerprint,
             allowed=self.allowed,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.release import active
@@ -22,14 +22,25 @@ class Revisions:
     Attributes:
         listed: the revisions that mention the name, and what is there of it.
         newest: the newest good record of each; withdrawn ones, too.
+        pointer: what the name serves, where a revision is present.
     """
 
     listed: Mapping[str, Listing]
     newest: Mapping[str, Record]
+    pointer: Pointer | None
 
     @property
     def present(self) -> dict[str, Record]:
         return {revision: record for revision, record in self.newest.items() if record.present}
+
+    @property
+    def served(self) -> Record | None:
+        return self.present.get(self.pointer.revision or "") if self.pointer is not None else None
+
+    @property
+    def policy(self) -> Policy | None:
+        """That of what the name serves: a name stays pinned, or eager, with its next revision."""
+        return self.served.spec.policy if self.served is not None else None
 
 
 def revisions_of(registry: Registry, scope: Scope, name: str) -> Revisions:
@@ -41,7 +52,9 @@ def revisions_of(registry: Registry, scope: Scope, name: str) -> Revisions:
         for revision, listing in listed.items()
         if name in listing.records
     }
-    return Revisions(listed, {revision: record for revision, record in found.items() if record is not None})
+    newest = {revision: record for revision, record in found.items() if record is not None}
+    is_present = any(record.present for record in newest.values())
+    return Revisions(listed, newest, active(registry, scope, name) if is_present else None)
 
 
 def next_revision(
@@ -56,12 +69,3 @@ def next_revision(
                     return revision
     taken = [int(match[1]) for revision in known.listed if (match := re.fullmatch(r"v([0-9]+)", revision))]
     return f"v{max(taken, default=0) + 1}"
-
-
-def policy_of_served(
-    registry: Registry, scope: Scope, name: str, existing: Mapping[str, Record]
-) -> Policy | None:
-    """Return the policy of what the name serves: a name stays pinned, or eager, with its next revision."""
-    pointer = active(registry, scope, name) if existing else None
-    served = existing.get(pointer.revision) if pointer is not None and pointer.revision is not None else None
-    return served.spec.policy if served is not None else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,12 @@ from lora_fs.sidecar.errors import Conflict, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.ids import new_ids
-from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind, certain
 from lora_fs.sidecar.registry.maintenance.survey import State
-from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, of_pointer
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, take_over
 from lora_fs.sidecar.validate import Expectation
@@ -152,13 +148,5 @@ class Mender:
                     yield folder
 
     def _adopt(self, key: AdapterKey) -> str | None:
-        """Let an adopter see this folder alone."""
-        listing = ScopeListing({key.revision: Listing(folders=(key.name,))})
-        at = (key.scope, key.name)
-        known = {at: self._state.pointers[at]} if at in self._state.pointers else {}
-        pointers = ByScope(of_pointer, {key.scope: known})
-        desired = replace(Desired(), listings={key.scope: listing}, pointers=pointers)
         adopter = Adopter(self._registry, self._expectation, settle_s=0.0, writer=self._writer)
-        if adopter.step(desired):
-            return None
-        return adopter.refusals().get(key, "it could not be adopted now: a sidecar may be at it")
+        return adopter.adopt(key)

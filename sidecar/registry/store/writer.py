@@ -120,7 +120,6 @@ class Registry(Reader):
             self.check_writable()
         if self.marker.tier == "lww" and expect is not None:
             raise Conflict("this volume has no hard links: a conditional write cannot be promised")
-        atomic.make_folder(series.folder)
         for _ in range(RACES if expect is None else 1):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
@@ -130,7 +129,7 @@ class Registry(Reader):
                 except VolumeUnavailable as error:
                     if not isinstance(error.__cause__, FileNotFoundError):
                         raise
-                    atomic.make_folder(series.folder)  # gc removed it: it was empty
+                    self._synced.clear()  # gc removed a folder, since it was empty
                     continue
             if body is not None:
                 break
@@ -205,6 +204,7 @@ class Registry(Reader):
             )
         sealed = seal(body)
         if top.generation == 0:  # who made these folders may have died before they were synced
+            atomic.make_folder(series.folder)
             atomic.sync_folders(series.folder, self.layout.root, self._synced)
         try:
             if lww:
