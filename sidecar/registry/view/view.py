@@ -207,7 +207,7 @@ class RegistryView:
         for path in unlisted:
             learning.unread.setdefault(path, set())
         if anew:
-            gone = [] if restored else learning.withdraw(self._records, self._pointers)
+            gone = [] if restored else self._withdraw(learning, unlisted)
             self._told = dict.fromkeys(gone, self._clock() + WITHDRAWN_S)
             self._missing = _Missing()
         other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
@@ -222,6 +222,15 @@ class RegistryView:
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
+
+    def _withdraw(self, learning: Learning, unlisted: Collection[Path]) -> list[_Key]:
+        """What was known and is not there; what cannot be listed or read is as it was."""
+
+        def is_unknown(key: _Key) -> bool:
+            folder, name = self._folder(key), key.name if isinstance(key, AdapterKey) else key[1]
+            return folder in unlisted or name in learning.unread.get(folder, ())
+
+        return learning.withdraw(self._records, self._pointers, is_unknown)
 
     def _forget_told(
         self,
