@@ -464,7 +464,7 @@ async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakeP
         await hangs.wait()
         return await stage(record, make_room=make_room)
 
-    pod.stager.stage = stuck  # type: ignore[assignment, method-assign]
+    pod.stager.stage = stuck  # type: ignore[method-assign]
     waits = asyncio.create_task(pod.use("b"))
     await hung.wait()
     await pod.rig.replica._residents.unload("b", "idle")
