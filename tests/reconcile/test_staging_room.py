@@ -15,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.reconcile import eviction
 from lora_fs.sidecar.reconcile.eviction import TRY_S
@@ -473,6 +473,24 @@ async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakeP
     await pod.use("a", "b")
     assert (weights / "adapter_model.safetensors").stat().st_size == size
     assert (folder / "adapter_config.json").is_file()
+    shutil.rmtree(folder)
+    hangs, hung = asyncio.Event(), asyncio.Event()
+    stage = pod.stager.stage
+
+    async def stuck(record: Record, *, make_room: bool = True) -> str:
+        hung.set()
+        await hangs.wait()
+        return await stage(record, make_room=make_room)
+
+    pod.stager.stage = stuck  # type: ignore[method-assign]
+    waits = asyncio.create_task(pod.use("b"))
+    await hung.wait()
+    await pod.rig.replica._residents.unload("b", "idle")
+    assert "b" in pod.loaded, "a request that waits for its copy keeps it"
+    with pytest.raises(WaitTimeout, match="b is still staged anew"):
+        await pod.use("b", within_s=0.05)
+    hangs.set()
+    await waits
     shutil.rmtree(folder)
     shutil.rmtree(pod.registry.layout.resolve(pod.record("b").spec.path))
     with pytest.raises(InvalidAdapter, match="gone"):
