@@ -17,6 +17,7 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile import eviction
 from lora_fs.sidecar.reconcile.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
@@ -290,6 +291,23 @@ async def test_an_engine_that_takes_its_time_to_unload(
         await loading
     assert pod.loaded == pod.staged == {"b"}
     assert pod.engine.gone == []
+
+
+async def test_an_unload_that_hangs_holds_up_no_request(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not come back from evicting the least recently used: the next one makes the room."""
+    monkeypatch.setattr(eviction, "PATIENCE_S", 0.05)
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.engine.stuck = {"a"}
+    await pod.use("c")
+    assert pod.loaded == {"a", "c"}
+    assert pod.staged == {"a", "c"}, "the engine may read a's copy yet"
+    pod.engine.unstick.set()
+    await pod.rig.settle()
+    assert pod.loaded == {"c"}
 
 
 async def test_who_waits_in_vain_is_told_of_the_room(
