@@ -56,9 +56,10 @@ class Replica(ABC):
         self._engine_port = free_port()
         self.engine_url = f"http://127.0.0.1:{self._engine_port}"
         self.url = self._address()
+        self.stage_dir = self._dir / "stage"
         given = {
             "replica_id": name,
-            "stage_dir": str(self._dir / "stage"),
+            "stage_dir": str(self.stage_dir),
             "allowed_sources": str(volume.cwd),
             **(settings or {}),
         }

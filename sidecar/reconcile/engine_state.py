@@ -198,16 +198,13 @@ class Residents:
             InvalidAdapter, EngineRejected: it failed, and its delay is not over.
             TemporaryError: it could not be loaded in time.
         """
-        name = self.name_of(served)
-        if name is not None:
-            self.counters["request_hits_total"] += 1
-            if self.may_reread:
-                await self._stager.stage(served.record)  # what lies there is whole, or made anew
-        else:
-            self.counters["request_misses_total"] += 1
-            name = await self._ensure(served, timeout_s)
+        found = self.name_of(served)
+        self.counters["request_misses_total" if found is None else "request_hits_total"] += 1
+        name = await self._ensure(served, timeout_s) if found is None else found
         self._holds[name] += 1
         try:
+            if found is not None and self.may_reread:
+                await self._make_whole(served, timeout_s)
             yield name
         finally:
             self._holds[name] -= 1
@@ -217,6 +214,14 @@ class Residents:
                 self.on_free()
                 if name in self.draining:
                     self._on_change()
+
+    async def _make_whole(self, served: Served, timeout_s: float) -> None:
+        """Verify the copy that the engine may read again, and have it made anew if it is damaged."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._stager.stage(served.record)
+        except TimeoutError as error:
+            raise WaitTimeout(f"{served.name} is still staged anew after {timeout_s:.0f} s") from error
 
     async def _ensure(self, served: Served, timeout_s: float) -> str:
         failure = self.failures.get(served.name)

@@ -20,6 +20,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 LOOK_S = 0.5  # between two looks at an engine that others may use, too
 TRY_S = 120.0
+PATIENCE_S = 5.0  # with an engine that unloads one; then another goes as well
 
 
 class Room:
@@ -45,6 +46,7 @@ class Room:
         self._asked: Counter[str] = Counter()  # by the copy's path
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._unloading: set[asyncio.Future[None]] = set()
         stager.find_room, stager.on_end = self.find, self._freed.set
         residents.find_place, residents.on_free = self.find_place, self._freed.set
 
@@ -86,7 +88,7 @@ class Room:
             resident, limit = list(map(self._as_asked, self._look())), self._residents.limit
             gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
             for name in gone:
-                await self._residents.unload(name, f"Evicted: its place is taken by {record.name}")
+                await self._unload(name, f"Evicted: its place is taken by {record.name}")
             return any(name not in self._residents.paths for name in gone)
 
         return await self._seek(record, since, evict, lambda: False)
@@ -132,12 +134,21 @@ class Room:
             if not victims:
                 break
             for name in victims:
-                await self._residents.unload(name, f"Evicted: its copy makes room for {record.name}")
+                await self._unload(name, f"Evicted: its copy makes room for {record.name}")
                 if name in self._residents.paths:
                     refused.add(name)  # the engine keeps it, or it came into use: others go
                     break
                 gone += 1
         return gone > 0
+
+    async def _unload(self, name: str, reason: str) -> None:
+        """Unload ``name``; an engine that hangs in it holds up nobody for longer than ``PATIENCE_S``."""
+        unloading = asyncio.ensure_future(self._residents.unload(name, reason))
+        self._unloading.add(unloading)
+        unloading.add_done_callback(self._unloading.discard)
+        await asyncio.wait({unloading}, timeout=PATIENCE_S)
+        if unloading.done():
+            unloading.result()
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]

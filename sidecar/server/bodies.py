@@ -73,7 +73,7 @@ class Residency(_Answer):
     in_flight: int = Field(description="Requests that use it now")
     idle_s: float = Field(description="Seconds since its last request")
     path: str = Field(description="The staged copy the engine was given")
-    engine_name: str = Field(description="What the engine calls it")
+    engine_name: str = Field(description="The name or name@revision under which it was loaded")
     tier: Literal["gpu", "host"] | None = Field(description="Where; null if the engine does not say")
 
 

@@ -58,6 +58,23 @@ def test_folder_removed_after_loading(pair: Pair[Replica], answers: dict[str, st
     assert pair.a.engine.alive
 
 
+def test_a_staged_copy_cut_short_or_removed(pair: Pair[Replica], answers: dict[str, str]) -> None:
+    """The engine reads it again for the next request, which has it made anew first: it serves all on."""
+    assert "EngineMayReread" in str(pair.a.http.get("/readyz").json()["conditions"])
+    for damage in ("cut short", "removed"):
+        for name in ("third", "fourth"):
+            [copy] = pair.a.stage_dir.glob(f"*/{name}")
+            weights = copy / "adapter_model.safetensors"
+            for path in (copy, weights):
+                path.chmod(0o700)  # they are read-only
+            if damage == "removed":
+                shutil.rmtree(copy)
+            else:
+                os.truncate(weights, 1000)
+            assert {one: pair.a.answer(one) for one in NAMES} == answers
+    assert pair.a.engine.alive
+
+
 def test_a_replica_that_never_staged_them(pair: Pair[Replica], answers: dict[str, str]) -> None:
     """Where there is no copy the request gets an error, and the others are served."""
     for name in ("first", "second"):

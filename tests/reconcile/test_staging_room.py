@@ -15,8 +15,9 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile import eviction
 from lora_fs.sidecar.reconcile.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
@@ -292,6 +293,23 @@ async def test_an_engine_that_takes_its_time_to_unload(
     assert pod.engine.gone == []
 
 
+async def test_an_unload_that_hangs_holds_up_no_request(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not come back from evicting the least recently used: the next one makes the room."""
+    monkeypatch.setattr(eviction, "PATIENCE_S", 0.05)
+    pod = make_pod(2, "abc")
+    await pod.rig.settle()
+    await pod.use("a", "b")
+    pod.engine.stuck = {"a"}
+    await pod.use("c")
+    assert pod.loaded == {"a", "c"}
+    assert pod.staged == {"a", "c"}, "the engine may read a's copy yet"
+    pod.engine.unstick.set()
+    await pod.rig.settle()
+    assert pod.loaded == {"c"}
+
+
 async def test_who_waits_in_vain_is_told_of_the_room(
     make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +473,24 @@ async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakeP
     await pod.use("a", "b")
     assert (weights / "adapter_model.safetensors").stat().st_size == size
     assert (folder / "adapter_config.json").is_file()
+    shutil.rmtree(folder)
+    hangs, hung = asyncio.Event(), asyncio.Event()
+    stage = pod.stager.stage
+
+    async def stuck(record: Record, *, make_room: bool = True) -> str:
+        hung.set()
+        await hangs.wait()
+        return await stage(record, make_room=make_room)
+
+    pod.stager.stage = stuck  # type: ignore[method-assign]
+    waits = asyncio.create_task(pod.use("b"))
+    await hung.wait()
+    await pod.rig.replica._residents.unload("b", "idle")
+    assert "b" in pod.loaded, "a request that waits for its copy keeps it"
+    with pytest.raises(WaitTimeout, match="b is still staged anew"):
+        await pod.use("b", within_s=0.05)
+    hangs.set()
+    await waits
     shutil.rmtree(folder)
     shutil.rmtree(pod.registry.layout.resolve(pod.record("b").spec.path))
     with pytest.raises(InvalidAdapter, match="gone"):

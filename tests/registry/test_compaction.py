@@ -379,6 +379,36 @@ def test_a_reader_that_missed_a_tombstone_withdraws(
     assert series_key(scope) not in awake.desired.records
 
 
+def test_a_reader_that_missed_tombstones_keeps_what_it_cannot_read(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged record or tombstone, a folder that may not be listed: the last good state of these stays."""
+    put(registry, scope, make_adapter(), name="damaged")
+    put(registry, scope, make_adapter(), name="withdrawn")
+    release.unregister(registry, scope, "withdrawn", writer="test")
+    put(registry, scope, make_adapter(), name="denied", revision="private")
+    put(registry, scope, make_adapter(seed=1), link=True)
+    slept = look(registry, scope)
+    v1 = registry.layout.scope(scope) / "v1"
+    (v1 / "withdrawn.@00000002.json").write_text("{}")
+    release.unregister(registry, scope, "a1", writer="test")
+    compact_whole(registry, scope)
+    (v1 / "damaged.@00000001.json").write_text("{}")
+    real, private = os.listdir, registry.layout.revision(scope, "private")
+
+    def listed(path: Any = ".") -> list[str]:
+        if path == private:
+            raise PermissionError(13, "denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    slept.refresh()
+    assert {name for _, name, _ in slept.desired.active()} == {"damaged", "denied"}
+    assert not slept.desired.records[series_key(scope)].present
+    assert not slept.desired.records[AdapterKey(*scope, "v1", "withdrawn")].present
+    assert len(slept.desired.problems) == 3
+
+
 def test_absence_alone_withdraws_nothing(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
     """Where no HEAD tells that tombstones are gone, what is not there was lost: it stays in force."""
     put(registry, scope, make_adapter(), link=True)

@@ -7,7 +7,7 @@ is gone takes its place, whatever its number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NamedTuple
@@ -62,17 +62,38 @@ class Learning:
                 raise error
 
     def withdraw(
-        self, records: Mapping[AdapterKey, Record], pointers: Mapping[tuple[Scope, str], Pointer]
+        self,
+        records: Mapping[AdapterKey, Record],
+        pointers: Mapping[tuple[Scope, str], Pointer],
+        is_unknown: Callable[[AdapterKey | tuple[Scope, str]], bool],
     ) -> list[AdapterKey | tuple[Scope, str]]:
-        """Take what was known and is not there for withdrawn; returns what that is."""
-        gone = [key for key, record in records.items() if record.present and self.records.get(key) is None]
-        names = [name for name, one in pointers.items() if one.revision and self.pointers.get(name) is None]
+        """Take what was known and is not there for withdrawn, and keep what is unknown.
+
+        Returns:
+            What was withdrawn.
+        """
+        gone = [key for key in self._keep_unknown(self.records, records, is_unknown) if records[key].present]
+        names = self._keep_unknown(self.pointers, pointers, is_unknown)
+        served = [name for name in names if pointers[name].revision is not None]
         for key in gone:
             self.records.put(key, records[key].model_copy(update={"state": State.DELETED, "writer": UNKNOWN}))
-        for name in names:
+        for name in served:
             unsaid = {"revision": None, "previous_revision": None, "canary": None, "writer": UNKNOWN}
             self.pointers.put(name, pointers[name].model_copy(update=unsaid))
-        return [*gone, *names]
+        return [*gone, *served]
+
+    def _keep_unknown(
+        self, found: Growing[Key, Body], before: Mapping[Key, Body], is_unknown: Callable[[Key], bool]
+    ) -> list[Key]:
+        """Keep the newest known of what cannot be listed or read; returns the others that are not there."""
+        absent = []
+        for key, body in before.items():
+            now = found.get(key)
+            if now is None and not is_unknown(key):
+                absent.append(key)
+            elif (now is None or now.generation < body.generation) and is_unknown(key):
+                found.put(key, body)
+        return absent
 
     def forget(self, records: Iterable[AdapterKey], pointers: Iterable[tuple[Scope, str]]) -> None:
         """Keep these tombstones no longer."""

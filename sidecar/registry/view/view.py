@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.learning import Learning
+from lora_fs.sidecar.registry.view.missing import Known, Missing, is_listed
 from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, no_pointers, no_records
 
 __all__ = ["Desired", "RegistryView"]
@@ -36,7 +37,6 @@ LAG_LOOK_MOST_S = 5.0
 WITHDRAWN_S = 24 * 3600.0  # what was withdrawn unseen is known to be for so long: it may still be in use
 
 _Listings = Mapping[Scope, ScopeListing]
-_Key = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
 
 
 class RegistryView:
@@ -71,8 +71,8 @@ class RegistryView:
         self._epoch = 0  # of the registry as last listed
         self._records, self._pointers = no_records(), no_pointers()
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
-        self._told: dict[_Key, float] = {}  # what HEAD told of, until when a listing may lack it
-        self._missing = _Missing()
+        self._told: dict[Known, float] = {}  # what HEAD told of, until when a listing may lack it
+        self._missing = Missing()
         self.desired = Desired()
 
     def follow(self, lag_s: float, readers: int) -> None:
@@ -147,7 +147,7 @@ class RegistryView:
         """Read what HEAD told of; None if the tree has to be listed for it."""
         if self._registry.marker.epoch != self._epoch:
             return None
-        learning, keys = self._learning(), set[_Key]()
+        learning, keys = self._learning(), set[Known]()
         for place in places:
             if self._is_problem(place) or not learning.told(place):
                 return None
@@ -176,7 +176,7 @@ class RegistryView:
             unread.setdefault(self._folder(key), set()).add(name)
         return Learning(self._registry, self._readers, known, unread, self._missing.all())
 
-    def _folder(self, key: _Key) -> Path:
+    def _folder(self, key: Known) -> Path:
         layout = self._registry.layout
         return (
             layout.revision(key.scope, key.revision) if isinstance(key, AdapterKey) else layout.active(key[0])
@@ -207,9 +207,9 @@ class RegistryView:
         for path in unlisted:
             learning.unread.setdefault(path, set())
         if anew:
-            gone = [] if restored else learning.withdraw(self._records, self._pointers)
+            gone = [] if restored else self._withdraw(learning, unlisted)
             self._told = dict.fromkeys(gone, self._clock() + WITHDRAWN_S)
-            self._missing = _Missing()
+            self._missing = Missing()
         other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
         whole = {**known, **listings}
         other_names |= self._forget_told(whole, scopes, unlisted)
@@ -222,6 +222,15 @@ class RegistryView:
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
+
+    def _withdraw(self, learning: Learning, unlisted: Collection[Path]) -> list[Known]:
+        """What was known and is not there; what cannot be listed or read is as it was."""
+
+        def is_unknown(key: Known) -> bool:
+            folder, name = self._folder(key), key.name if isinstance(key, AdapterKey) else key[1]
+            return folder in unlisted or name in learning.unread.get(folder, ())
+
+        return learning.withdraw(self._records, self._pointers, is_unknown)
 
     def _forget_told(
         self,
@@ -239,7 +248,7 @@ class RegistryView:
             scope = key.scope if isinstance(key, AdapterKey) else key[0]
             at, folders = self._folder(key), scopes.get(scope, ())
             looked = (folders is None or at in folders) and at not in unlisted
-            if _is_listed(key, listings):
+            if is_listed(key, listings):
                 del self._told[key]
             elif looked and now >= end:
                 del self._told[key]
@@ -290,57 +299,3 @@ class _Lag:
         if self.due(now):
             self._next = min(now + self._pause_s, self._end) if now < self._end else None
             self._pause_s = min(2 * self._pause_s, LAG_LOOK_MOST_S)
-
-
-class _Missing:
-    """Present records and pointers that serve, known and not listed, by scope."""
-
-    def __init__(self) -> None:
-        self._records: dict[Scope, set[AdapterKey]] = {}
-        self._pointers: dict[Scope, set[tuple[Scope, str]]] = {}
-        self._known: dict[Scope, tuple[int, int]] = {}  # how many there are, listed or not
-
-    def all(self) -> set[_Key]:
-        return set().union(*self._records.values(), *self._pointers.values())
-
-    def look(self, scope: Scope, learning: Learning, listings: _Listings, told: Collection[_Key]) -> None:
-        """What a scope's listing lacks of what is known there, but for what HEAD told of.
-
-        A tombstone among it is forgotten: gc removed it.
-        """
-        records, pointers = learning.records.part(scope), learning.pointers.part(scope)
-        gone = [key for key in records if key not in told and not _is_listed(key, listings)]
-        names = [key for key in pointers if key not in told and not _is_listed(key, listings)]
-        self._records[scope] = {key for key in gone if records[key].present}
-        self._pointers[scope] = {key for key in names if pointers[key].revision is not None}
-        learning.forget(set(gone) - self._records[scope], set(names) - self._pointers[scope])
-        self._known[scope] = len(learning.records.part(scope)), len(learning.pointers.part(scope))
-
-    def vanished(self) -> str | None:
-        """Which of them went at once, and what to do, where it is too many of those known; or None."""
-        gone = _too_many("records", self._records.values(), sum(one for one, _ in self._known.values()))
-        names = _too_many("pointers", self._pointers.values(), sum(one for _, one in self._known.values()))
-        if not gone and not names:
-            return None
-        both = " and ".join(filter(None, (gone, names)))
-        told = f"{both} vanished from the volume at once; nothing is unloaded for it"
-        if gone:
-            return f"{told}: is the right volume mounted?"
-        return (
-            f"{told}, and a replica that starts serves none of these names: restore .active/ from a backup, "
-            "or `lora-fs promote` each"
-        )
-
-
-def _too_many(what: str, missing: Iterable[Collection[_Key]], known: int) -> str:
-    """``6 of 7 records``; empty if that is no more than may go without a word."""
-    count = sum(map(len, missing))
-    return f"{count} of {known} {what}" if count > max(5, known // 5) else ""
-
-
-def _is_listed(key: _Key, listings: _Listings) -> bool:
-    if not isinstance(key, AdapterKey):
-        scope, name = key
-        return name in listings[scope].pointers
-    entries = listings[key.scope].revisions.get(key.revision)
-    return entries is not None and key.name in entries.records
