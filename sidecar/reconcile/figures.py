@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lora_fs.sidecar.model import JsonObject, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog
-from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 

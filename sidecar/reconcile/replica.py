@@ -1,6 +1,6 @@
 """One replica, as the routes see it: look-ups from memory, and calls that wait a bounded time.
 
-``names`` knows the volume, ``engine_state`` the engine. ``reconciler`` reads both and decides by ``plan``;
+``names`` knows the volume, ``loading`` the engine. ``reconciler`` reads both and decides by ``plan``;
 a ``worker`` per adapter does it. ``status``, ``figures`` and ``telemetry`` say what came of it.
 """
 
@@ -19,8 +19,8 @@ from lora_fs.sidecar.reconcile import figures, status
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, public_name
-from lora_fs.sidecar.reconcile.engine_state import Residents
 from lora_fs.sidecar.reconcile.eviction import Room
+from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
 from lora_fs.sidecar.reconcile.stage.jobs import Stager

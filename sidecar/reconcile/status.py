@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from lora_fs.sidecar.errors import NoSpareRoom
 from lora_fs.sidecar.model import AdapterStatus, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.engine_state import Residents
+from lora_fs.sidecar.reconcile.loading import Residents
 
 
 def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:

@@ -83,7 +83,7 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
     async with rig.replica.hold("sql", 5):
         pass
     residents, loading = rig.replica._residents, asyncio.Event()
-    lock = residents._lock("sql")
+    lock = residents.locks.of("sql")
 
     async def load_another() -> None:
         async with lock:
@@ -175,7 +175,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(
     assert residents.paths.keys() == ({"sql", "law"} if change == "load" else {"law"})
     del reading
     gc.collect()
-    assert not residents._changing, "of a read that is over nothing is kept"
+    assert not residents.locks.watchers, "of a read that is over nothing is kept"
 
 
 async def test_idleness_counts_from_the_load(make_rig: MakeRig) -> None:
