@@ -3,9 +3,8 @@
 What was judged is what is recorded: the source is read once, and each part is validated, hashed and
 copied. What stays where it lies (a dropped folder, ``--link``) looks the same before and after.
 
-It is safe to stop anywhere: bytes before the record, the record before the pointer, HEAD
-last. A half-done register is an artifact or an inactive revision that nobody asked for,
-never a name without bytes.
+It is safe to stop anywhere: bytes before the record, the record before the pointer, HEAD last. A half-done
+register is an artifact or an inactive revision, never a name without bytes.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Judged, Taken, judged, looks_like, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point
-from lora_fs.sidecar.registry.lifecycle.revisions import (
-    Revisions,
-    next_revision,
-    revisions_of,
-)
+from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
