@@ -84,8 +84,8 @@ def pickled(folder: Path) -> Path:
 async def test_places(
     registry: Registry, scope: Scope, tmp_path: Path, lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`POST /v1/load_lora_adapter`, `register --link` and `import --link` take folders under the root and
-    under `LORA_FS_ALLOWED_SOURCES`, links followed, and no others."""
+    """`POST /v1/load_lora_adapter`, `POST /adapters`, `register --link` and `import --link` take folders
+    under the root and under `LORA_FS_ALLOWED_SOURCES`, links followed, and no others."""
     allowed, inside = tmp_path / "allowed", registry.layout.root / "inside"
     outside = write_adapter(tmp_path / "secret" / "a", 1)
     allowed.mkdir()
@@ -129,7 +129,9 @@ def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
             vllm = http.post("/v1/load_lora_adapter", json=body, headers=headers)
             again = {"lora_name": f"{name}-too", "source": {"uri": str(source)}}
             dynamo = http.post("/v1/loras", json=again, headers=headers)
-            assert vllm.status_code == dynamo.status_code, (vllm.text, dynamo.text)
+            third = {"name": f"{name}-three", "src": str(source)}
+            sagemaker = http.post("/adapters", json=third, headers=headers)
+            assert vllm.status_code == dynamo.status_code == sagemaker.status_code, (vllm.text, dynamo.text)
             return vllm.status_code, vllm.text.replace(str(source), "SOURCE")
 
         assert asked("team-b/law", made, OPERATORS)[0] == 200
@@ -149,7 +151,7 @@ def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
         ((status, told),) = {asked("team-a/steal", source, CI_A) for source in bad}
         assert (status, "is not under an allowed folder" in told) == (400, True)
         listed = http.get("/v1/models", headers=bearer(OPERATORS)).json()["data"]
-        assert {card["id"] for card in listed} == {"tiny", "team-b/law", "team-b/law-too"}
+        assert {card["id"] for card in listed} == {"tiny", "team-b/law", "team-b/law-too", "team-b/law-three"}
         own = write_adapter(root / "team-a" / "uploads" / "b", 1)
         assert asked("team-a/b", own, CI_A)[0] == 200
         for number, other in enumerate(others):
