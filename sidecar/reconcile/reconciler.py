@@ -23,9 +23,9 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Policy
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.foreign import Foreign
-from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.residents.foreign import Foreign
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.subjects import Subjects
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations

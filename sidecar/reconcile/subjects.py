@@ -8,8 +8,8 @@ from __future__ import annotations
 from lora_fs.sidecar.model import Policy, PolicyKind, public_of
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 

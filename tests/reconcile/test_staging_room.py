@@ -17,8 +17,8 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.reconcile import eviction
-from lora_fs.sidecar.reconcile.eviction import TRY_S
+from lora_fs.sidecar.reconcile.residents import eviction
+from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
