@@ -14,7 +14,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
     """What the engine holds, by the name that clients send: ``bodies.Residency``.
 
-    Of two copies of one revision, of which one leaves, the one that new requests get is told.
+    Of two copies of one revision, of which one leaves, it is the one that new requests get.
     """
     found: dict[str, JsonObject] = {}
     for engine_name, path in residents.paths.items():
