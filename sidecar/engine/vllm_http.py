@@ -102,7 +102,7 @@ class VllmHttp:
             reason = "it holds other bytes under that name"
             what = f"cannot load {public_of(name)}: {reason}"
             raise NameTaken(what, reason=reason, status=status, path=there)
-        # What vLLM says names its files: a client is told, and has no use for a path of this pod.
+        # vLLM's message names its files. A client sees the message, and has no use for a path of this pod.
         raise self._refused(f"load {public_of(name)}", status, text.replace(path, "its staged copy"))
 
     async def unload(self, name: str) -> None:

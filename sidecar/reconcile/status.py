@@ -49,7 +49,7 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
     """What the engine holds, by the name that clients send: ``bodies.Residency``.
 
-    Of two copies of one revision, of which one leaves, the one that new requests get is told.
+    Of two copies of one revision, of which one leaves, it is the one that new requests get.
     """
     found: dict[str, JsonObject] = {}
     for engine_name, path in residents.paths.items():

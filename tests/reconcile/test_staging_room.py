@@ -91,7 +91,7 @@ class Pod:
                 pass
 
     async def refused(self, name: str) -> None:
-        """A request for it waits for room, and is told of the room when its time is over."""
+        """A request for it waits for room, and fails for want of room when its time is over."""
         with pytest.raises(StageFull, match="no room to stage"):
             await self.use(name, within_s=0.2)
         loads = self.rig.replica._residents._loads.values()
