@@ -1,6 +1,6 @@
 """Folders that may become adapters: since when each holds still, and why it is not adopted.
 
-A reason is told for as long as it lasts, and logged when it is of another kind than the one before.
+A reason is reported for as long as it lasts, and logged when its kind changes.
 """
 
 from __future__ import annotations
