@@ -56,6 +56,7 @@ class Registration:
         policy: None takes that of the revision that the name serves.
         again: bytes that are registered become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that is served already.
+        fingerprint: of ``source`` as it held still: one that looks otherwise once it was read is refused.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
@@ -134,7 +135,7 @@ def register(
     served = known.served  # what is likely the same bytes is compared first, and copied if it is not
     likely = served and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
     stays = dry_run or in_place or wanted.takes or likely
-    before = (wanted.fingerprint or artifacts.fingerprint(wanted.source)) if in_place else None
+    before = wanted.fingerprint or (artifacts.fingerprint(wanted.source) if in_place else None)
     with judged(
         wanted.source,
         expectation,
@@ -143,7 +144,7 @@ def register(
         progress=progress,
         follow=not wanted.resolved,
     ) as found:
-        if in_place and artifacts.fingerprint(wanted.source) != before:
+        if before is not None and artifacts.fingerprint(wanted.source) != before:
             raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
@@ -254,7 +255,7 @@ class _Task:
             int_id=int_id(registry.marker.registry_uuid, key, digest),
             policy=wanted.policy or known.policy,
             labels=dict(wanted.labels or {}),
-            fingerprint=wanted.fingerprint,
+            fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
         )
 
@@ -344,7 +345,7 @@ class _Task:
             said["policy"] = wanted.policy.model_dump(mode="json")
         if self.allowed:
             said["allowed"] = list(self.allowed)
-        if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
+        if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
         labels = wanted.labels or {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)
