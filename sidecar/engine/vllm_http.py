@@ -102,7 +102,7 @@ class VllmHttp:
             reason = "it holds other bytes under that name"
             what = f"cannot load {public_of(name)}: {reason}"
             raise NameTaken(what, reason=reason, status=status, path=there)
-        # What vLLM says names its files: a client is told, and has no use for a path of this pod.
+        # vLLM's message names its files. A client sees the message, and has no use for a path of this pod.
         raise self._refused(f"load {public_of(name)}", status, text.replace(path, "its staged copy"))
 
     async def unload(self, name: str) -> None:
@@ -166,7 +166,7 @@ def read_activity(metrics: str) -> Activity:
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineUnavailable:
-    """What is told of an engine that takes no connection, in the system's words or in TLS's."""
+    """Return the error for an engine that takes no connection, in the system's words or in TLS's."""
     number = error.os_error.errno or 0
     is_tls = isinstance(error, aiohttp.ClientSSLError)  # its numbers are OpenSSL's
     why = os.strerror(number) if number > 0 and not is_tls else error.os_error.strerror

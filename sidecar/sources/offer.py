@@ -182,7 +182,7 @@ class Meter:
         return self.most_s - (time.monotonic() - self.started)
 
     def check_time(self, uri: str) -> None:
-        """End what takes too long; what arrived stays and is gone on from."""
+        """End what takes too long; what arrived stays and is resumed."""
         if self.left_s <= 0:
             raise SourceUnavailable(
                 f"{uri} was not fetched in {self.most_s:.0f} s: ask again, it goes on from where it is; or "

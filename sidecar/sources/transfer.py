@@ -46,7 +46,7 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         before_bytes: what arrived of other pieces of the same offer.
     Raises:
         InputError: it is larger than it may be, or its bytes are not those it has to have.
-        SourceUnavailable: it did not all arrive; what did is gone on from. Changed: it is of no use.
+        SourceUnavailable: it did not all arrive; the next call resumes it. Changed: it is of no use.
         VolumeUnavailable: the file cannot be written.
     """
     if target.is_file() and target.stat().st_size == (piece.size_bytes or -1):

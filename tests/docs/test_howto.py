@@ -20,7 +20,7 @@ from pydantic import AliasChoices
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
-from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.server import observe

@@ -15,7 +15,7 @@ from lora_fs.sidecar import errors
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken, NoSpareRoom
 from lora_fs.sidecar.model import Finding, Phase, Policy, PolicyKind, Record, Severity
-from lora_fs.sidecar.reconcile import backoff
+from lora_fs.sidecar.reconcile.residents import backoff
 from tests.reconcile.conftest import Rig
 
 MakeRig = Callable[..., Rig]

@@ -75,7 +75,7 @@ def test_a_step_that_fails(
     step: str,
     code: int,
 ) -> None:
-    """Read-only, full or broken: the reason is told, what was served is served, and a repeat completes it."""
+    """Read-only, full or broken: the error has the reason, serving continues, and a repeat completes it."""
     put(registry, scope, make_adapter())
     source = write_adapter(make_adapter().parent / "second", 1)
     call, chosen = steps(registry.layout.root)[step]

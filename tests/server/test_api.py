@@ -309,7 +309,7 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 ) -> None:
     """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead.
 
-    No client is told where the copy lies.
+    No answer says where the copy lies.
     """
     body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])

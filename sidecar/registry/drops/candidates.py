@@ -1,7 +1,7 @@
 """Folders that may become adapters: since when each holds still, and why it is not adopted.
 
-Dropped folders and those of a flat store are looked at alike. A reason is told for as long as it lasts, and
-logged when it is of another kind than the one before.
+Folders dropped into the tree and those of a flat store get the same checks. A reason is reported for as long
+as it lasts, and logged when its kind changes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         """Look at a folder; None if it is gone, or cannot be adopted as it is, which is kept.
 
         Args:
-            link: whether a symlink in its place is told of.
+            link: report a symlink in its place.
         """
         try:
             sight = artifacts.look(folder)

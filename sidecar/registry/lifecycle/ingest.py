@@ -43,7 +43,7 @@ from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import CODES, Expectation, Report
 
 ADOPTED_IN_PLACE = "folder"
-RACES = 32  # lost in a row before the caller is told; each means that another register went ahead
+RACES = 32  # lost in a row before the caller gets an error; each means that another register won
 
 
 @dataclass(frozen=True, slots=True)
