@@ -14,7 +14,7 @@ import pytest
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
 from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S, RETRY_S
-from lora_fs.sidecar.registry.lifecycle import amend, ingest, release
+from lora_fs.sidecar.registry.lifecycle import amend, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
@@ -271,7 +271,7 @@ def test_a_folder_that_changes_while_it_is_read_is_not_registered(
 ) -> None:
     """Its files may be of two states; it is registered once it held still again."""
     write_adapter(site.store / "a0", seed=0)
-    real, changed = ingest.judged, []
+    real, changed = copying.judged, list[Path]()
 
     def judged(*args: Any, **more: Any) -> Any:
         if not changed:
