@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from tests.reconcile.conftest import Clock, Rig
+from tests.reconcile.test_worker import until
 
 MakeRig = Callable[..., Rig]
 anyio = pytest.mark.anyio
@@ -374,8 +375,7 @@ async def test_a_change_while_the_status_is_written(
     before = site.reporter._heartbeat
     with site.reporter._writing:  # a volume that takes its time
         site.reporter.report(site.rig.replica)
-        while site.reporter._heartbeat == before:
-            await asyncio.sleep(0)
+        await until(lambda: site.reporter._heartbeat != before)
         site.rig.volume.recent = {"default/tiny/v1/a": 1}
         site.reporter.report(site.rig.replica)
     assert site.reporter._task is not None

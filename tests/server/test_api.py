@@ -311,7 +311,7 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 ) -> None:
     """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead.
 
-    No answer says where the copy lies, nor what the engine calls an adapter that clients know by another name.
+    No answer says where the copy lies, nor under which name the engine was to load it.
     """
     body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", SIDE_NAME))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
