@@ -167,7 +167,7 @@ def read_activity(metrics: str) -> Activity:
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineUnavailable:
-    """What is told of an engine that takes no connection, in the system's words or in TLS's."""
+    """Return the error for an engine that takes no connection, in the system's words or in TLS's."""
     number = error.os_error.errno or 0
     is_tls = isinstance(error, aiohttp.ClientSSLError)  # its numbers are OpenSSL's
     why = os.strerror(number) if number > 0 and not is_tls else error.os_error.strerror

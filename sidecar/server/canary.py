@@ -1,4 +1,4 @@
-"""Which revision answers a request: who asks, what is told of it, and the name in the answer.
+"""Which revision answers a request: who asks, what is reported of it, and the name in the answer.
 
 A client asks for a plain name and is answered under it, whatever the engine calls what answered.
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Registration:
         policy: None takes that of the revision that the name serves.
         again: bytes that are registered become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that is served already.
+        fingerprint: of ``source`` as it held still: one that looks otherwise once it was read is refused.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
@@ -120,6 +121,8 @@ def register(
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
+    if wanted.link:
+        wanted = replace(wanted, source=atomic.real_path(wanted.source))
     if not wanted.takes:
         registry.check_writable()
     known = revisions_of(registry, scope, name)
@@ -132,8 +135,7 @@ def register(
     served = known.served  # what is likely the same bytes is compared first, and copied if it is not
     likely = served and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
     stays = dry_run or in_place or wanted.takes or likely
-    lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
-    before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
+    before = wanted.fingerprint or (artifacts.fingerprint(wanted.source) if in_place else None)
     with judged(
         wanted.source,
         expectation,
@@ -142,8 +144,10 @@ def register(
         progress=progress,
         follow=not wanted.resolved,
     ) as found:
-        if in_place and artifacts.fingerprint(lies_at) != before:
+        if before is not None and artifacts.fingerprint(wanted.source) != before:
             raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
+        if stays:  # no draft on the volume proves that it is the one that was checked
+            registry.check_writable()
         task = _Task(
             registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
         )
@@ -242,7 +246,7 @@ class _Task:
         key = AdapterKey.checked(*scope, revision, wanted.name)
         return key, AdapterSpec(
             source=Source(uri=wanted.uri, pin=wanted.pin),
-            path=str(atomic.real_path(wanted.source)) if wanted.link else f"{scope}/{revision}/{wanted.name}",
+            path=str(wanted.source) if wanted.link else f"{scope}/{revision}/{wanted.name}",
             base_model=wanted.base_model or report.base_model or scope.model,
             digest=digest,
             size_bytes=sum(entry.size_bytes for entry in files),
@@ -251,7 +255,7 @@ class _Task:
             int_id=int_id(registry.marker.registry_uuid, key, digest),
             policy=wanted.policy or known.policy,
             labels=dict(wanted.labels or {}),
-            fingerprint=wanted.fingerprint,
+            fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
         )
 
@@ -302,8 +306,8 @@ class _Task:
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if draft is not None and not copy.is_there():  # gc took what a withdrawn revision had left
-                if not atomic.is_folder(draft):
+            if not wanted.link and not copy.is_there():  # gc took what a withdrawn revision had left
+                if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)
         return record
@@ -341,7 +345,7 @@ class _Task:
             said["policy"] = wanted.policy.model_dump(mode="json")
         if self.allowed:
             said["allowed"] = list(self.allowed)
-        if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
+        if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
         labels = wanted.labels or {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)

@@ -1,6 +1,6 @@
 """What is wrong on a volume, and what may be done about it without losing or guessing anything.
 
-It is told from a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
+It reads a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
 where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
 cannot be looked at is a finding, for unknown is not healthy.
 """
@@ -119,7 +119,7 @@ def _unreadable(state: State) -> Iterator[Finding]:
         said = certain(state, key)
         if said is not None:
             yield Finding(
-                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is said anew", key
+                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is written again", key
             )
             continue
         advice = (
@@ -165,7 +165,7 @@ def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
                 )
                 path = folder / generation_name(name, *entries.records[name])
                 text = "two writers published this generation, and this one is in force"
-                mend = "" if key in state.unread else "what is in force is said anew"
+                mend = "" if key in state.unread else "the one in force is written again"
                 yield Finding(Kind.SIBLINGS, path, text, mend, key)
 
 
