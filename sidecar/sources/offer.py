@@ -136,7 +136,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a source is told.
+    """What a source gets.
 
     Attributes:
         check: raises InputError for a URI that may not be asked, as a redirect may name.

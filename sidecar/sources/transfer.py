@@ -206,7 +206,7 @@ class _Fetch:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             self._fail(VolumeUnavailable(f"cannot write {self.part}: {why}"))
-        except Exception as error:  # a source's own fault is told, and ends this fetch alone
+        except Exception as error:  # a source's own fault is logged, and ends this fetch alone
             told = event("source.failed", uri=self._uri)
             logger.exception("the source of %s failed", self._uri, extra=told)
             self._fail(SourceUnavailable(f"{self._uri}: {type(error).__name__} in the source"))
