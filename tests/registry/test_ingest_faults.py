@@ -215,3 +215,18 @@ def test_gc_beside_a_withdrawn_folder_that_is_registered_again(
     monkeypatch.setattr(registry, "append", append)
     with pytest.raises(VolumeUnavailable, match="removed meanwhile"):
         put(registry, scope, folder, revision="v1")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_revisions_own_folder_as_the_source_of_the_next(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, changed: bool
+) -> None:
+    """Of a withdrawn revision, or of one whose files were changed: the next one has a copy of its own."""
+    folder = registry.layout.artifact(put(registry, scope, make_adapter()).record.key)
+    if changed:
+        write_adapter(folder, 1)
+    else:
+        release.unregister(registry, scope, "a1", writer="test")
+    record = put(registry, scope, folder).record
+    assert record.revision == "v2"
+    assert mending.is_whole(registry.layout, record)

@@ -204,9 +204,7 @@ class _Task:
             newest = self._amend(same)
             amended = newest.generation != same.generation
             return Registered(newest, False, report, amended, restored, self._point(newest, is_new=False))
-        key, spec = self._new(known)
-        newest_there = None if self._is_new else known.newest.get(key.revision)
-        self._present(spec, key, newest_there)  # refused before anything has its place
+        key, spec, _ = self._new(known)  # refused before anything has its place
         record = self._record(key, spec)
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
@@ -215,16 +213,11 @@ class _Task:
         report, same = self.judged.report, self._same(known)
         if same is not None:
             return Registered(same, False, report, restored=self._copy(same.key).lost(same))
-        key, spec = self._new(known)
-        fields = self._present(spec, key, None if self._is_new else known.newest.get(key.revision))
+        key, spec, fields = self._new(known)
         self.registry.accounts.check(key, spec.size_bytes)
         unsaid = {"generation": 1, "request_id": "", "token": "", "writer": self.writer, "updated_at": ""}
         said = {"namespace": key.namespace, "model": key.model, "name": key.name}
         return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
-
-    @property
-    def _is_new(self) -> bool:
-        return self.wanted.revision is None or self.wanted.origin == ADOPTED_IN_PLACE
 
     def _same(self, known: Revisions) -> Record | None:
         digest, revision = self.judged.digest, self.wanted.revision
@@ -235,8 +228,8 @@ class _Task:
         moved, follow = self.wanted.takes, not self.wanted.resolved
         return Copy(self.registry, key, self.judged, moved=moved, follow=follow)
 
-    def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec]:
-        """The key of a new record, and what it says."""
+    def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
+        """The key of a new record, its spec and its fields; raises Taken."""
         registry, scope, wanted = self.registry, self.scope, self.wanted
         files, digest, report = self.judged.files, self.judged.digest, self.judged.report
         assert report.shape is not None  # else it is not valid
@@ -244,7 +237,7 @@ class _Task:
             registry, scope, wanted.name, known, digest, report.served_files
         )
         key = AdapterKey.checked(*scope, revision, wanted.name)
-        return key, AdapterSpec(
+        spec = AdapterSpec(
             source=Source(uri=wanted.uri, pin=wanted.pin),
             path=str(wanted.source) if wanted.link else f"{scope}/{revision}/{wanted.name}",
             base_model=wanted.base_model or report.base_model or scope.model,
@@ -258,6 +251,8 @@ class _Task:
             fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
         )
+        is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
+        return key, spec, self._present(spec, key, None if is_new else known.newest.get(revision))
 
     def _present(self, spec: AdapterSpec, key: AdapterKey, newest: Record | None) -> dict[str, Any]:
         """The fields of the next generation of its record.
@@ -292,7 +287,9 @@ class _Task:
         registry, wanted, copy = self.registry, self.wanted, self._copy(key)
         series = registry.records(key)
         admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=self.patience_s)
-        with nullcontext() if self.in_place else copy.private() as draft, admitted as too_much:
+        # Another revision's own folder is no place of this one.
+        stays = self.in_place and (wanted.link or wanted.source.parent.name == key.revision)
+        with nullcontext() if stays else copy.private() as draft, admitted as too_much:
             if draft is not None:
                 copy.place(draft, recorded=False)
             build = partial(self._present, spec, key)

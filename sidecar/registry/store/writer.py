@@ -278,9 +278,7 @@ class Registry(Reader):
         self._note(series, body, found=True)
 
     def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
-        token = body.token if self.marker.tier == "lww" else ""
-        path = series.folder / generation_name(series.name, body.generation, token)
-        self._announcer.note(path, found=found)
+        self._announcer.note(self.path(series, body), found=found)
 
     def announce(self) -> None:
         """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""
