@@ -43,6 +43,18 @@ def test_a_lock_file_that_is_made_anew_says_whose_the_folder_is(
         there.open("staging/base")
 
 
+@pytest.mark.parametrize(
+    "owner", ["/root, base of " + ", ".join(f"tenant-{n}" for n in range(999)), "\udcff"]
+)
+def test_an_owner_of_any_text(tmp_path: Path, owner: str) -> None:
+    """Of many namespaces, and of a root whose name is no UTF-8."""
+    locks = [FolderLock(tmp_path) for _ in range(2)]
+    for lock in locks:
+        lock.open(owner)
+    for lock in locks:
+        lock.close()
+
+
 def test_a_lock_file_that_is_made_anew_keeps_who_makes_a_copy(
     here: FolderLock, there: FolderLock, tmp_path: Path
 ) -> None:

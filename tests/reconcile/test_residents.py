@@ -175,7 +175,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(
     assert residents.paths.keys() == ({"sql", "law"} if change == "load" else {"law"})
     del reading
     gc.collect()
-    assert not residents.locks.watchers, "of a read that is over nothing is kept"
+    assert not residents.locks._changing, "of a read that is over nothing is kept"
 
 
 async def test_idleness_counts_from_the_load(make_rig: MakeRig) -> None:

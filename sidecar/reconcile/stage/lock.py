@@ -61,9 +61,9 @@ class FolderLock:
         """Be one of the processes there are; whose the folder is: who is first says so."""
         if self._take(_ALIVE, fcntl.F_WRLCK):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, self._owner.encode(), 0)
+            os.pwrite(fd, os.fsencode(self._owner), 0)
         self._take(_ALIVE, fcntl.F_RDLCK, wait=True)  # who was first has written by then
-        return os.pread(fd, 4096, 0).decode(errors="replace")
+        return os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0))
 
     def close(self) -> None:
         """Let go of everything."""
