@@ -2,7 +2,7 @@
 
 Every line goes to the logger ``lora_fs.audit``, and to a file that is only ever appended to where
 one is named. A line that cannot be written does not fail the act: it is said so. No line holds a
-token: a token is told by its name.
+token: a token appears by its name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def write(file: Path | None, text: str, complain: Callable[[str], None] = logger
     """Tell a line. Blocking where there is a file.
 
     Args:
-        complain: is told why the line is not in the file; nothing is raised.
+        complain: gets the reason why the line is not in the file; nothing is raised.
     """
     logger.info("%s", text, extra=event("audit"))
     if file is None:

@@ -51,7 +51,7 @@ class Settings(BaseSettings):
         engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
-        audit_file: where admin acts are told besides the log.
+        audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
             ``user`` does.
         body_max_bytes: of one request that is read to find its model; in the sidecar those over 1 MiB that

@@ -90,7 +90,7 @@ def _exporter(name: str) -> SpanExporter:
 
 @contextmanager
 def span(name: str, *, carrier: Mapping[str, str] | None = None, **attributes: Value) -> Iterator[None]:
-    """A span around the block, child of the one around it. An error that leaves the block is told in it.
+    """A span around the block, child of the one around it. It records an error that leaves the block.
 
     Args:
         carrier: the headers of a request that came in: its sender's span is the parent.

@@ -15,7 +15,7 @@ def start_sidecar(
     """Start one; returns at once, ``wait_ready("/readyz")`` tells when it serves.
 
     Args:
-        name: names its process in what is told.
+        name: names its process in messages.
         args: more of the command's.
         env: its settings, as ``LORA_FS_*``.
         port: a free one if not given; give the same one to restart it in place.

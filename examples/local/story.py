@@ -15,7 +15,7 @@ from pathlib import Path
 
 import openai
 
-from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.engine import MAX_CPU_LORAS, EngineFarm
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
@@ -47,14 +47,16 @@ def boot(
     farm: EngineFarm, model_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica]
 ) -> Pair[Replica]:
     """Start two replicas on an empty shared folder; the caller closes them."""
-    beside = "a sidecar beside each" if kind is SidecarReplica else "lora-fs's plugin in each"
+    stock = kind is SidecarReplica
+    beside = "a sidecar beside each" if stock else "lora-fs's plugin in each"
+    bound = {"max_loaded": str(MAX_CPU_LORAS)} if stock else {}  # as many as the engine keeps in memory
     with out.step(f"Boot two vLLM replicas, {beside}, on one shared folder"):
         volume = Volume(run_dir / "volume", MODEL_NAME, cwd=model_dir.parent)
         for name, value in volume.env.items():
             out.command(f"export {name}={shlex.quote(value)}")
         out.command("lora-fs init")
         volume.run("init")
-        pair: Pair[Replica] = Pair(farm, model_dir, volume, run_dir, kind=kind)
+        pair: Pair[Replica] = Pair(farm, model_dir, volume, run_dir, kind=kind, settings=bound)
         pair.wait_ready()
         for replica in pair.both:
             behind = "" if replica.url == replica.engine_url else f", {replica.engine_url} its engine"

@@ -54,9 +54,7 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             unread()
-            raise OperatorError(
-                "who reads the export left before its end: what there is of it is none"
-            ) from None
+            raise OperatorError("the reader of the export left before its end: discard what it has") from None
     else:
         done = export.to_file(registry, scopes, file, artifacts=artifacts)
     for problem in done.left_out:

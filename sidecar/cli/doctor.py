@@ -94,7 +94,7 @@ def _replicas(registry: Registry) -> Iterator[Check]:
 
 
 def _to_the_end(part: Iterator[Check]) -> Iterator[Check]:
-    """What cannot be looked at is told, and does not hide the rest."""
+    """Turn an error into a failed check, so that it does not hide the rest."""
     try:
         yield from part
     except (LoraFsError, OSError) as error:

@@ -92,7 +92,7 @@ def events(context: Context, name: str | None, follow: bool, output: str) -> Non
       lora-fs events -o json
     """
     scope, layout = context.scope(), Layout(context.root())
-    context.registry()  # a folder that is none is told
+    context.registry()  # raises where the folder is none
     told, unreadable = read_events(layout, scope, name)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")

@@ -86,7 +86,7 @@ class ReplicaLine:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLine:
-    """One adapter. ``phases``: on each replica, in their order; evicted where none is told."""
+    """One adapter. ``phases``: on each replica, in their order; evicted where there is none."""
 
     adapter: str
     revision: str

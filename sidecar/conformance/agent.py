@@ -1,4 +1,4 @@
-"""A process that acts on one mount, and does one thing at a time that it is told to.
+"""A process that acts on one mount, and carries out one command at a time.
 
 Whoever tells it never touches the volume: a mount that hangs costs a bounded wait, and a stopped or
 killed agent is a stopped or killed writer. It ends when its owner does, however that ends.

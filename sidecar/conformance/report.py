@@ -1,4 +1,4 @@
-"""What the suite found, as it is told to people and to scripts. Pure: no I/O."""
+"""What the suite found, rendered for people and for scripts. Pure: no I/O."""
 
 from __future__ import annotations
 

@@ -102,15 +102,15 @@ class VllmHttp:
             reason = "it holds other bytes under that name"
             what = f"cannot load {public_of(name)}: {reason}"
             raise NameTaken(what, reason=reason, status=status, path=there)
-        # What vLLM says names its files: a client is told, and has no use for a path of this pod.
-        raise self._refused(f"load {public_of(name)}", status, text.replace(path, "its staged copy"))
+        # vLLM's message names its files. A client sees the message, and has no use for a path of this pod.
+        raise self._refused("load", name, status, text.replace(path, "its staged copy"))
 
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}
         status, text = await self._call("POST", "/v1/unload_lora_adapter", body, self._change)
         if status == 200 or (status == 404 and "cannot be found" in text):
             return
-        raise self._refused(f"unload {public_of(name)}", status, text)
+        raise self._refused("unload", name, status, text)
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: aiohttp.ClientTimeout
@@ -127,7 +127,8 @@ class VllmHttp:
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{self._url}{path}: {error}") from error
 
-    def _refused(self, what: str, status: int, text: str) -> EngineRejected | EngineUnavailable:
+    def _refused(self, act: str, name: str, status: int, text: str) -> EngineRejected | EngineUnavailable:
+        what, text = f"{act} {public_of(name)}", text.replace(name, public_of(name))
         if status == 404 and '"detail"' in text:
             return EngineRejected(f"cannot {what}: {_NO_RUNTIME_UPDATING}", reason=_NO_RUNTIME_UPDATING)
         reason, is_vllms = text[:500], False
@@ -166,7 +167,7 @@ def read_activity(metrics: str) -> Activity:
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineUnavailable:
-    """What is told of an engine that takes no connection, in the system's words or in TLS's."""
+    """Return the error for an engine that takes no connection, in the system's words or in TLS's."""
     number = error.os_error.errno or 0
     is_tls = isinstance(error, aiohttp.ClientSSLError)  # its numbers are OpenSSL's
     why = os.strerror(number) if number > 0 and not is_tls else error.os_error.strerror

@@ -23,9 +23,9 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Policy
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.foreign import Foreign
-from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.residents.foreign import Foreign
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.subjects import Subjects
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
@@ -35,7 +35,7 @@ from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
-GATHER_S = 0.15  # a burst of changes is one pass, after the list was told; no request waits for a pass
+GATHER_S = 0.15  # a burst of changes is one pass, after the list is published; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
 MAY_REREAD = (
@@ -144,7 +144,7 @@ class Reconciler:
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
                         await anyio.to_thread.run_sync(self._stager.sweep, self._names.catalog().digests)
-                with self._goes_on():  # apart, so that a pass that failed is told of
+                with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
                 pause_s = self._limits.resync_s if self._problem is None else ENGINE_RETRY_S
                 with anyio.move_on_after(pause_s):

@@ -1,7 +1,7 @@
 """One replica, as the routes see it: look-ups from memory, and calls that wait a bounded time.
 
-``names`` knows the volume, ``loading`` the engine. ``reconciler`` reads both and decides by ``plan``;
-a ``worker`` per adapter does it. ``status``, ``figures`` and ``telemetry`` say what came of it.
+``names`` knows the volume, ``residents`` the engine. ``reconciler`` reads both and decides by ``plan``;
+a ``worker`` per adapter does it. ``status`` and ``telemetry`` say what came of it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
-from lora_fs.sidecar.reconcile import figures, status
+from lora_fs.sidecar.reconcile import status
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, public_name
-from lora_fs.sidecar.reconcile.eviction import Room
-from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
+from lora_fs.sidecar.reconcile.residents.eviction import Room
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
@@ -130,7 +130,7 @@ class Replica:
         return self._since.conditions(name, one)
 
     def residency(self) -> Mapping[str, JsonObject]:
-        return figures.residency(self._residents, self.catalog())
+        return status.residency(self._residents, self.catalog())
 
     def downloads(self) -> Mapping[str, Download]:
         return self._registrations.downloads.under_way()
@@ -157,10 +157,10 @@ class Replica:
 
     def figures(self) -> Mapping[str, float]:
         known = {"capacity": self.capacity(), "max_loras": self._loop.max_loras}
-        return figures.numbers(self._residents, self._stager, known)
+        return status.numbers(self._residents, self._stager, known)
 
     def tiers(self) -> Mapping[str, int]:
-        return figures.tiers(self._residents, self._stager)
+        return status.tiers(self._residents, self._stager)
 
     # -- what the routes do --------------------------------------------------------------------
 

@@ -1,13 +1,18 @@
-"""What a replica says of each adapter. Pure: built from what is in memory when it is asked for."""
+"""What a replica says of its adapters: their status, what the engine holds, and the numbers for people.
+
+Pure: built from what is in memory when it is asked for.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from lora_fs.sidecar.errors import NoSpareRoom
-from lora_fs.sidecar.model import AdapterStatus, Phase, Record, public_of
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.loading import Residents
+from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
 def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
@@ -39,6 +44,47 @@ def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int
         found[status.phase] = found.get(status.phase, 0) + 1
     evicted = len(catalog.served) - sum(name in catalog.served for name in told)
     return {**found, Phase.EVICTED: evicted} if evicted else found
+
+
+def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
+    """What the engine holds, by the name that clients send: ``bodies.Residency``.
+
+    Of two copies of one revision, of which one leaves, it is the one that new requests get.
+    """
+    found: dict[str, JsonObject] = {}
+    for engine_name, path in residents.paths.items():
+        plain = engine_name.partition("@")[0]
+        active = catalog.served.get(plain)
+        serves_plain = active is not None and residents.name_of(active) == engine_name
+        public = public_of(engine_name)
+        name = plain if serves_plain else public
+        if name in found and not serves_plain:
+            continue
+        found[name] = {
+            "engine_name": public,
+            "in_flight": residents.in_flight(engine_name),
+            "idle_s": round(residents.idle_s(engine_name), 1),
+            "path": path,
+            "tier": residents.tiers.get(engine_name),
+        }
+    return found
+
+
+def tiers(residents: Residents, stager: Stager) -> dict[str, int]:
+    """Adapters by where they are: as ``server.ports.ReplicaPort`` says."""
+    counted = Counter(residents.tiers.get(name, "engine") for name in residents.paths)
+    return {"disk": stager.copies, **counted}
+
+
+def numbers(residents: Residents, stager: Stager, known: Mapping[str, int | None]) -> dict[str, float]:
+    """Counters and gauges in one; of ``known`` what is not None."""
+    found = {name.removesuffix("_total"): float(value) for name, value in residents.counters.items()}
+    found |= {f"tier_{tier}": float(count) for tier, count in tiers(residents, stager).items()}
+    found["in_flight"] = sum(residents.in_flight(name) for name in residents.paths)
+    median_s = residents.durations["load_seconds"].median_s()
+    if median_s is not None:
+        found["load_s"] = round(median_s, 4)
+    return found | {name: float(value) for name, value in known.items() if value is not None}
 
 
 def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus]:

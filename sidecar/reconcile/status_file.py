@@ -60,6 +60,7 @@ class Reporter:
         self._written_at = clock()
         self._events_written, self._events_written_at = 0, -EVENTS_S
         self._task: asyncio.Task[None] | None = None
+        self._due = False
         self._writing, self._withdrawn = threading.Lock(), False
         self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
         self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
@@ -75,11 +76,17 @@ class Reporter:
 
     def report(self, replica: Replica) -> None:
         """Write soon, if anything changed or the heartbeat is due."""
+        self._due = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._report(replica), name="status file")
+            self._task = asyncio.create_task(self._reports(replica), name="status file")
+
+    async def _reports(self, replica: Replica) -> None:
+        while self._due:  # again, if something changed while it was written
+            await asyncio.sleep(GATHER_S)  # gathers the changes of one pass into one write
+            self._due = False
+            await self._report(replica)
 
     async def _report(self, replica: Replica) -> None:
-        await asyncio.sleep(GATHER_S)  # gathers the changes of one pass into one write
         told, counts = replica.notable()
         told = replica.dated(told)
         readiness, recent = replica.readiness(), self._volume.recent

@@ -8,8 +8,8 @@ from __future__ import annotations
 from lora_fs.sidecar.model import Policy, PolicyKind, public_of
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.loading import Residents
 from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
@@ -26,7 +26,7 @@ class Subjects:
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     def resident(self) -> list[plan.Resident]:
-        """What is loaded. Of what nothing is known, as while its record cannot be read, none is decided."""
+        """What is loaded. Leaves out adapters of which nothing is known, as while a record cannot be read."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public = public_of(name)

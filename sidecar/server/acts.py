@@ -27,7 +27,7 @@ BODY_S: Final = 60.0  # in which all of it comes
 
 
 class Acts:
-    """``trail``: where admin calls are told; None: to the log alone."""
+    """``trail``: where admin calls are recorded; None: in the log alone."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin, self._told = replica, admin, trail or Trail(None)

@@ -41,7 +41,7 @@ def create_app(
     """Assemble the API.
 
     Args:
-        admin: who may do what. trail: where admin calls are told; None: to the log alone.
+        admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.

@@ -124,7 +124,7 @@ class Admin:
         """Who makes an admin call.
 
         Args:
-            namespace: where it acts; None if it names none that is served, which is told later.
+            namespace: where it acts; None if it names none that is served, which is refused later.
         Raises:
             HTTPException: 401 without a good token, 403 if it is not good for this, 503 if the
                 token file cannot be read.

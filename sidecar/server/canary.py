@@ -1,4 +1,4 @@
-"""Which revision answers a request: who asks, what is told of it, and the name in the answer.
+"""Which revision answers a request: who asks, what is reported of it, and the name in the answer.
 
 A client asks for a plain name and is answered under it, whatever the engine calls what answered.
 """
@@ -35,12 +35,12 @@ def user_of(headers: Headers, header: str | None, said: object) -> str | None:
 class Renamed:
     """An answer's bytes with the model's name in place of the engine's, as they come.
 
-    A text cannot hold ``"model":"name"`` unescaped, so only fields are meant. What may be the
-    beginning of one is kept until the next bytes come.
+    A text cannot hold ``"model":"name"`` unescaped, so only fields are meant, and vLLM's message about a
+    name that it does not know. What may be the beginning of one is kept until the next bytes come.
     """
 
     def __init__(self, engine_name: str, name: str) -> None:
-        forms = ('"model":"{}"', '"model": "{}"')
+        forms = ('"model":"{}"', '"model": "{}"', '"message":"The model `{}`')
         self._forms = [(form.format(engine_name).encode(), form.format(name).encode()) for form in forms]
         self._kept = b""
 

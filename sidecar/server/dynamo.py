@@ -78,7 +78,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
-    """The routes. ``trail``: where admin calls are told; None: to the log alone."""
+    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
     acts = Acts(replica, admin, trail)
     routes = APIRouter(tags=["dynamo"], route_class=acts.token_first(load=Verb.REGISTER))
 

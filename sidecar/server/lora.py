@@ -54,7 +54,7 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: where admin calls are told; None: to the log alone."""
+    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
     acts = Acts(replica, admin, trail)
     token_first = acts.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)

@@ -39,7 +39,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One line. ``namespaces`` None: all. ``name`` stands for it wherever it is told of."""
+    """One line. ``namespaces`` None: all. ``name`` stands for it in every message."""
 
     name: str
     sha256: bytes = field(repr=False)

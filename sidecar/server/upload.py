@@ -39,7 +39,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The route. ``trail``: where admin calls are told; None: to the log alone."""
+    """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
     routes, acts = APIRouter(tags=["adapters"]), Acts(replica, admin, trail)
 
     @routes.post(

@@ -196,7 +196,7 @@ def _filesystem(uri: Uri, stall_s: float) -> Any:
     if uri.scheme == "s3":
         seconds = {"connect_timeout": stall_s, "read_timeout": stall_s}
         return factory(config_kwargs=seconds, use_listings_cache=False)
-    logging.getLogger(module).setLevel(logging.CRITICAL)  # gcsfs writes a traceback for what is told here
+    logging.getLogger(module).setLevel(logging.CRITICAL)  # gcsfs writes a traceback for what is raised here
     return factory(use_listings_cache=False)
 
 

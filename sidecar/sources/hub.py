@@ -120,7 +120,7 @@ class Hub:
 
 
 class _File(Http):
-    """Reads one file; what the hub answers instead is told as the hub's."""
+    """Reads one file; an error names what the hub answered instead."""
 
     def __init__(
         self, told: str, gated: Callable[[], InputError], options: Options, headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""A folder on this machine: a path, ``file://`` or ``pvc://``. What is no folder is told as what it is.
+"""A folder on this machine: a path, ``file://`` or ``pvc://``. Anything else is refused by what it is.
 
 ``pvc://claim/path`` is a folder of a volume that is mounted here, where LORA_FS_PVC_MOUNTS says;
 ``pvc:///path`` one of the registry's own volume.

@@ -136,7 +136,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a source is told.
+    """What a source gets.
 
     Attributes:
         check: raises InputError for a URI that may not be asked, as a redirect may name.
@@ -182,7 +182,7 @@ class Meter:
         return self.most_s - (time.monotonic() - self.started)
 
     def check_time(self, uri: str) -> None:
-        """End what takes too long; what arrived stays and is gone on from."""
+        """End what takes too long; what arrived stays and is resumed."""
         if self.left_s <= 0:
             raise SourceUnavailable(
                 f"{uri} was not fetched in {self.most_s:.0f} s: ask again, it goes on from where it is; or "

@@ -46,7 +46,7 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         before_bytes: what arrived of other pieces of the same offer.
     Raises:
         InputError: it is larger than it may be, or its bytes are not those it has to have.
-        SourceUnavailable: it did not all arrive; what did is gone on from. Changed: it is of no use.
+        SourceUnavailable: it did not all arrive; the next call resumes it. Changed: it is of no use.
         VolumeUnavailable: the file cannot be written.
     """
     if target.is_file() and target.stat().st_size == (piece.size_bytes or -1):
@@ -206,7 +206,7 @@ class _Fetch:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             self._fail(VolumeUnavailable(f"cannot write {self.part}: {why}"))
-        except Exception as error:  # a source's own fault is told, and ends this fetch alone
+        except Exception as error:  # a source's own fault is logged, and ends this fetch alone
             told = event("source.failed", uri=self._uri)
             logger.exception("the source of %s failed", self._uri, extra=told)
             self._fail(SourceUnavailable(f"{self._uri}: {type(error).__name__} in the source"))

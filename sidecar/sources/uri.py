@@ -3,7 +3,7 @@
 ``hf://org/repo[@revision][/folder]``, ``s3://bucket/key``, ``gs://bucket/key``, ``http(s)://host/path``,
 ``file:///path``, ``pvc://claim/path``, and whatever scheme an installed package adds. A remote one may end
 in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown, nor is what may
-be either where a URI is written wrongly; two URIs that differ in them are told apart by ``Uri.identity``.
+be either where a URI is written wrongly; two URIs that differ in them differ in ``Uri.identity``.
 """
 
 from __future__ import annotations

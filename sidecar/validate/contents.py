@@ -81,7 +81,7 @@ def scan_contents(
     scaled = {
         module.b.name: _scaled(module.b.dtype, abs(module.scale))
         for module in modules
-        if 1 < abs(module.scale) <= LARGEST_FLOAT32 and module.b.dtype in _KINDS  # else it was told already
+        if 1 < abs(module.scale) <= LARGEST_FLOAT32 and module.b.dtype in _KINDS  # else: reported already
     }
     for parts in _parts(entries):
         kind, unsigned, exponent, huge = _KINDS.get(parts[0].tensor.dtype, _OTHER)

@@ -179,7 +179,7 @@ def shown(value: object) -> str:
 
 
 def shown_json(value: object) -> str:
-    """Render a value of JSON that is of another type than is needed: text is told from a number."""
+    """Render a value of JSON that has the wrong type: text looks unlike a number."""
     return f'the text "{shown(value)}"' if isinstance(value, str) else shown(value)
 
 

@@ -1,7 +1,7 @@
 """Rules for the tensors an adapter lists: names, pairs, ranks, dtypes. Pure; no byte is read.
 
 A name is parsed the way vLLM parses it: what vLLM would refuse is refused, and what it would
-skip or overwrite without a word is told.
+skip or overwrite without a word is reported.
 
 Source: vllm 0.32, ``lora/utils.py::parse_fine_tuned_lora_name``,
 ``lora/lora_model.py::LoRAModel.from_lora_tensors``.

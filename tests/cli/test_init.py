@@ -98,7 +98,7 @@ def test_two_at_once(bare: Path) -> None:
 
 @pytest.mark.parametrize("words", ["register a ADAPTER --create", "quota --adapters 3 --create"])
 def test_create(lora_fs: LoraFs, bare: Path, folder: Folder, words: str) -> None:
-    """Who asks for it gets a registry, and is told."""
+    """``--create`` makes the registry, and says so."""
     ran = lora_fs(*words.replace("ADAPTER", folder(1)).split())
     assert (ran.code, ran.err) == (0, f"lora-fs: {bare} held no registry: made one there\n")
     assert lora_fs("list").code == 0
@@ -128,7 +128,7 @@ def test_a_read_only_root(
 
 
 def test_a_marker_that_is_gone(lora_fs: LoraFs, root: Path, folder: Folder) -> None:
-    """Where records are told of, no command proposes a new registry: the marker is to be restored."""
+    """If HEAD names records, no command proposes a new registry: restore the marker."""
     lora_fs("register", "a", folder(1))
     (root / "lora-fs.json").unlink()
     for words, code in ((["list"], 3), (["register", "b", folder(2)], 3), (["init"], 1)):

@@ -140,7 +140,7 @@ def test_what_is_rendered_fits_the_api(case: str, mode: str, version: str) -> No
     [("new", "", True), ("new", "there", False), ("always", "there", True), ("never", "", False)],
 )
 def test_who_makes_the_registry(init: str, claim: str, made: bool) -> None:
-    """`helm install` on a volume of the chart's own, or where it was told to; an upgrade nowhere."""
+    """`helm install` does on the chart's own volume, or with `always`; an upgrade never does."""
     given: Object = {"storage": {"init": init, "existingClaim": claim}}
     kinds = objects(given)
     assert ("Job" in kinds) is made
@@ -322,6 +322,11 @@ def test_settings_accept_the_environment(case: str, mode: str, monkeypatch: pyte
     assert str(settings.stage_dir) == mounts(container)["stage"]["mountPath"]
     (engine,) = spec["containers"]
     assert f"--model={settings.model}" in engine["args"]
+
+
+def test_what_is_loaded_fits_the_engine() -> None:
+    """The default values load no more than the engine keeps in memory."""
+    assert VALUES["sidecar"]["maxLoaded"] == VALUES["engine"]["maxCpuLoras"]
 
 
 @pytest.mark.parametrize("mode", MODES)

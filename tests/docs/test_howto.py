@@ -20,7 +20,7 @@ from pydantic import AliasChoices
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
-from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.server import observe
@@ -311,6 +311,14 @@ def test_commands_are_found() -> None:
 
 
 # -- decisions -----------------------------------------------------------------------------------
+
+
+def test_the_quickstart_bounds_what_is_loaded() -> None:
+    """Each of its sidecars loads no more than its engine keeps in memory: no `EngineMayReread`."""
+    text = (ROOT / "docs/quickstart.md").read_text()
+    (keeps,) = re.findall(r"--max-cpu-loras ([0-9]+)", text)
+    loaded = re.findall(r"^\$ lora-fs sidecar .*--max-loaded ([0-9]+)$", text, re.MULTILINE)
+    assert loaded == [keeps] * text.count("$ lora-fs sidecar")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/adr").glob("0*.md")), ids=page_id)

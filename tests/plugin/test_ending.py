@@ -266,7 +266,7 @@ def test_its_events_are_told() -> None:
 
 @pytest.mark.parametrize(("ends", "answers"), [(True, False), (True, True), (False, False)])
 async def test_a_loop_that_is_torn_down(ends: bool, answers: bool) -> None:
-    """Who waits is told so where the server ends; not one whose answer has begun, nor where it goes on."""
+    """A waiting request fails when the server ends, unless its answer has begun or the server goes on."""
     ending, waits, ended = Ending(), asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:

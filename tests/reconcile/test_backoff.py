@@ -10,8 +10,8 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile import backoff
-from lora_fs.sidecar.reconcile.backoff import Failure
+from lora_fs.sidecar.reconcile.residents import backoff
+from lora_fs.sidecar.reconcile.residents.backoff import Failure
 from tests.reconcile.test_plan import RECORD
 
 ERROR = EngineUnavailable("refused")

@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from tests.reconcile.conftest import Clock, Rig
+from tests.reconcile.test_worker import until
 
 MakeRig = Callable[..., Rig]
 anyio = pytest.mark.anyio
@@ -361,3 +362,22 @@ async def test_a_report_under_way_is_not_left_behind(
     assert list(site.registry.layout.replicas.iterdir()) == []
     await site.report()
     assert list(site.registry.layout.replicas.iterdir()) == []
+
+
+@anyio
+async def test_a_change_while_the_status_is_written(
+    make_rig: MakeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written after it, and not only at the next heartbeat."""
+    site = Site(make_rig(), tmp_path / "root", monkeypatch)
+    site.registry.layout.replicas.mkdir(exist_ok=True)
+    path = site.registry.layout.replica("r0")
+    before = site.reporter._heartbeat
+    with site.reporter._writing:  # a volume that takes its time
+        site.reporter.report(site.rig.replica)
+        await until(lambda: site.reporter._heartbeat != before)
+        site.rig.volume.recent = {"default/tiny/v1/a": 1}
+        site.reporter.report(site.rig.replica)
+    assert site.reporter._task is not None
+    await site.reporter._task
+    assert decode(ReplicaStatus, path.read_bytes()).recent == {"default/tiny/v1/a": 1}

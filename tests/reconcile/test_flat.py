@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
-from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S, RETRY_S
+from lora_fs.sidecar.registry.lifecycle import amend, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
@@ -217,3 +220,67 @@ def test_a_touched_folder_keeps_what_people_said(site: Site) -> None:
     generation = site.view.desired.records[key].generation
     site.rounds()
     assert site.view.desired.records[key].generation == generation
+
+
+def test_a_folder_that_cannot_be_listed_stops_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported and tried again; the folders behind it are adopted, and those taken away withdrawn."""
+    for number in range(3):
+        write_adapter(site.store / f"a{number}", seed=number)
+    real, closed = os.open, str(site.store / "a0")
+
+    def denied(path: Any, *args: Any, **more: Any) -> int:
+        if str(path) == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", denied)
+        assert site.rounds() == ["a1", "a2"]
+        assert f"NotAdopted: {closed}: VolumeUnavailable: " in site.replicas[0].conditions()[0]
+        shutil.rmtree(site.store / "a2")
+        assert site.rounds() == ["a1"]
+    site.clock.now += RETRY_S
+    assert site.rounds() == ["a0", "a1"]
+
+
+def test_a_folder_beyond_the_quota_is_adopted_when_there_is_room(site: Site) -> None:
+    """A quota that was raised is seen without a change to the files."""
+    write_adapter(site.store / "a0", seed=0)
+    write_adapter(site.store / "a1", seed=1)
+    site.registry.accounts.write(Quota(namespace="default", adapters=1, writer="person", updated_at=""))
+    assert site.rounds() == ["a0"]
+    assert "OverQuota" in site.replicas[0].conditions()[0]
+    site.registry.accounts.write(Quota(namespace="default", adapters=2, writer="person", updated_at=""))
+    site.clock.now += QUOTA_RETRY_S
+    assert site.rounds() == ["a0", "a1"]
+
+
+def test_a_symlink_and_a_transfer_are_told_of(site: Site, tmp_path: Path) -> None:
+    """As of a dropped folder: neither is adopted, and neither in silence."""
+    write_adapter(site.store / "a0")
+    (site.store / "a1").symlink_to(write_adapter(tmp_path / "other", seed=1))
+    write_adapter(site.store / "a2", seed=2)
+    (site.store / "a2/.adapter_model.safetensors.x8Kd2q").write_text("rsync")
+    assert site.rounds() == ["a0"]
+    told = site.replicas[0].conditions()
+    assert [one.split(": ")[2] for one in told] == ["SymbolicLink", "Unfinished"]
+
+
+def test_a_folder_that_changes_while_it_is_read_is_not_registered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be of two states; it is registered once it held still again."""
+    write_adapter(site.store / "a0", seed=0)
+    real, changed = copying.judged, list[Path]()
+
+    def judged(*args: Any, **more: Any) -> Any:
+        if not changed:
+            changed.append(write_adapter(site.store / "a0", seed=1))
+        return real(*args, **more)
+
+    monkeypatch.setattr(ingest, "judged", judged)
+    assert site.rounds(2) == []
+    assert changed
+    site.clock.now += RETRY_S
+    assert site.rounds() == ["a0"]
+    assert [record.revision for record in site.view.desired.records.values()] == ["v1"]

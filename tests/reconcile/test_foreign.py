@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lora_fs.sidecar.reconcile.foreign import UNKNOWN
+from lora_fs.sidecar.reconcile.residents.foreign import UNKNOWN
 from lora_fs.sidecar.registry.view.snapshot import no_pointers
 from tests.reconcile.conftest import Rig
 

@@ -204,7 +204,7 @@ async def test_taking_back_leaves_what_another_replica_acknowledged(
 
 
 async def test_taking_back_leaves_what_a_person_promoted(site: Site) -> None:
-    """Also where the name served that revision already: who promoted it was told that it is so."""
+    """Also where the name served that revision already: the promote was acknowledged."""
     site.put(1)
     _, undo = await site.http.register(site.request(2), "a")
     release.promote(site.registry, SCOPE, "a", "v2", writer="ci")

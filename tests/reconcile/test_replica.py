@@ -427,12 +427,12 @@ async def test_no_more_are_loaded_than_may_be(make_rig: MakeRig, learned: bool) 
 
 
 async def test_a_bound_that_cannot_be_learned(make_rig: MakeRig) -> None:
-    """It is told as a condition, and is not where it was set, or where the engine reads no copy again."""
-    for max_loaded, rereads, told in ((None, True, True), (2, True, False), (None, False, False)):
+    """It is a condition, unless the bound is set or the engine reads no copy again."""
+    for max_loaded, rereads, unknown in ((None, True, True), (2, True, False), (None, False, False)):
         rig = make_rig(max_loaded)
         rig.engine.rereads = rereads
         await rig.settle()
-        assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is told
+        assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is unknown
 
 
 async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> None:
@@ -635,7 +635,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
-    assert (len(residents.locks), rig.replica._tally._counted) == (0, {})
+    assert (len(residents.locks._locks), rig.replica._tally._counted) == (0, {})
     assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 

@@ -15,7 +15,7 @@ from lora_fs.sidecar import errors
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken, NoSpareRoom
 from lora_fs.sidecar.model import Finding, Phase, Policy, PolicyKind, Record, Severity
-from lora_fs.sidecar.reconcile import backoff
+from lora_fs.sidecar.reconcile.residents import backoff
 from tests.reconcile.conftest import Rig
 
 MakeRig = Callable[..., Rig]
@@ -175,7 +175,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(
     assert residents.paths.keys() == ({"sql", "law"} if change == "load" else {"law"})
     del reading
     gc.collect()
-    assert not residents.locks.watchers, "of a read that is over nothing is kept"
+    assert not residents.locks._changing, "of a read that is over nothing is kept"
 
 
 async def test_idleness_counts_from_the_load(make_rig: MakeRig) -> None:

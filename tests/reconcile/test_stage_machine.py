@@ -25,7 +25,7 @@ NUMBERS = st.integers(0, len(SIZES) - 1)
 
 
 def record(number: int) -> Record:
-    digest = f"sha256:{number}{'0' * 63}"  # its lock's place is told by where it begins
+    digest = f"sha256:{number}{'0' * 63}"  # its beginning decides the place of its lock
     spec = RECORD.spec.model_copy(update={"digest": digest, "size_bytes": SIZES[number]})
     return RECORD.model_copy(update={"name": f"a{number}", "spec": spec})
 

@@ -252,7 +252,7 @@ async def test_a_stage_that_may_not_be_looked_into(
 async def test_a_stage_s_disk_that_is_full(
     registry: Registry, register: Register, tmp_path: Path, when: str
 ) -> None:
-    """It is told as the stage's, with what to do about that; no path of either is named."""
+    """The error blames the stage folder and says what to do; it names no path of either."""
     stager, record = make_stager(registry, tmp_path / "stage"), register("a", 0)
     with pytest.MonkeyPatch.context() as patch:
         if when == "written":

@@ -17,8 +17,8 @@ import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
-from lora_fs.sidecar.reconcile import eviction
-from lora_fs.sidecar.reconcile.eviction import TRY_S
+from lora_fs.sidecar.reconcile.residents import eviction
+from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import ingest
@@ -91,7 +91,7 @@ class Pod:
                 pass
 
     async def refused(self, name: str) -> None:
-        """A request for it waits for room, and is told of the room when its time is over."""
+        """A request for it waits for room, and fails for want of room when its time is over."""
         with pytest.raises(StageFull, match="no room to stage"):
             await self.use(name, within_s=0.2)
         loads = self.rig.replica._residents._loads.values()

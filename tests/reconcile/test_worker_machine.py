@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
-from lora_fs.sidecar.reconcile.backoff import CEILING_S
 from lora_fs.sidecar.reconcile.plan import ALWAYS
 from lora_fs.sidecar.reconcile.reconciler import UNASKED_LOADS, UNLOADS, Limits
+from lora_fs.sidecar.reconcile.residents.backoff import CEILING_S
 from tests.reconcile.conftest import Clock, FakeEngine, FakeStager, FakeVolume, Rig
 
 NAMES = st.sampled_from("abcdefghijkl")

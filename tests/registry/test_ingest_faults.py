@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.errors import LoraFsError, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.format.ids import new_ids
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, mending, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail
 from tests.registry.test_operations import put, served
@@ -73,7 +75,7 @@ def test_a_step_that_fails(
     step: str,
     code: int,
 ) -> None:
-    """Read-only, full or broken: the reason is told, what was served is served, and a repeat completes it."""
+    """Read-only, full or broken: the error has the reason, serving continues, and a repeat completes it."""
     put(registry, scope, make_adapter())
     source = write_adapter(make_adapter().parent / "second", 1)
     call, chosen = steps(registry.layout.root)[step]
@@ -162,3 +164,79 @@ def test_ids_at_their_limits(
     assert all(0 < one < 2**63 and one != identity for one in fresh.values())
     assert len(fresh) == 1
     check(registry, scope, {"v1"}, beside=("SAME_ID",))
+
+
+def test_another_volume_that_is_mounted_while_a_linked_folder_is_read(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """Nothing is written on a volume that came meanwhile, and the caller learns that it is another one."""
+    root, source = registry.layout.root, make_adapter()
+
+    def mount(_: int) -> None:
+        if not root.with_name("away").exists():
+            root.rename(root.with_name("away"))
+            Registry(root, create=True)
+
+    wanted = Registration("a1", source, source.as_uri(), link=True)
+    with pytest.raises(RegistryLost):
+        ingest.register(registry, scope, wanted, Expectation(), writer="test", progress=mount)
+    assert Registry(root).scopes() == []
+
+
+def test_a_symlink_that_changes_while_its_folder_is_read(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """A link registers the folder that was read, wherever its symlink leads by then."""
+    first, second, current = make_adapter("first"), make_adapter("second", 1), tmp_path / "current"
+    current.symlink_to(first)
+
+    def turn(_: int) -> None:
+        current.unlink(missing_ok=True)
+        current.symlink_to(second)
+
+    wanted = Registration("a1", current, current.as_uri(), link=True)
+    record = ingest.register(registry, scope, wanted, Expectation(), writer="test", progress=turn).record
+    assert mending.is_whole(registry.layout, record)
+    assert registry.layout.resolve(record.spec.path) == first
+
+
+def test_gc_beside_a_withdrawn_folder_that_is_registered_again(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration in place does not succeed where gc removed its folder before the record was there."""
+    record = put(registry, scope, make_adapter()).record
+    release.unregister(registry, scope, "a1", writer="test")
+    folder, real = registry.layout.artifact(record.key), registry.append
+
+    def append(*args: Any, **more: Any) -> Any:
+        gc.collect(gc.find(registry, scope, frozenset(), 0.0))
+        return real(*args, **more)
+
+    monkeypatch.setattr(registry, "append", append)
+    with pytest.raises(VolumeUnavailable, match="removed meanwhile"):
+        put(registry, scope, folder, revision="v1")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_revisions_own_folder_as_the_source_of_the_next(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, changed: bool
+) -> None:
+    """Of a withdrawn revision, or of one whose files were changed: the next one has a copy of its own."""
+    folder = registry.layout.artifact(put(registry, scope, make_adapter()).record.key)
+    if changed:
+        write_adapter(folder, 1)
+    else:
+        release.unregister(registry, scope, "a1", writer="test")
+    record = put(registry, scope, folder).record
+    assert record.revision == "v2"
+    assert mending.is_whole(registry.layout, record)
+
+
+def test_the_same_bytes_in_two_revisions(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """Registered again, they are those of the revision that the name serves: nothing is written."""
+    source = make_adapter()
+    put(registry, scope, source)
+    put(registry, scope, source, revision="v2")
+    before = release.active(registry, scope, "a1")
+    assert put(registry, scope, source).record.revision == "v2"
+    assert release.active(registry, scope, "a1") == before

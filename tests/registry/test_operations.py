@@ -430,7 +430,7 @@ def test_a_linked_path_that_cannot_be_told_is_not_recorded(
 def test_the_same_bytes_keep_an_operators_labels(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:
-    """What is said anew is added; the rest is as an operator left it."""
+    """Labels that are named again are set; the rest stays as an operator left it."""
     put(registry, scope, make_adapter(), labels={"team": "sql", "tier": "gold"}, policy=Policy(priority=7))
     again = put(registry, scope, make_adapter(), labels={"tier": "iron"}).record
     assert again.spec.labels == {"team": "sql", "tier": "iron"}

@@ -13,7 +13,7 @@ import pytest
 
 from lora_fs.sidecar.errors import LoraFsError, OperatorError, OverQuota, TooManyRegistrations
 from lora_fs.sidecar.model import Quota, Scope
-from lora_fs.sidecar.registry.drops import adopt
+from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S
 from lora_fs.sidecar.registry.lifecycle import copying, release
 from lora_fs.sidecar.registry.store import quota
 from lora_fs.sidecar.registry.store.quota import WINDOW_S, Accounts
@@ -156,13 +156,13 @@ def test_dropped(
     monkeypatch.setattr(copying, "validate", lambda *_, **__: read.append(1))
     assert site.settle() == {"first": "v1"}
     assert site.refusal().startswith("OverQuota: dropped would be one adapter more")
-    assert site.step(adopt.QUOTA_RETRY_S) == {"first": "v1"}
+    assert site.step(QUOTA_RETRY_S) == {"first": "v1"}
     assert not read, "what does not fit is not read again and again"
     assert (site.folder / "adapter_model.safetensors").exists()
     monkeypatch.undo()
     release.unregister(registry, scope, "first", writer="test")
     assert site.step(1) == {}
-    assert site.step(adopt.QUOTA_RETRY_S) == {"dropped": "v1"}
+    assert site.step(QUOTA_RETRY_S) == {"dropped": "v1"}
     assert site.refusal() == ""
     write_adapter(site.folder, 2, rank=8)
     allow(registry, size_bytes=registry.accounts.usage("default").size_bytes)
@@ -181,7 +181,7 @@ def test_dropped_under_a_quota_that_is_not_known(registry: Registry, scope: Scop
     assert site.settle() == {}
     assert site.refusal().startswith(f"OperatorError: {path}: ")
     path.write_bytes(whole)
-    assert site.step(adopt.QUOTA_RETRY_S - 1) == {}
+    assert site.step(QUOTA_RETRY_S - 1) == {}
     assert site.step(1) == {"dropped": "v1"}
     assert site.refusal() == ""
 

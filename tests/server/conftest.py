@@ -25,8 +25,8 @@ from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog

@@ -22,11 +22,13 @@ from yarl import URL
 from lora_fs.sidecar.engine.protocol import Activity
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
-from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.model import Phase, side_name
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
+
+SIDE_NAME = side_name("a1", "v2", RECORD.spec.digest)
 
 
 @pytest.fixture
@@ -301,7 +303,7 @@ def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
         (503, vllms_error("busy", 503), EngineUnavailable),
         (500, vllms_error("EngineCore encountered an issue. See stack trace", 500), EngineUnavailable),
         (500, vllms_error("Call to add_lora method failed: LoRA rank 64 is greater", 500), EngineRejected),
-        (400, vllms_error("No adapter found for {path}", 400), EngineRejected),
+        (400, vllms_error("Loading lora {name} failed: No adapter found for {path}", 400), EngineRejected),
     ],
 )
 def test_what_the_engine_refuses_and_what_may_do_later(
@@ -309,18 +311,19 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 ) -> None:
     """A vLLM 0.32 refuses a load with 500 as well; in its shape that is final, unless it is dead.
 
-    No client is told where the copy lies.
+    No answer says where the copy lies, nor under which name the engine was to load it.
     """
-    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)))
+    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", SIDE_NAME))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=5).load("a1", str(tmp_path), RECORD)
+            await VllmHttp(session, url, timeout_s=5).load(SIDE_NAME, str(tmp_path), RECORD)
 
     with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
         asyncio.run(load(url))
     assert str(tmp_path) not in str(told.value)
+    assert SIDE_NAME not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_each_user_has_a_revision(http: httpx.Client, engine: FakeEngine, replic
     assert replica.holds == {"a1": 0, "a1@v2": 0}
 
 
+def test_an_engine_that_forgot_names_what_was_asked_for(http: httpx.Client, engine: FakeEngine) -> None:
+    """Its message, too, when it does not know the adapter after it was loaded again."""
+    engine.missing.add("a1@v2")
+    answer = http.post("/v1/completions", json={"model": "a1", "user": "tester"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "The model `a1` does not exist."
+
+
 @pytest.mark.parametrize(
     ("headers", "user", "asked"),
     [

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import JsonObject, Phase
-from lora_fs.sidecar.reconcile.engine_state import COUNTERS
+from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.server import models, observe
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.auth import Admin

@@ -113,9 +113,9 @@ def test_load_base_config_from_the_hub_cache(tmp_path: Path, monkeypatch: pytest
 
 
 def learned(expectation: Expectation, root: str) -> tuple[str, ...]:
-    """What is told once an engine called its model ``root``."""
+    """The conditions once an engine called its model ``root``."""
     base = BaseOfEngine(expectation)
-    assert base.conditions() == ()  # the engine has not answered: that is told
+    assert base.conditions() == ()  # the engine has not answered: another condition says so
     asyncio.run(base.learn([{"id": "served", "root": root}]))
     return base.conditions()
 
@@ -130,7 +130,7 @@ def test_the_engines_model_is_looked_at(draft: Draft, tmp_path: Path) -> None:
 
 
 def test_an_engines_model_that_is_not_here() -> None:
-    """That nothing is compared with it is told, and where to look is said."""
+    """A condition says that nothing is compared, and where to look."""
     (told,) = learned(Expectation(), "acme/not-here")
     assert told.startswith("BaseConfigUnknown: there is no config.json here of acme/not-here: ")
     assert "LORA_FS_BASE_CONFIG" in told
@@ -138,7 +138,7 @@ def test_an_engines_model_that_is_not_here() -> None:
 
 
 def test_an_engines_model_on_a_volume_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, and looked for again at the next look."""
+    """It is a condition, and the next look tries again."""
     expectation = Expectation()
     base, cards = BaseOfEngine(expectation), [{"root": str(tmp_path)}]
     (tmp_path / "config.json").write_text(json.dumps(BASE_CONFIG))

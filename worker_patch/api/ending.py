@@ -1,9 +1,9 @@
-"""What waits when the server ends is told so at once.
+"""A request that waits when the server ends gets an error at once.
 
 A uvicorn that ends waits for its connections, and vLLM sets it no bound: a request that waits for an
 adapter would keep the process up for as long as it waits. Answers that have begun are left alone.
-Should vLLM's own end fail (0.32's may look at a process that has just ended), the loop is torn down under
-all that waits, which is told the same.
+If vLLM's own end fails (0.32 may look at a process that has just ended), the loop is cancelled while
+requests wait. They get the same error.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Ending:
 
     @asynccontextmanager
     async def waiting(self, *, late: bool = False) -> AsyncIterator[Callable[[], None]]:
-        """End the context when the server ends; what it gives is called where that is not to be any more.
+        """End the context when the server ends. It yields a function: once called, the context stays.
 
         Args:
-            late: what comes afterwards is let be.
+            late: a context entered after the server began to end stays, too.
 
         Raises:
             EngineUnavailable: the server ends.

@@ -152,7 +152,7 @@ class Endpoint:
 
     def _end(self) -> None:
         assert self._assembly is not None
-        logger.info("lora-fs ends: what waits for an adapter is told so", extra=event("plugin.ends"))
+        logger.info("lora-fs ends: requests that wait for an adapter fail", extra=event("plugin.ends"))
         self._ending.begin()
         self._assembly.end()
         self._assembly.replica.wake()  # it finds that the engine does not answer, which /readyz then tells

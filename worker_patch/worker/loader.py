@@ -61,7 +61,7 @@ class Loader(Generic[Prepared]):
             self._jobs[adapter] = job
 
     def later(self, work: Callable[[], object]) -> None:
-        """Have something done in a thread that nobody waits for; an error is told and costs nothing."""
+        """Run ``work`` in a thread that nobody waits for; an error is logged."""
         self._threads.submit(work).add_done_callback(_tell)
 
     def loading(self, adapter: int) -> bool:

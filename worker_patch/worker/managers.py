@@ -237,7 +237,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         try:
             how = {key: wanted[key] for key in ("priority", "pinned", "spare")}
             self._adapter_manager.admit(adapter, size, **how)
-        except NoRoom:  # whoever asks for it next is told, or finds room for its true size
+        except NoRoom:  # the next request gets the error, or finds room for its true size
             self._too_big = _latest({**self._too_big, done.id: size})
             return
         self.tiers.entries[done.id].users.add(wanted["user"])

@@ -42,7 +42,7 @@ class Fetching:
         most_bytes, most_s: bounds on one fetch.
         plugin: the downloader's class; None: there is none.
         tell: called with the step, the bytes there, and all there are, None if that is not known.
-        stop: asked now and then; True ends it, to be gone on from.
+        stop: asked now and then; True ends it; it can be resumed.
     """
 
     options: Options

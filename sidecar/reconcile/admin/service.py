@@ -173,7 +173,7 @@ class Registrations:
         if done.registered.changed and not is_relied_on():
             series = self._registry.records(record.key)
             self._registry.append(series, withdraw, writer=writer)
-            if is_relied_on():  # since the moment before: whoever it is was told that it is registered
+            if is_relied_on():  # since the check above: that caller's answer was "registered"
                 self._registry.append(series, lambda _: {"state": State.PRESENT}, writer=writer)
 
     def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:

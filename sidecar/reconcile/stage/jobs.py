@@ -158,7 +158,7 @@ class Stager(Copies):
         if self._jobs.get(digest) is job:
             del self._jobs[digest]
         if not task.cancelled():
-            task.exception()  # who waits is told; nobody may
+            task.exception()  # retrieved: nobody may be waiting for it
         self.on_end()
 
     def _give_up_unwanted(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from lora_fs.sidecar.logs import event
 logger = logging.getLogger(__name__)
 
 FILE = ".lock"
+LOOK_S = 0.005  # between two looks whether a removal has ended
 _ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there is
 _USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each digest
 
@@ -32,10 +34,11 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._fd: int | None = None
+        self._owner = ""
         self._guard = threading.Lock()  # never held while anything blocks
         self._counting = threading.Lock()
         self._used: set[str] = set()
-        self._unlocked: set[str] = set()  # used here, and in another process's hands when it was tried
+        self._unlocked: set[str] = set()  # used here, and being removed when it was tried
         self._removing: set[str] = set()
         self._making: set[str] = set()
 
@@ -45,18 +48,22 @@ class FolderLock:
         Raises:
             InputError: a living process has it for another owner.
         """
-        self._fd = self._opened()
-        if self._take(_ALIVE, fcntl.F_WRLCK):
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, owner.encode(), 0)
-        self._take(_ALIVE, fcntl.F_RDLCK, wait=True)  # who was first has written by then
-        theirs = os.pread(self._fd, 4096, 0).decode(errors="replace")
+        self._fd, self._owner = self._opened(), owner
+        theirs = self._enter(self._fd)
         if theirs != owner:
             self.close()
             raise InputError(
                 f"the stage folder {self._path.parent} is in use for {theirs}, and this is {owner}: each "
                 "would remove the other's copies; give each a folder of its own (--stage-dir)"
             )
+
+    def _enter(self, fd: int) -> str:
+        """Be one of the processes there are; whose the folder is: who is first says so."""
+        if self._take(_ALIVE, fcntl.F_WRLCK):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, os.fsencode(self._owner), 0)
+        self._take(_ALIVE, fcntl.F_RDLCK, wait=True)  # who was first has written by then
+        return os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0))
 
     def close(self) -> None:
         """Let go of everything."""
@@ -78,10 +85,13 @@ class FolderLock:
         return released
 
     def settle(self, digest: str) -> None:
-        """Wait until no other process removes a copy that is in use here. Blocks for the time of a rename."""
-        if digest in self._unlocked and self._take(_USED + _place(digest), fcntl.F_RDLCK, wait=True):
+        """Wait until nobody removes a copy that is in use here. Blocks for as long as that takes."""
+        while digest in self._unlocked:
             with self._guard:
-                self._unlocked.discard(digest)
+                if digest in self._unlocked and self._lock_use(digest):
+                    self._unlocked.discard(digest)
+                    return
+            time.sleep(LOOK_S)
 
     def in_use(self, digest: str) -> bool:
         """Whether this process uses it."""
@@ -149,7 +159,9 @@ class FolderLock:
             os.dup2(fd, self._fd, inheritable=False)
             os.close(fd)
             self._unlocked = {digest for digest in self._used if not self._lock_use(digest)}
-        self._take(_ALIVE, fcntl.F_RDLCK)
+            for digest in self._making:
+                self._take(_MADE + _place(digest), fcntl.F_WRLCK)
+        self._enter(self._fd)
 
     def _opened(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -145,7 +145,7 @@ def _written(before: Record | None, after: Record | None) -> Iterator[Change]:
 
 def _moved(before: Pointer | None, after: Pointer | None) -> Iterator[Change]:
     if before is None or after is None:
-        return  # a name that is new: its registration is told
+        return  # a new name: its registration is an event of its own
     scope = Scope(after.namespace, after.model)
     revision = after.revision or before.revision
     if revision is None:

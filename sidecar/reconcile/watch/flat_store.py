@@ -10,6 +10,7 @@ afterwards stays as they left it. A store that cannot be listed, or lists nothin
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,14 +19,15 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import JsonObject, Record, Scope, check_segment
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.drops.candidates import NOT_WHOLE, Candidates
+from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.amend import amend
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
 from lora_fs.sidecar.registry.volume.leases import lease
 from lora_fs.sidecar.sources import nim
-from lora_fs.sidecar.validate import Expectation
+from lora_fs.sidecar.validate import Expectation, looks_preallocated
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,7 @@ class FlatStore:
         self._registry, self._scope, self._store = registry, scope, store
         self._expectation, self.settle_s, self._refresh_s = expectation, settle_s, refresh_s
         self._writer, self._desired, self._changed, self._clock = writer, desired, changed, clock
-        self._still: dict[str, tuple[str, float]] = {}  # a folder's fingerprint, and since when
-        self._refused: dict[str, tuple[str, str]] = {}  # the fingerprint that is, and why
+        self._candidates = Candidates[Path]()
         self._gone_once: set[str] = set()
         self._problem: str | None = None
         self._stop = threading.Event()
@@ -76,8 +77,8 @@ class FlatStore:
     def conditions(self) -> tuple[str, ...]:
         """What is wrong with the store, for people."""
         found = [f"FlatStore: {self._problem}"] if self._problem is not None else []
-        refused = sorted(self._refused.items())[:TOLD]
-        return (*found, *(f"NotAdopted: {self._store / name}: {why}" for name, (_, why) in refused))
+        refused = sorted(self._candidates.refusals().items())[:TOLD]
+        return (*found, *(f"NotAdopted: {folder}: {why}" for folder, why in refused))
 
     def _watch(self) -> None:
         while not self._stop.is_set():
@@ -89,7 +90,8 @@ class FlatStore:
             except Exception as error:
                 logger.exception("the flat store's watcher failed and goes on", extra=event("watcher.failed"))
                 self._problem = f"internal error: {error}"
-            self._stop.wait(min(self._refresh_s, self.settle_s) if self._still else self._refresh_s)
+            waiting = self._candidates.due(math.inf)
+            self._stop.wait(min(self._refresh_s, self.settle_s) if waiting else self._refresh_s)
 
     def step(self) -> bool:
         """Look once; True if the registry was changed.
@@ -110,10 +112,8 @@ class FlatStore:
         for record in desired.records_of(self._scope).values():
             if LABEL in record.spec.labels:
                 records.setdefault(record.name, []).append(record)
-        for name in [*self._still, *self._refused]:
-            if name not in folders:
-                self._still.pop(name, None)
-                self._refused.pop(name, None)
+        for folder in self._candidates.keys() - folders.values():
+            del self._candidates[folder]
         changed = False
         for name, folder in folders.items():
             changed |= self._consider(name, folder, records.get(name, []))
@@ -121,42 +121,38 @@ class FlatStore:
         return self._withdraw(served - folders.keys(), len(served)) or changed
 
     def _consider(self, name: str, folder: Path, records: list[Record]) -> bool:
-        sight = artifacts.look(folder)
+        now = self._clock()
+        sight = self._candidates.look(folder, folder, now)
         if sight is None:
             return False
-        done = {one.spec.labels[LABEL] for one in records}
-        refused = self._refused.get(name)
-        if sight.fingerprint in done or (refused is not None and refused[0] == sight.fingerprint):
-            self._still.pop(name, None)
+        if sight.fingerprint in {one.spec.labels[LABEL] for one in records}:
+            self._candidates.pop(folder, None)
             return False
-        now = self._clock()
-        fingerprint, since = self._still.get(name, ("", now))
-        if fingerprint != sight.fingerprint:
-            self._still[name] = (sight.fingerprint, now)
-            return False
-        if now - since < self.settle_s:
+        candidate = self._candidates.settled(folder, folder, sight, self.settle_s, now)
+        if candidate is None:
             return False
         task = f"adopt-{self._scope.namespace}--{self._scope.model}--nim--{name}"[:200]
+        wanted = Registration(
+            name,
+            folder,
+            folder.as_uri(),
+            labels={LABEL: sight.fingerprint},
+            again=False,
+            origin="import",
+            fingerprint=sight.fingerprint,
+        )
         try:
             check_segment("name", name)
             self._registry.check_writable()
+            if looks_preallocated(folder):
+                return self._candidates.refuse(folder, candidate, NOT_WHOLE)
             with lease(self._registry.layout.lease(task), wait_s=0) as had:
                 if not had:
                     return False
-                labels = {LABEL: sight.fingerprint}
-                wanted = Registration(
-                    name, folder, folder.as_uri(), labels=labels, origin="import", again=False
-                )
                 ingest.register(self._registry, self._scope, wanted, self._expectation, writer=self._writer)
-        except InputError as error:
-            self._refused[name] = (sight.fingerprint, f"{type(error).__name__}: {error}")
-            logger.warning("%s is not adopted: %s", folder, error, extra=event("adoption.refused"))
-            return False
         except LoraFsError as error:
-            logger.warning("adoption of %s is retried: %s", folder, error, extra=event("adoption.retried"))
-            return False
-        self._refused.pop(name, None)
-        del self._still[name]
+            return self._candidates.failed(folder, candidate, error, now)
+        del self._candidates[folder]
         logger.info("adopted %s", folder, extra=event("adopted", adapter=f"{self._scope}: {name}"))
         return True
 

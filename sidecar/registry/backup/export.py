@@ -79,8 +79,7 @@ def _take(
         unread.append(f"{path} cannot be read: {kept}")
     if body is None:
         return
-    token = body.token if registry.marker.tier == "lww" else ""
-    path = series.folder / generation_name(series.name, body.generation, token)
+    path = registry.path(series, body)
     data = atomic.read_bytes(path)
     if data is None:
         raise CorruptRecord(f"{path} went away while it was read")

@@ -14,21 +14,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from lora_fs.sidecar.errors import (
-    InputError,
-    InvalidAdapter,
-    LoraFsError,
-    OperatorError,
-    OverQuota,
-    TooManyRegistrations,
-    VolumeUnavailable,
-)
+from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
-from lora_fs.sidecar.registry.drops import transfer_markers
-from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
+from lora_fs.sidecar.registry.drops.candidates import NOT_WHOLE, RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
 from lora_fs.sidecar.registry.format.ids import natural_order
-from lora_fs.sidecar.registry.format.layout import REGISTERING, Listing, generation_name
+from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.reader import ScopeListing
@@ -42,23 +33,15 @@ __all__ = ["RETRY_S", "Adopter"]
 logger = logging.getLogger(__name__)
 
 ADOPTING_S = 2.0  # of one step, so that ten thousand new folders do not hide other changes
-QUOTA_RETRY_S = 30.0  # after the namespace's quota did
 PATIENCE_S = 0.25  # with another writer of a namespace that has a quota
 OUTSIDE = (
     "SymbolicLink: a folder on its way leads out of the registry and of every folder that this replica may "
     "read from; name that in LORA_FS_ALLOWED_SOURCES"
 )
-UNFINISHED = (
-    f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
-    f"a day. If it is your own folder, remove {REGISTERING} from it"
-)
 UNREADABLE = (
     "RecordUnreadable: its record is there and cannot be read: mend it (`lora-fs fsck`), or register the "
     "revision anew"
 )
-LINK = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
-NOT_WHOLE = "NotWhole: its tensors end in zeros, as an unfinished copy does"
-CROWDED = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
 FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
 
 
@@ -87,7 +70,7 @@ class Adopter:
         self._policy = policy
         self._may_read = may_read
         self._clock = clock
-        self._candidates = Candidates()
+        self._candidates = Candidates[AdapterKey]()
         self._withdrawals = Withdrawals(registry, writer)
         self._known: Mapping[Scope, ScopeListing] = {}
         self._full_look_at, self.adopting_s = 0.0, 0.0
@@ -169,44 +152,20 @@ class Adopter:
             self._candidates.pop(key, None)
             return False
         folder, now = self._registry.layout.artifact(key), self._clock()
-        candidate, refuse = self._candidates.get(key), self._candidates.refuse
-        unseen = Candidate("", now, replaces=candidate.replaces if candidate is not None else None)
-        try:
-            sight = artifacts.look(folder)
-            linked = sight is None and record is None and folder.is_symlink()
-        except (LoraFsError, OSError) as error:
-            return self._candidates.retry(key, unseen, error, now)
-        if linked or (sight is not None and sight.crowded):
-            return refuse(key, unseen, LINK if linked else CROWDED)
+        sight = self._candidates.look(key, folder, now, link=record is None)
         if sight is None:
-            self._candidates.pop(key, None)
             return False
         unread = self._unread(key, desired) if record is None else None
         damaged = unread in desired.problems
         if unread is not None and not (damaged and self._may_be_half(key, desired)):
             if damaged:
-                return refuse(key, unseen, UNREADABLE)
+                return self._candidates.refuse(key, self._candidates.unseen(key, now), UNREADABLE)
             self._candidates.pop(key, None)
             return False
         if record is not None and record.spec.fingerprint == sight.fingerprint:
             return self._activate_left_over(key, desired, record)
-        if candidate is None or candidate.fingerprint != sight.fingerprint:
-            candidate = self._candidates[key] = Candidate(sight.fingerprint, now)
-        if (candidate.refused and not candidate.retried) or now < candidate.not_before:
-            return False
-        marked = transfer_markers.is_marked(sight)
-        if not marked and now - candidate.still_since < self.settle_s:
-            return False
-        if REGISTERING in sight.names:
-            return refuse(key, candidate, UNFINISHED)
-        try:
-            part = None if marked else transfer_markers.unfinished(folder, sight)
-        except VolumeUnavailable as error:
-            return self._candidates.retry(key, candidate, error, now)
-        if part is not None:
-            why = f"Unfinished: a transfer is under way or was broken off: {part} lies in it"
-            return refuse(key, candidate, why, retried=True)
-        if self.adopting_s > ADOPTING_S:
+        candidate = self._candidates.settled(key, folder, sight, self.settle_s, now)
+        if candidate is None or self.adopting_s > ADOPTING_S:
             return False
         adopted = self._adopt(key, candidate, is_new=record is None and unread is None)
         self.adopting_s += self._clock() - now
@@ -262,13 +221,8 @@ class Adopter:
                     writer=self._writer,
                     patience_s=PATIENCE_S,
                 )
-            except (OverQuota, TooManyRegistrations, OperatorError) as error:
-                candidate.not_before = self._clock() + QUOTA_RETRY_S
-                return self._candidates.refuse(key, candidate, error, retried=True)
-            except InputError as error:
-                return self._candidates.refuse(key, candidate, error, retried=_may_pass(error))
             except LoraFsError as error:
-                return self._candidates.retry(key, candidate, error, self._clock())
+                return self._candidates.failed(key, candidate, error, self._clock())
         del self._candidates[key]
         logger.info("adopted %s", key, extra=told("adopted", key))
         return True
@@ -304,11 +258,6 @@ def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
     if pointer is None or pointer.revision is None:
         return True
     return natural_order(key.revision) > natural_order(pointer.revision)
-
-
-def _may_pass(error: InputError) -> bool:
-    """A mode or an owner is changed without a trace in the fingerprint."""
-    return isinstance(error, InvalidAdapter) and any(found.code == "permission" for found in error.findings)
 
 
 def _may_be_a_drop(record: Record | None) -> bool:

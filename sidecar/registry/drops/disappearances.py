@@ -89,6 +89,6 @@ class Withdrawals:
             logger.warning("%s: its folder is gone and it is not unregistered: %s", key, error, extra=failed)
 
 
-def told(name: str, key: AdapterKey) -> dict[str, Any]:
-    """The event of a log line about an adapter."""
+def told(name: str, key: object) -> dict[str, Any]:
+    """The event of a log line about an adapter, or a folder."""
     return event(name, adapter=str(key))

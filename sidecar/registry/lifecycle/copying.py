@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -20,7 +19,7 @@ from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsE
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.mending import mend_files
+from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation, Report, validate
@@ -185,7 +184,7 @@ class Copy:
             return False  # it refers to a folder that is its owner's
         if record.origin == "folder":
             return not self.is_there()
-        return not all(self._lies(entry) for entry in record.spec.files)
+        return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
         """Bring back what is lost; False if nothing is. Raises as ``private`` and ``mend_files`` do."""
@@ -198,15 +197,6 @@ class Copy:
                     mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
         return lost
-
-    def _lies(self, entry: FileEntry) -> bool:
-        try:
-            status = (self.target / entry.path).lstat()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise atomic.unavailable(error, f"cannot look at {self.target / entry.path}") from error
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size_bytes
 
     @contextmanager
     def private(self) -> Iterator[Path]:

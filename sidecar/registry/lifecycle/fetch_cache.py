@@ -62,7 +62,7 @@ class Fetched:
     Attributes:
         fresh: it was fetched now, and may be moved away; else it is a registered one.
         mended: the record whose files lay damaged in their place, and are whole again.
-        record: set by who registered it, for who asks next.
+        record: set by the registration, for the next caller.
     """
 
     folder: Path

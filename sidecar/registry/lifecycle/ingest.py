@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import CODES, Expectation, Report
 
 ADOPTED_IN_PLACE = "folder"
-RACES = 32  # lost in a row before the caller is told; each means that another register went ahead
+RACES = 32  # lost in a row before the caller gets an error; each means that another register won
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class Registration:
         policy: None takes that of the revision that the name serves.
         again: bytes that are registered become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that is served already.
+        fingerprint: of ``source`` as it held still: one that looks otherwise once it was read is refused.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
@@ -120,6 +121,8 @@ def register(
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
+    if wanted.link:
+        wanted = replace(wanted, source=atomic.real_path(wanted.source))
     if not wanted.takes:
         registry.check_writable()
     known = revisions_of(registry, scope, name)
@@ -132,8 +135,7 @@ def register(
     served = known.served  # what is likely the same bytes is compared first, and copied if it is not
     likely = served and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
     stays = dry_run or in_place or wanted.takes or likely
-    lies_at = atomic.real_path(wanted.source) if wanted.link else wanted.source
-    before = (wanted.fingerprint or artifacts.fingerprint(lies_at)) if in_place else None
+    before = wanted.fingerprint or (artifacts.fingerprint(wanted.source) if in_place else None)
     with judged(
         wanted.source,
         expectation,
@@ -142,8 +144,10 @@ def register(
         progress=progress,
         follow=not wanted.resolved,
     ) as found:
-        if in_place and artifacts.fingerprint(lies_at) != before:
+        if before is not None and artifacts.fingerprint(wanted.source) != before:
             raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
+        if stays:  # no draft on the volume proves that it is the one that was checked
+            registry.check_writable()
         task = _Task(
             registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
         )
@@ -200,9 +204,7 @@ class _Task:
             newest = self._amend(same)
             amended = newest.generation != same.generation
             return Registered(newest, False, report, amended, restored, self._point(newest, is_new=False))
-        key, spec = self._new(known)
-        newest_there = None if self._is_new else known.newest.get(key.revision)
-        self._present(spec, key, newest_there)  # refused before anything has its place
+        key, spec, _ = self._new(known)  # refused before anything has its place
         record = self._record(key, spec)
         return Registered(record, True, report, pointer=self._point(record, is_new=True))
 
@@ -211,28 +213,24 @@ class _Task:
         report, same = self.judged.report, self._same(known)
         if same is not None:
             return Registered(same, False, report, restored=self._copy(same.key).lost(same))
-        key, spec = self._new(known)
-        fields = self._present(spec, key, None if self._is_new else known.newest.get(key.revision))
+        key, spec, fields = self._new(known)
         self.registry.accounts.check(key, spec.size_bytes)
         unsaid = {"generation": 1, "request_id": "", "token": "", "writer": self.writer, "updated_at": ""}
         said = {"namespace": key.namespace, "model": key.model, "name": key.name}
         return Registered(Record.model_validate({**fields, **said, **unsaid}), True, report)
 
-    @property
-    def _is_new(self) -> bool:
-        return self.wanted.revision is None or self.wanted.origin == ADOPTED_IN_PLACE
-
     def _same(self, known: Revisions) -> Record | None:
         digest, revision = self.judged.digest, self.wanted.revision
-        found = (one for one in known.present.values() if one.spec.digest == digest)
-        return next((one for one in found if revision in (None, one.revision)), None)
+        found = [one for one in known.present.values() if one.spec.digest == digest]
+        same = [one for one in found if revision in (None, one.revision)]
+        return known.served if known.served in same else next(iter(same), None)
 
     def _copy(self, key: AdapterKey) -> Copy:
         moved, follow = self.wanted.takes, not self.wanted.resolved
         return Copy(self.registry, key, self.judged, moved=moved, follow=follow)
 
-    def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec]:
-        """The key of a new record, and what it says."""
+    def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
+        """The key of a new record, its spec and its fields; raises Taken."""
         registry, scope, wanted = self.registry, self.scope, self.wanted
         files, digest, report = self.judged.files, self.judged.digest, self.judged.report
         assert report.shape is not None  # else it is not valid
@@ -240,9 +238,9 @@ class _Task:
             registry, scope, wanted.name, known, digest, report.served_files
         )
         key = AdapterKey.checked(*scope, revision, wanted.name)
-        return key, AdapterSpec(
+        spec = AdapterSpec(
             source=Source(uri=wanted.uri, pin=wanted.pin),
-            path=str(atomic.real_path(wanted.source)) if wanted.link else f"{scope}/{revision}/{wanted.name}",
+            path=str(wanted.source) if wanted.link else f"{scope}/{revision}/{wanted.name}",
             base_model=wanted.base_model or report.base_model or scope.model,
             digest=digest,
             size_bytes=sum(entry.size_bytes for entry in files),
@@ -251,9 +249,11 @@ class _Task:
             int_id=int_id(registry.marker.registry_uuid, key, digest),
             policy=wanted.policy or known.policy,
             labels=dict(wanted.labels or {}),
-            fingerprint=wanted.fingerprint,
+            fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
         )
+        is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
+        return key, spec, self._present(spec, key, None if is_new else known.newest.get(revision))
 
     def _present(self, spec: AdapterSpec, key: AdapterKey, newest: Record | None) -> dict[str, Any]:
         """The fields of the next generation of its record.
@@ -288,7 +288,9 @@ class _Task:
         registry, wanted, copy = self.registry, self.wanted, self._copy(key)
         series = registry.records(key)
         admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=self.patience_s)
-        with nullcontext() if self.in_place else copy.private() as draft, admitted as too_much:
+        # Another revision's own folder is no place of this one.
+        stays = self.in_place and (wanted.link or wanted.source.parent.name == key.revision)
+        with nullcontext() if stays else copy.private() as draft, admitted as too_much:
             if draft is not None:
                 copy.place(draft, recorded=False)
             build = partial(self._present, spec, key)
@@ -302,8 +304,8 @@ class _Task:
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if draft is not None and not copy.is_there():  # gc took what a withdrawn revision had left
-                if not atomic.is_folder(draft):
+            if not wanted.link and not copy.is_there():  # gc took what a withdrawn revision had left
+                if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)
         return record
@@ -341,7 +343,7 @@ class _Task:
             said["policy"] = wanted.policy.model_dump(mode="json")
         if self.allowed:
             said["allowed"] = list(self.allowed)
-        if wanted.fingerprint is not None and record.origin == ADOPTED_IN_PLACE:
+        if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
         labels = wanted.labels or {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)

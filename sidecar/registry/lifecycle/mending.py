@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,17 @@ def is_whole(layout: Layout, record: Record) -> bool:
     except InputError:
         return False  # no regular file
     return artifacts.digest_of(found) == record.spec.digest
+
+
+def lies(folder: Path, entry: FileEntry) -> bool:
+    """Whether a regular file of its size is there; raises VolumeUnavailable where it cannot be told."""
+    try:
+        status = (folder / entry.path).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise atomic.unavailable(error, f"cannot look at {folder / entry.path}") from error
+    return stat.S_ISREG(status.st_mode) and status.st_size == entry.size_bytes
 
 
 def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:

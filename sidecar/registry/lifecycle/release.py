@@ -6,24 +6,32 @@ Each is a few appends in an order that is safe to stop anywhere, HEAD last. Regi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
+from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.store.writer import Registry
 
 
 def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, Record]:
     """The revisions of a name that are registered, read afresh."""
+    known = newest_revisions(registry, scope, name, registry.mentions(scope, name))
+    return {revision: record for revision, record in known.items() if record.present}
+
+
+def newest_revisions(
+    registry: Registry, scope: Scope, name: str, mentions: Mapping[str, Listing]
+) -> dict[str, Record]:
+    """The newest good record of each revision that ``mentions`` lists, withdrawn ones too."""
     found = {}
-    for revision, listing in registry.mentions(scope, name).items():
+    for revision, listing in mentions.items():
         if name in listing.records:
             series = registry.records(AdapterKey(*scope, revision, name))
-            record = registry.newest(series, listing.records[name])
-            if record is not None and record.present:
-                found[revision] = record
-    return found
+            found[revision] = registry.newest(series, listing.records[name])
+    return {revision: record for revision, record in found.items() if record is not None}
 
 
 def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:

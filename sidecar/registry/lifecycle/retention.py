@@ -2,8 +2,8 @@
 
 Kept are the newest, as many as the name or else its namespace says, and besides them: what the name
 serves, served before or tries, what is pinned, what a folder registered, what a replica reports, and
-what was written lately. Revisions are told apart by when they were first registered, by the clocks of
-who did; where that cannot be told of one, it is kept. Their files go later, as those of any withdrawn one.
+what was written lately. Revisions are ordered by when they were first registered, by their writers'
+clocks; one whose time is unknown is kept. Their files go later, as those of any withdrawn one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry.format.layout import Listing
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.release import active
+from lora_fs.sidecar.registry.lifecycle.release import active, newest_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 
 
@@ -46,13 +46,7 @@ class Revisions:
 def revisions_of(registry: Registry, scope: Scope, name: str) -> Revisions:
     """Read a name's revisions afresh. Raises VolumeUnavailable."""
     listed = registry.mentions(scope, name)
-    series = {revision: registry.records(AdapterKey(*scope, revision, name)) for revision in listed}
-    found = {
-        revision: registry.newest(series[revision], listing.records[name])
-        for revision, listing in listed.items()
-        if name in listing.records
-    }
-    newest = {revision: record for revision, record in found.items() if record is not None}
+    newest = newest_revisions(registry, scope, name, listed)
     is_present = any(record.present for record in newest.values())
     return Revisions(listed, newest, active(registry, scope, name) if is_present else None)
 

@@ -120,7 +120,7 @@ def find(
             found.append(Removal(one.path, why, _size_bytes(one.path), partial(_forget, one, tell)))
     for revision, entries in listing.revisions.items():
         folder = registry.layout.revision(scope, revision)
-        if not entries.packed and _age_s(folder) >= older_than_s:
+        if not entries.packed and age_s(folder) >= older_than_s:
             found.append(Removal(folder, "an empty revision", 0, partial(_remove_empty, folder)))
     return found
 
@@ -146,7 +146,7 @@ def _superseded(
 ) -> Iterator[Removal]:
     if len(generations) == 1:
         return
-    going = superseded({one: _age_s(_path(series, one)) for one in generations}, older_than_s)
+    going = superseded({one: age_s(_path(series, one)) for one in generations}, older_than_s)
     newest = _read(registry, series, generations) if going else None
     if newest is None:
         return  # what is in force may be among them
@@ -173,7 +173,7 @@ def _withdrawn(
             if len(generations) > 1 or name in entries.folders or key in in_use:
                 continue  # a folder beside its tombstone would be adopted without it
             newest = _read(registry, registry.records(key), generations)
-            if newest is not None and newest.is_tombstone and _age_s(newest.path) >= older_than_s:
+            if newest is not None and newest.is_tombstone and age_s(newest.path) >= older_than_s:
                 old.setdefault(name, {})[revision] = newest
     pointers = _histories(listing.active)
     for name in old.keys() | pointers.keys() - revisions.keys():
@@ -185,7 +185,7 @@ def _withdrawn(
         going = forgettable(revisions[name], known, named) if known else []
         yield from (known[revision] for revision in going)
         alone = len(generations) == 1 and len(revisions.get(name, [])) == len(going)
-        if newest is not None and alone and not named and _age_s(newest.path) >= older_than_s:
+        if newest is not None and alone and not named and age_s(newest.path) >= older_than_s:
             yield newest
 
 
@@ -238,7 +238,7 @@ def _path(series: Series[Body], generation: Generation) -> Path:
     return series.folder / generation_name(series.name, *generation)
 
 
-def _age_s(path: Path) -> float:
+def age_s(path: Path) -> float:
     """Since it was changed last, by this host's clock; what is gone, or cannot be told, is young."""
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime

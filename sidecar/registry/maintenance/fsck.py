@@ -1,13 +1,12 @@
 """What is wrong on a volume, and what may be done about it without losing or guessing anything.
 
-It is told from a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
+It reads a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
 where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
 cannot be looked at is a finding, for unknown is not healthy.
 """
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +26,7 @@ from lora_fs.sidecar.registry.format.ids import new_ids
 from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.mending import lies
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.gc import is_older, names_in
 from lora_fs.sidecar.registry.maintenance.survey import State, noted
@@ -119,7 +119,7 @@ def _unreadable(state: State) -> Iterator[Finding]:
         said = certain(state, key)
         if said is not None:
             yield Finding(
-                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is said anew", key
+                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is written again", key
             )
             continue
         advice = (
@@ -165,7 +165,7 @@ def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
                 )
                 path = folder / generation_name(name, *entries.records[name])
                 text = "two writers published this generation, and this one is in force"
-                mend = "" if key in state.unread else "what is in force is said anew"
+                mend = "" if key in state.unread else "the one in force is written again"
                 yield Finding(Kind.SIBLINGS, path, text, mend, key)
 
 
@@ -216,8 +216,7 @@ def _not_exported(registry: Registry, state: State) -> Iterator[Finding]:
     bodies |= {AdapterKey(*scope, "", name): pointer for (scope, name), pointer in state.pointers.items()}
     for key, body in bodies.items():
         series = registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
-        token = body.token if registry.marker.tier == "lww" else ""
-        path = series.folder / generation_name(key.name, body.generation, token)
+        path = registry.path(series, body)
         try:
             check(str(path.relative_to(registry.layout.root)), body)
         except (CorruptRecord, InputError) as error:
@@ -244,16 +243,10 @@ def _files(registry: Registry, key: AdapterKey, record: Record, *, hash_files: b
 
 
 def _holds(folder: Path, entry: FileEntry, hash_files: bool) -> bool:
+    if not hash_files:
+        return lies(folder, entry)
     try:
-        status = (folder / entry.path).lstat()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot look at {folder / entry.path}") from error
-    if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size_bytes:
-        return False
-    try:
-        return not hash_files or artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
+        return lies(folder, entry) and artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
     except InputError:
         return False
 

@@ -13,7 +13,6 @@ import errno
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -218,9 +217,7 @@ def _too_many(
     registry: Registry, scope: Scope, in_use: Collection[AdapterKey], older_than_s: float, writer: str
 ) -> Iterator[Garbage]:
     for record, keep in retention.expired(registry, scope, in_use):
-        token = record.token if registry.marker.tier == "lww" else ""
-        written = registry.records(record.key).folder / generation_name(record.name, record.generation, token)
-        if is_older(written, older_than_s):
+        if is_older(registry.path(registry.records(record.key), record), older_than_s):
             yield Garbage(
                 registry.layout.artifact(record.key),
                 f"unregistered: {record.name} keeps {keep} revisions, and {record.revision} is an older one",
@@ -326,10 +323,7 @@ def _remove_artifact(artifact: Path, still: Callable[[], bool]) -> None:
 
 def is_older(path: Path, seconds: float) -> bool:
     """Whether it was last changed so long ago, the volume's times against this host's clock."""
-    try:
-        return time.time() - path.lstat().st_mtime >= seconds
-    except OSError:
-        return False  # gone, or cannot be told: leave it
+    return compaction.age_s(path) >= seconds
 
 
 def _size_bytes(path: Path) -> int:

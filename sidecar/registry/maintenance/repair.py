@@ -1,7 +1,7 @@
 """Mending what ``fsck`` found, by the registry's own writes. Nothing that names an adapter is removed.
 
 A finding that has changed since it was found is left alone: each mend looks again. What could not
-be mended is told with the reason, and the others go on.
+be mended is reported with the reason, and the others go on.
 """
 
 from __future__ import annotations

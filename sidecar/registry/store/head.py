@@ -2,8 +2,8 @@
 
 A reader that knows one of the *changes* HEAD tells of has missed those after it and no others: it
 reads the files they name and lists nothing. Where that cannot be told, HEAD says *look*, and the tree
-is listed. Two writers may replace each other's HEAD: each looks again a moment later whether its
-change is told, and tells it again if not. What is lost all the same is found by the next listing.
+is listed. Two writers may replace each other's HEAD: each looks again a moment later whether HEAD
+names its change, and announces it again if not. What is lost all the same is found by the next listing.
 """
 
 from __future__ import annotations

@@ -222,6 +222,11 @@ class Reader:
             raise CorruptRecord(f"{path}: holds another writer's record")
         return body
 
+    def path(self, series: Series[Record] | Series[Pointer], body: Record | Pointer) -> Path:
+        """The file of a body of this series."""
+        token = body.token if self.marker.tier == "lww" else ""
+        return series.folder / generation_name(series.name, body.generation, token)
+
     def is_gone(self, series: Series[Body], generation: Generation) -> bool:
         """Whether opening a generation finds nothing there, which a listing that lags does not prove.
 

@@ -1,7 +1,7 @@
 """Writing the generations of records and pointers: the compare-and-set.
 
 To write is to take the series' greatest generation, build on it, and publish the next one; of
-two writers that build on the same generation one wins and the other is told. The
+two writers that build on the same generation one wins and the other gets ``Conflict``. The
 acknowledgement is the return of ``append``: from then on every reader finds the generation by
 listing names. HEAD follows.
 """
@@ -42,7 +42,7 @@ from lora_fs.sidecar.registry.volume.leases import lease
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 0.25
-RACES = 8  # lost in a row before the caller is told; each means that another writer went ahead
+RACES = 8  # lost in a row before the caller gets ``Conflict``; each means that another writer won
 
 
 class Registry(Reader):
@@ -167,7 +167,7 @@ class Registry(Reader):
             raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
         fields = change(newest)
         if fields is None and newest is not None and newest.generation < top.generation:
-            fields = {}  # what is kept is said anew, above the file that cannot be read
+            fields = {}  # what is kept is written again, above the file that cannot be read
         if fields is None:
             if newest is None:
                 raise Conflict(f"{series.name}: nothing to keep")
@@ -278,9 +278,7 @@ class Registry(Reader):
         self._note(series, body, found=True)
 
     def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
-        token = body.token if self.marker.tier == "lww" else ""
-        path = series.folder / generation_name(series.name, body.generation, token)
-        self._announcer.note(path, found=found)
+        self._announcer.note(self.path(series, body), found=found)
 
     def announce(self) -> None:
         """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""

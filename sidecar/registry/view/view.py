@@ -160,7 +160,7 @@ class RegistryView:
         return learning.learned
 
     def _is_problem(self, place: Place) -> bool:
-        """Whether something is told of its series already, which a listing has to take back."""
+        """Whether its series has a reported problem already, which a listing has to clear."""
         scope, revision, name, _ = place
         layout = self._registry.layout
         folder = layout.active(scope) if revision is None else layout.revision(scope, revision)

@@ -95,7 +95,7 @@ def _close(handle: int) -> None:
 
 
 def _read_all(handle: int, size_bytes: int, limit_bytes: int) -> bytes:
-    """Read what is there; to the end where it is not of the size that was told, which may be an older one."""
+    """Return the bytes, to the end of the file if ``size_bytes`` is out of date."""
     data = os.read(handle, min(size_bytes + 1, limit_bytes))
     while len(data) not in (size_bytes, limit_bytes) and (more := os.read(handle, limit_bytes - len(data))):
         data += more

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S: Final = 0.5
 IDLE_S: Final = 60.0
-LOOK_S: Final = 10.0  # a volume that does not answer for longer is told, and what was seen stays
+LOOK_S: Final = 10.0  # a volume that does not answer for longer is reported, and what was seen stays
 MAX_WAIT_S: Final = 25.0
 MAX_RENDERED: Final = 32
 READS: Final = 4  # of reports, at once

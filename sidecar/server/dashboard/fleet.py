@@ -1,6 +1,6 @@
 """What the replicas of one model report on the volume, read again only where it changed. Blocking.
 
-A report is a hint, and one that cannot be read is told as that: its replica keeps what it said last.
+A report is a hint, and one that cannot be read is reported: its replica keeps what it said last.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Phase, Record, public_of, side_name
-from lora_fs.sidecar.reconcile import backoff
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.engine_state import EngineState
+from lora_fs.sidecar.reconcile.residents import backoff
+from lora_fs.sidecar.reconcile.residents.engine_state import EngineState
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.model import Phase, Record, public_of, side_name
-from lora_fs.sidecar.reconcile.backoff import Failure
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.name_locks import Changing, NameLocks
+from lora_fs.sidecar.reconcile.residents.backoff import Failure
+from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog

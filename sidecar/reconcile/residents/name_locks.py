@@ -26,9 +26,6 @@ class NameLocks:
         self._changing: WeakSet[Changing] = WeakSet()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # held by who uses them
 
-    def __len__(self) -> int:
-        return len(self._locks)
-
     def of(self, name: str) -> asyncio.Lock:
         """Return the lock of the engine's ``name``."""
         return self._locks.setdefault(name, asyncio.Lock())
@@ -41,11 +38,6 @@ class NameLocks:
         """Return the names that change from now on; keep it until the engine's answer is noted."""
         self._changing.add(changing := Changing(self.locked()))
         return changing
-
-    @property
-    def watchers(self) -> int:
-        """Questions to the engine that are under way."""
-        return len(self._changing)
 
     @asynccontextmanager
     async def change(self, name: str) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan
-from lora_fs.sidecar.reconcile.loading import Residents
+from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 LOOK_S = 0.5  # between two looks at an engine that others may use, too

@@ -1,0 +1,1 @@
+"""What the engine holds: loads and unloads, their delays, and room for them."""
