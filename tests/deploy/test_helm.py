@@ -324,6 +324,11 @@ def test_settings_accept_the_environment(case: str, mode: str, monkeypatch: pyte
     assert f"--model={settings.model}" in engine["args"]
 
 
+def test_what_is_loaded_fits_the_engine() -> None:
+    """The default values load no more than the engine keeps in memory."""
+    assert VALUES["sidecar"]["maxLoaded"] == VALUES["engine"]["maxCpuLoras"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stop_leaves_requests_their_time(mode: str) -> None:
     """All that the pod has but 30 s, whatever that is; the engine's own arguments have the last word."""

@@ -313,6 +313,14 @@ def test_commands_are_found() -> None:
 # -- decisions -----------------------------------------------------------------------------------
 
 
+def test_the_quickstart_bounds_what_is_loaded() -> None:
+    """Each of its sidecars loads no more than its engine keeps in memory: no `EngineMayReread`."""
+    text = (ROOT / "docs/quickstart.md").read_text()
+    (keeps,) = re.findall(r"--max-cpu-loras ([0-9]+)", text)
+    loaded = re.findall(r"^\$ lora-fs sidecar .*--max-loaded ([0-9]+)$", text, re.MULTILINE)
+    assert loaded == [keeps] * text.count("$ lora-fs sidecar")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/adr").glob("0*.md")), ids=page_id)
 def test_decision_has_its_parts(path: Path) -> None:
     """A decision says why, what, what it costs, and what else was thought of; its code exists."""

@@ -223,7 +223,7 @@ def test_a_touched_folder_keeps_what_people_said(site: Site) -> None:
 
 
 def test_a_folder_that_cannot_be_listed_stops_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told of and tried again; the folders behind it are adopted, and those taken away withdrawn."""
+    """It is reported and tried again; the folders behind it are adopted, and those taken away withdrawn."""
     for number in range(3):
         write_adapter(site.store / f"a{number}", seed=number)
     real, closed = os.open, str(site.store / "a0")

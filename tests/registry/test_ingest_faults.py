@@ -230,3 +230,13 @@ def test_a_revisions_own_folder_as_the_source_of_the_next(
     record = put(registry, scope, folder).record
     assert record.revision == "v2"
     assert mending.is_whole(registry.layout, record)
+
+
+def test_the_same_bytes_in_two_revisions(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
+    """Registered again, they are those of the revision that the name serves: nothing is written."""
+    source = make_adapter()
+    put(registry, scope, source)
+    put(registry, scope, source, revision="v2")
+    before = release.active(registry, scope, "a1")
+    assert put(registry, scope, source).record.revision == "v2"
+    assert release.active(registry, scope, "a1") == before

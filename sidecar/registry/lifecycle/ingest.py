@@ -221,8 +221,9 @@ class _Task:
 
     def _same(self, known: Revisions) -> Record | None:
         digest, revision = self.judged.digest, self.wanted.revision
-        found = (one for one in known.present.values() if one.spec.digest == digest)
-        return next((one for one in found if revision in (None, one.revision)), None)
+        found = [one for one in known.present.values() if one.spec.digest == digest]
+        same = [one for one in found if revision in (None, one.revision)]
+        return known.served if known.served in same else next(iter(same), None)
 
     def _copy(self, key: AdapterKey) -> Copy:
         moved, follow = self.wanted.takes, not self.wanted.resolved
