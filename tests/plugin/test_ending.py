@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +101,13 @@ async def test_a_client_that_leaves_while_the_engine_is_told(monkeypatch: pytest
     assert (wire.listening, site.engine.in_use, site.replica.holding) == (0, 0, [])
 
 
+def engine_of(rpc: Callable[..., Awaitable[list[dict[str, Any]]]], ending: Ending) -> InProcess:
+    parallel = SimpleNamespace(_api_process_count=1, local_engines_only=False)
+    client: Any = SimpleNamespace(collective_rpc=rpc, vllm_config=SimpleNamespace(parallel_config=parallel))
+    models: Any = SimpleNamespace()
+    return InProcess(client, models, "pod", timeout_s=BOUND_S * 2, ending=ending)
+
+
 async def test_a_call_that_an_engine_leaves_unanswered() -> None:
     """Ends with the server, so that /readyz soon tells of the engine; what comes then is told the cause."""
     ending, asked = Ending(), asyncio.Event()
@@ -112,9 +119,7 @@ async def test_a_call_that_an_engine_leaves_unanswered() -> None:
         await asyncio.sleep(BOUND_S * 2)
         return []
 
-    parallel = SimpleNamespace(_api_process_count=1, local_engines_only=False)
-    client: Any = SimpleNamespace(collective_rpc=rpc, vllm_config=SimpleNamespace(parallel_config=parallel))
-    engine = InProcess(client, SimpleNamespace(), "pod", timeout_s=BOUND_S * 2, ending=ending)
+    engine = engine_of(rpc, ending)
     looking = asyncio.create_task(engine.loaded())
     await asyncio.wait_for(asked.wait(), BOUND_S)
     ending.begin()
@@ -122,6 +127,27 @@ async def test_a_call_that_an_engine_leaves_unanswered() -> None:
         await asyncio.wait_for(looking, BOUND_S)
     with pytest.raises(EngineUnavailable, match="EngineCore encountered an issue"):
         await engine.loaded()
+
+
+async def test_who_is_cancelled_in_a_call_to_the_engine_ends() -> None:
+    """As the reconcile loop, for which the server's end waits: after an error it would go on."""
+    ending, asked = Ending(), asyncio.Event()
+
+    async def rpc(*_: object, **__: object) -> list[dict[str, Any]]:
+        asked.set()
+        await asyncio.sleep(BOUND_S * 2)
+        return []
+
+    engine = engine_of(rpc, ending)
+    ended = asyncio.Event()
+    async with ending.watched(lambda: True, ended.set):
+        await asyncio.wait_for(ended.wait(), BOUND_S)
+        ending.begin()
+        looking = asyncio.create_task(engine.loaded())
+        await asyncio.wait_for(asked.wait(), BOUND_S)
+        looking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looking
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Ending:
         """End the context when the server ends. It yields a function: once called, the context stays.
 
         Args:
-            late: a context entered after the server began to end stays, too.
+            late: a context entered after the server began to end stays, too, and who is cancelled in it is.
 
         Raises:
             EngineUnavailable: the server ends.
@@ -53,7 +53,7 @@ class Ending:
                 try:
                     yield lambda: self._waits.discard(wait)
                 except asyncio.CancelledError as error:
-                    if wait in self._waits and self._ends():
+                    if not late and wait in self._waits and self._ends():
                         raise EngineUnavailable(TOLD) from error
                     raise
                 finally:
