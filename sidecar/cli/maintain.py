@@ -45,7 +45,7 @@ DEAD_AFTER_S = 1.5 * LEASE_S
 def collect_garbage(
     context: Context, dry_run: bool, older_than: float, history_older_than: float, output: str
 ) -> None:
-    """Remove files of adapters unregistered long ago, what dead writers left, old history.
+    """Remove the files of adapters unregistered long ago, what dead writers left, and old history.
 
     \b
     Examples:
