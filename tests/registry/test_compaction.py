@@ -22,7 +22,7 @@ from lora_fs.sidecar.registry.format.layout import Generation
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
-from lora_fs.sidecar.registry.store.reader import Body, Series
+from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
@@ -306,6 +306,21 @@ def test_a_writer_that_slept_does_not_take_a_free_number(
     assert look(registry, scope).desired.records[series_key(scope)].writer == "stale"
 
 
+def test_a_clients_cache_gives_no_number_away(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that still opens what gc removed elsewhere (GlusterFS: for 1 s) writes nothing below it."""
+    base = put(registry, scope, make_adapter()).record
+    for label in "bc":
+        amend.amend(registry, scope, "a1", [amend.with_labels({"n": label})], writer="test")
+    compact(registry, scope)
+    series, stale = registry.records(series_key(scope)), Asleep(registry.layout.root, base)
+    monkeypatch.setattr(stale, "is_gone", lambda *_: False)
+    with pytest.raises(Conflict):
+        stale.append(series, lambda _: {}, writer="stale", expect=1)
+    assert [one.generation for one in registry.generations(series)] == [3]
+
+
 def series_key(scope: Scope) -> AdapterKey:
     return AdapterKey(*scope, "v1", "a1")
 
@@ -377,6 +392,37 @@ def test_a_reader_that_missed_a_tombstone_withdraws(
     awake.refresh()
     assert awake.desired.records[AdapterKey(*scope, "v1", "kept")] is read, "it had missed nothing"
     assert series_key(scope) not in awake.desired.records
+
+
+class Lagging(Registry):
+    """Its client answers with the last listings while ``lags``, as sshfs's does for 20 s."""
+
+    lags = False
+
+    def scan(self, scope: Scope, *args: Any) -> ScopeListing:
+        if not self.lags:
+            self.listing = super().scan(scope, *args)
+        return self.listing
+
+
+def test_a_reader_whose_listing_lags_misses_no_tombstone(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """HEAD's floor is newer than its listing: the tree is read anew until no listing can lag any more."""
+    put(registry, scope, make_adapter())
+    lagging, clock = Lagging(registry.layout.root), Clock()
+    slept = look(lagging, scope, clock=clock, lag_s=20.0)
+    release.unregister(registry, scope, "a1", writer="test")
+    gone = registry.layout.artifact(series_key(scope))
+    gone.rename(gone.with_name("elsewhere"))
+    compact_whole(registry, scope)
+    lagging.lags = True
+    slept.refresh()
+    assert slept.desired.records[series_key(scope)].present, "what cannot be read stays as it was"
+    lagging.lags = False
+    clock.now += 20.0
+    slept.refresh()
+    assert not slept.desired.records[series_key(scope)].present
 
 
 def test_a_reader_that_missed_tombstones_keeps_what_it_cannot_read(
@@ -468,6 +514,27 @@ def test_the_floor_survives_other_writers(
     after = parse_head(read_head(registry.layout.root))
     assert after is not None
     assert (after.gc_floor, after.first) == (told.gc_floor, told.first)
+
+
+def test_a_writer_that_replaces_head_beside_gc_loses_no_floor(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read HEAD before gc raised the floor, and replaces it before the tombstone goes."""
+    put(registry, scope, make_adapter(), link=True)
+    release.unregister(registry, scope, "a1", writer="test")
+    compact(registry, scope)
+    earlier, unlink = registry.layout.head.read_bytes(), Path.unlink
+
+    def beside(path: Path, missing_ok: bool = False) -> None:
+        if ".@" in path.name:
+            registry.layout.head.write_bytes(earlier)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", beside)
+    assert compact(registry, scope)
+    head = parse_head(read_head(registry.layout.root))
+    assert head is not None
+    assert head.gc_floor > 0 < head.first - 1
 
 
 def test_a_torn_read_of_head_loses_no_floor(

@@ -198,10 +198,14 @@ def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) 
 
 
 def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
-    """Remove a tombstone, once HEAD tells readers that some may be gone."""
+    """Remove a tombstone, once HEAD tells readers that some may be gone.
+
+    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile.
+    """
     tell()
     if tombstone.is_there():
         tombstone.path.unlink(missing_ok=True)
+        tell()
 
 
 def _remove_empty(folder: Path) -> None:

@@ -38,6 +38,7 @@ from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.volume.leases import lease
+from lora_fs.sidecar.registry.volume.presence import is_there
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class Registry(Reader):
             Ambiguous: it cannot be told.
         """
         try:
-            if top.generation and not self.is_gone(series, top):
+            if top.generation and self._is_there(series, top):
                 return True
             above = [one for one in self.generations(series) if one.generation > body.generation]
             return not above or self.read(series, above[-1]).previous == _previous(body)
@@ -246,6 +247,13 @@ class Registry(Reader):
             return False
         except VolumeUnavailable as error:
             raise Ambiguous(str(error)) from error
+
+    def _is_there(self, series: Series[Body], top: Generation) -> bool:
+        """Whether a generation is on the server. On tier lww names are not reused: an open is enough."""
+        path = series.folder / generation_name(series.name, *top)
+        return not self.is_gone(series, top) and (
+            self.marker.tier == "lww" or is_there(path, self._temporary)
+        )
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.

@@ -66,6 +66,7 @@ class RegistryView:
         self._clock = clock
         self._head: bytes | None = None
         self._nonce, self._seq = "", 0  # of the last HEAD whose writes are known
+        self._anew_until: float | None = None  # tombstones were missed, and a listing may still lag
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = 0  # of the registry as last listed
@@ -102,6 +103,8 @@ class RegistryView:
         moved = head != self._head
         at = parse_head(head) if moved else None
         missed = at is not None and at.epoch == self._epoch and self._seq < at.gc_floor
+        if missed and self._scanned_at is not None:
+            self._anew_until = now + self._lag_s
         told = None if missed else self._told_of(at) if moved else []
         if told is None or told or due or folders or head is None or self._lag.due(now):
             self._registry.check_identity()
@@ -110,7 +113,9 @@ class RegistryView:
             self._lag.begin(now)
             due, changed = True, False
         if due or self._lag.due(now):
-            changed |= self._scan(dict.fromkeys(self._scopes), missed=missed)
+            changed |= self._scan(dict.fromkeys(self._scopes), anew=self._anew_until is not None)
+            if self._anew_until is not None and now >= self._anew_until:
+                self._anew_until = None
             self._scanned_at = now
             self._lag.looked(now)
             self._retry_s = RETRY_S if changed else min(2 * self._retry_s, RETRY_MOST_S)
@@ -182,11 +187,11 @@ class RegistryView:
             layout.revision(key.scope, key.revision) if isinstance(key, AdapterKey) else layout.active(key[0])
         )
 
-    def _scan(self, scopes: dict[Scope, Collection[Path] | None], *, missed: bool = False) -> bool:
-        """List scopes, and read what is new in them; ``missed``: tombstones may have come and gone."""
+    def _scan(self, scopes: dict[Scope, Collection[Path] | None], *, anew: bool = False) -> bool:
+        """List scopes, and read what is new in them; ``anew``: tombstones may have come and gone."""
         before, epoch = self.desired, self._registry.marker.epoch
         restored = epoch != self._epoch
-        anew = restored or (missed and self._scanned_at is not None)
+        anew |= restored
         if anew:
             scopes = dict.fromkeys(self._scopes)
         learning = self._learning(anew=anew)
