@@ -9,16 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
-from lora_fs.sidecar.registry.volume.atomic import TemporaryNames, read_bytes
+from lora_fs.sidecar.registry.volume.atomic import read_bytes
 
 GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
-def is_there(path: Path, names: TemporaryNames) -> bool:
-    """Return whether a regular file has the name, by a hard link to it that ``names`` removes.
+def is_there(path: Path) -> bool:
+    """Return whether a regular file has the name, by a hard link to it that is removed at once.
 
     Raises:
         VolumeUnavailable: it cannot be known.
@@ -28,5 +29,6 @@ def is_there(path: Path, names: TemporaryNames) -> bool:
         os.link(path, probe, follow_symlinks=False)
     except OSError as error:
         return error.errno not in GONE and read_bytes(path) is not None
-    names.add(probe)
+    with suppress(OSError):  # gc removes a temporary name that stays
+        probe.unlink()
     return True
