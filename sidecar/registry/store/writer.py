@@ -249,11 +249,10 @@ class Registry(Reader):
             raise Ambiguous(str(error)) from error
 
     def _is_there(self, series: Series[Body], top: Generation) -> bool:
-        """Whether a generation is on the server. On tier lww names are not reused: an open is enough."""
-        path = series.folder / generation_name(series.name, *top)
-        return not self.is_gone(series, top) and (
-            self.marker.tier == "lww" or is_there(path, self._temporary)
-        )
+        """Whether a generation is on the server. Tier lww reuses no name: there an open is enough."""
+        if self.marker.tier == "lww":
+            return not self.is_gone(series, top)
+        return is_there(series.folder / generation_name(series.name, *top))
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.
