@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ class Serving:
     async def unload_lora_adapter(self, *_: object, **__: object) -> str:
         self.changed.append("unload")
         return "Success"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """vLLM's application raises the level of every handler, pytest's too: that ends with the test."""
+    handlers = logging.getLogger().handlers
+    levels = [(one, one.level) for one in (logging.getLogger(), logging.getLogger("lora_fs"), *handlers)]
+    yield
+    for one, level in levels:
+        one.setLevel(level)
 
 
 @pytest.fixture(params=["0", "True"])
