@@ -50,11 +50,14 @@ class Serving:
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """vLLM's application raises the level of every handler, pytest's too: that ends with the test."""
-    handlers = logging.getLogger().handlers
-    levels = [(one, one.level) for one in (logging.getLogger(), logging.getLogger("lora_fs"), *handlers)]
+    root = logging.getLogger()
+    loggers = {one: one.level for one in (root, logging.getLogger("lora_fs"))}
+    handlers = {one: one.level for one in root.handlers}
     yield
-    for one, level in levels:
-        one.setLevel(level)
+    for logger, level in loggers.items():
+        logger.setLevel(level)
+    for handler, level in handlers.items():
+        handler.setLevel(level)
 
 
 @pytest.fixture(params=["0", "True"])
