@@ -140,7 +140,7 @@ def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
 
 def test_the_file(tmp_path: Path) -> None:
     """The audit file is only appended to, may be read by its owner alone, and each of its lines is one JSON
-    object, whatever was told."""
+    object, whatever it reports."""
     file = tmp_path / "audit"
     file.write_text("before\n")
     file.unlink()

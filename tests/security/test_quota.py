@@ -146,7 +146,7 @@ def test_writers_at_once(
 def test_dropped(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dropped folder over quota stays where it is, is told as `NotAdopted` in `lora-fs status`, and is
+    """A dropped folder over quota stays where it is. `lora-fs status` reports it as `NotAdopted`. It is
     adopted once there is room."""
     put(registry, scope, make_adapter(), name="first")
     allow(registry, adapters=1)
