@@ -325,7 +325,7 @@ def test_a_clients_cache_gives_no_number_away(
 def test_a_number_that_a_client_believes_taken(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose cache still has a removed name (sshfs) refuses the link: the write is lost, not unknown."""
+    """A client whose cache still has a removed name (sshfs) refuses the link: the write is lost."""
     base = put(registry, scope, make_adapter()).record
     for label in "bc":
         amend.amend(registry, scope, "a1", [amend.with_labels({"n": label})], writer="test")
@@ -348,7 +348,7 @@ def test_a_write_that_others_may_have_built_on_is_unknown(
     make_adapter: MakeAdapter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A link that landed and does not show may count: a generation above it does not prove that it is lost."""
+    """A link that landed and does not show may count: what lies above it may rest on it."""
     put(registry, scope, make_adapter())
     series = registry.records(series_key(scope))
     real, name = atomic.read_bytes, generation_name("a1", 2)
