@@ -311,7 +311,7 @@ def test_a_folder_swapped_for_a_link_after_it_was_looked_at(
 
 @contextmanager
 def swapped_at_open(folder: Path, other: Path, number: int) -> Iterator[list[int]]:
-    """Let a link to ``other`` lie in the place of ``folder`` for as long as it is opened the ``number``th time."""
+    """Let a link to ``other`` lie in the place of ``folder`` while it is opened for the ``number``th time."""
     aside, real, opened = folder.with_name(".aside"), os.open, list[int]()
 
     def swapping(path: Any, flags: int, *args: Any, **more: Any) -> int:
