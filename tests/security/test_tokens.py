@@ -21,10 +21,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
-from lora_fs.sidecar.server import auth, dynamo, lora
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.tokens import BadTokenFile, Token, find, parse
+from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, find, parse
+from lora_fs.sidecar.server.routes import dynamo, lora
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine
 from tests.reconcile.test_plan import RECORD
@@ -146,8 +147,8 @@ def test_a_token_of_a_verb(sidecar: Sidecar, tmp_path: Path) -> None:
 def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that is added to the file, or taken out of it, counts at the next admin call, and for reading
     within a second; nothing is restarted."""
-    assert auth.FRESH_S <= 1
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    assert access.FRESH_S <= 1
+    monkeypatch.setattr(access, "FRESH_S", 0)
     file = tmp_path / "tokens"
     file.write_text("old-one\n")
     http = sidecar(file, ("-",))
@@ -239,8 +240,8 @@ def passed_on(engine: FakeEngine) -> list[tuple[str | None, str | None]]:
 
 
 def test_the_engine_gets_no_token(sidecar: Sidecar, token_file: Path, passed_on: list[object]) -> None:
-    """No `Authorization` of a client goes on to the engine, whatever is in it: the sidecar sends the engine's own
-    key, if it knows one."""
+    """No `Authorization` of a client goes on to the engine, whatever is in it: the sidecar sends the engine's
+    own key, if it knows one."""
     schemes = (
         "Bearer %s",
         "bearer  %s",
@@ -282,7 +283,7 @@ def test_what_is_no_file(
 ) -> None:
     """A FIFO in the token file's place, or a file that hangs, holds up no request that needs no token for a
     second; a good file counts at the next call, once the reads that hang have ended."""
-    file, more, real = tmp_path / "tokens", auth.AT_ONCE + 2, auth._contents
+    file, more, real = tmp_path / "tokens", access.AT_ONCE + 2, access._contents
     file.write_text(OPERATORS)
     over, began = threading.Event(), time.monotonic
 
@@ -300,14 +301,14 @@ def test_what_is_no_file(
     needs_none(http)
     file.unlink()
     os.mkfifo(file)
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    monkeypatch.setattr(access, "FRESH_S", 0)
     needs_none(http)
     assert [status(http, "load", "x", OPERATORS) for _ in range(more)] == [503] * more
     needs_none(unread := sidecar(file))
     file.unlink()
     file.write_text(OPERATORS)
     assert [status(one, "load", "x", OPERATORS) for one in (http, unread)] == [200, 200]
-    monkeypatch.setattr(auth, "_contents", hangs)
+    monkeypatch.setattr(access, "_contents", hangs)
     try:
         needs_none(http)
         needs_none(unread := sidecar(file))

@@ -71,8 +71,8 @@ def parse(text: str) -> Mapping[bytes, Token]:
 def find(tokens: Mapping[bytes, Token], given: str) -> Token | None:
     """Return the token that was given.
 
-    It is looked up by its SHA-256. The time depends on the hash, of which nobody can choose one that is nearly
-    right, and not on the number of tokens.
+    It is looked up by its SHA-256. The time depends on the hash, which nobody can choose, and not on the
+    number of tokens.
     """
     return tokens.get(digest_of(given))
 
