@@ -8,6 +8,7 @@ whole. A gzip file is read to its end, where its checksum is.
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 from collections.abc import Iterator
@@ -22,31 +23,8 @@ from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 from lora_fs.sidecar.validate.report import shown
 
 MOST_MEMBERS = 10_000
-MOST_HEADER_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 TAKEN = (CONFIG_FILE, WEIGHTS_FILE, *PICKLES, *CARRIED)
-
-_BROKEN = (tarfile.TarError, OverflowError, RecursionError, *packed.BROKEN)
-_HEADERS = frozenset(
-    (
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-    )
-)
-
-
-class _Member(tarfile.TarInfo):
-    """tarfile reads a header of any size into memory: one that is too large is refused before."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        member = super().frombuf(buf, encoding, errors)
-        if member.type in _HEADERS and member.size > MOST_HEADER_BYTES:
-            raise tarfile.HeaderError(f"a header of {member.size} bytes")
-        return member
 
 
 def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
@@ -57,34 +35,24 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
         VolumeUnavailable: the files cannot be written.
     """
     try:
-        with file.open("rb") as plain:
-            stream = packed.unpacked(plain)
-            unpacked = cast(IO[bytes], stream or plain)
-            with tarfile.open(fileobj=unpacked, mode="r:", tarinfo=_Member) as archive:
-                inside: str | None = None
-                for name, member in _adapter(archive, uri, most_bytes):
-                    parent = member.name.rpartition("/")[0].removeprefix("./")
-                    if inside not in (None, parent):
-                        raise InputError(f"{uri} holds more than one adapter: pack one folder")
-                    inside = parent
-                    reader = archive.extractfile(member)
-                    assert reader is not None
-                    _write(reader, folder / name)
-            if stream is not None:
-                _end(cast(IO[bytes], stream), uri, most_bytes)
+        with packed.tar(file) as archive:
+            inside: str | None = None
+            for name, member in _adapter(archive, uri, most_bytes):
+                parent = member.name.rpartition("/")[0].removeprefix("./")
+                if inside not in (None, parent):
+                    raise InputError(f"{uri} holds more than one adapter: pack one folder")
+                inside = parent
+                reader = archive.extractfile(member)
+                assert reader is not None
+                _write(reader, folder / name)
+            if isinstance(archive.fileobj, gzip.GzipFile):
+                _end(cast(IO[bytes], archive.fileobj), uri, most_bytes)
     except packed.OtherPacking as error:
         raise InputError(f"{uri}: {error}") from error
-    except _BROKEN as error:
-        raise _no_tar(uri, error) from error
+    except packed.NotTar as error:
+        raise InputError(f"{uri} is no tar, or was cut: {error}; send a {packed.KINDS}") from error
     except OSError as error:
-        if error.errno is None:  # gzip's word for damaged
-            raise _no_tar(uri, error) from error
-        raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno)}") from error
-
-
-def _no_tar(uri: str, error: Exception) -> InputError:
-    why = shown(str(error).partition("\n")[0].rstrip(":"))
-    return InputError(f"{uri} is no tar, or was cut: {why}; send a {packed.KINDS}")
+        raise VolumeUnavailable(f"cannot unpack {uri}: {os.strerror(error.errno or 0)}") from error
 
 
 def _end(stream: IO[bytes], uri: str, most_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads gzip files as streams, in bounded memory.
+"""Reads gzip files and tars as streams, in bounded memory.
 
 A file that is cut, damaged, or followed by other bytes raises an error once it is read to its end.
 """
@@ -6,13 +6,33 @@ A file that is cut, damaged, or followed by other bytes raises an error once it 
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zlib
-from typing import IO, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final, cast
+
+from lora_fs.sidecar.validate.report import shown
 
 KINDS: Final = ".tar or .tar.gz"
 BROKEN: Final = (EOFError, ValueError, zlib.error)  # and an OSError without a number
 
 _OTHER: Final = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd"}
+_MOST_HEADER_BYTES: Final = 1 << 20
+_HEADERS: Final = frozenset(
+    (
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    )
+)
+
+
+class NotTar(Exception):
+    """The file is no tar, or was cut. The text says why."""
 
 
 class OtherPacking(ValueError):
@@ -33,3 +53,35 @@ def unpacked(file: IO[bytes]) -> gzip.GzipFile | None:
         if start.startswith(sign):
             raise OtherPacking(f"it is packed with {kind}, which is not read: pack it as .tar.gz")
     return gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else None
+
+
+class _Member(tarfile.TarInfo):
+    """tarfile reads a header of any size into memory: one that is too large is refused before."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _HEADERS and member.size > _MOST_HEADER_BYTES:
+            raise tarfile.HeaderError(f"a header of {member.size} bytes")
+        return member
+
+
+@contextmanager
+def tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """Open a .tar or .tar.gz, whose members are then read in their order.
+
+    Raises:
+        NotTar, OtherPacking: it cannot be read as one; also while its members are read.
+        OSError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            stream = cast(IO[bytes], unpacked(file) or file)
+            with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
+                yield archive
+    except OtherPacking:
+        raise
+    except (tarfile.TarError, OverflowError, RecursionError, OSError, *BROKEN) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise NotTar(shown(str(error).partition("\n")[0].rstrip(":"))) from error

@@ -17,10 +17,11 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
 from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs, lora_fs, root
 from tests.registry.conftest import MakeAdapter
-from tests.registry.faults import without_links
 from tests.registry.test_export import exported
 from tests.registry.test_operations import put
 
@@ -163,41 +164,16 @@ def test_nothing_is_made_of_it(file: Path, lora_fs: LoraFs, tmp_path: Path, case
         assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("tier", ["cas", "lww"])
-def test_a_shared_id_is_not_restored(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
-) -> None:
-    """Who has it by right keeps it, the other is given its own by one more generation; also when the restore
-    was killed before its marker and is repeated."""
+def test_a_shared_id_is_restored_and_told_apart_by_fsck(file: Path, tmp_path: Path) -> None:
+    """A restore brings back what was exported. `fsck --repair` gives the second one an id of its own."""
     taken = archive.read(file).records[A1].spec.int_id
     bad = edited(file, specifies(int_id=taken), RECORD.replace("a1", "b1"))
-    if tier == "lww":
-        without_links(monkeypatch)
-    target = tmp_path / "new"
-    contents = archive.read(bad)
-    restore.restore(target, bad, contents)
-    (target / "lora-fs.json").unlink()
-    assert restore.restore(target, bad, contents) == []
-    again = Registry(target)
-    a1, b1 = (again.latest(again.records(key))[1] for key in (A1, B1))
-    assert a1 is not None
-    assert b1 is not None
+    assert restore.restore(tmp_path / "new", bad, archive.read(bad)) == []
+    again = Registry(tmp_path / "new")
+    state = survey.look(again)
+    found = list(fsck.find(again, state, older_than_s=0, hash_files=True))
+    assert [one.kind for one in found] == [fsck.Kind.SAME_ID]
+    assert [why for _, why in Mender(again, state, Expectation(), writer="test").mend(found)] == [None]
+    a1, b1 = (survey.look(again).records[key] for key in (A1, B1))
     assert (a1.generation, a1.spec.int_id, b1.generation) == (1, taken, 2)
     assert b1.spec.int_id == int_id(again.marker.registry_uuid, B1, b1.spec.digest)
-    assert list(fsck.find(again, survey.look(again), older_than_s=0, hash_files=True)) == []
-
-
-def test_an_id_that_lies_there_is_not_taken(
-    registry: Registry, scope: Scope, make_adapter: MakeAdapter, file: Path
-) -> None:
-    """Over a volume that lost its marker alone, what was registered since the export keeps its id."""
-    since = put(registry, scope, make_adapter(seed=2), name="c1").record
-    bad = edited(file, specifies(int_id=since.spec.int_id))
-    for path in registry.layout.revision(scope, "v1").glob("a1.@*"):
-        path.unlink()
-    registry.layout.marker.unlink()
-    restore.restore(registry.layout.root, bad, archive.read(bad))
-    again = Registry(registry.layout.root)
-    a1 = again.latest(again.records(A1))[1]
-    assert a1 is not None
-    assert (a1.generation, a1.spec.int_id != since.spec.int_id) == (2, True)

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +17,13 @@ from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
-from lora_fs.sidecar.registry.maintenance import fsck, survey
-from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
-from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import fail, without_links
-from tests.registry.test_crashes import look_at_folders
 from tests.registry.test_operations import put, served
 
 V1 = AdapterKey("default", "tiny", "v1", "a1")
@@ -146,7 +145,7 @@ def test_any_flipped_bit_is_found(filled: Registry, tmp_path: Path) -> None:
             found = archive.read(file)
         except InputError:
             continue
-        assert (found.records, found.pointers, found.files) == (read.records, read.pointers, read.files), at
+        assert (found.bodies, found.files) == (read.bodies, read.files), at
 
 
 def rewritten(file: Path, change: Callable[[tarfile.TarInfo, bytes], tuple[tarfile.TarInfo, bytes]]) -> Path:
@@ -371,15 +370,6 @@ def test_a_restore_refuses_another_record(filled: Registry, tmp_path: Path) -> N
     assert not (tmp_path / "n/lora-fs.json").exists()
 
 
-def test_the_marker_alone_is_restored(filled: Registry, tmp_path: Path) -> None:
-    """Over a volume that lost its marker, everything else in place, an export without files is enough."""
-    file = exported(filled, tmp_path / "e.tar", files=False)
-    want = state(filled)
-    filled.layout.marker.unlink()
-    assert restore.restore(filled.layout.root, file, archive.read(file)) == []
-    assert state(Registry(filled.layout.root)) == want
-
-
 @pytest.mark.parametrize("tier", ["cas", "lww"])
 @pytest.mark.parametrize("other_bytes", [False, True])
 def test_a_linked_adapter_is_restored_with_its_own_copy(
@@ -395,103 +385,11 @@ def test_a_linked_adapter_is_restored_with_its_own_copy(
     contents = archive.read(file)
     assert restore.restore(tmp_path / "new", file, contents) == []
     (tmp_path / "new/lora-fs.json").unlink()
+    (tmp_path / "new/HEAD").unlink()
     assert restore.restore(tmp_path / "new", file, contents) == []
     again = Registry(tmp_path / "new")
     assert path_of(again) == again.layout.artifact(C1)
     assert state(again) == want
-
-
-def test_a_restore_writes_nothing_over_a_later_generation(filled: Registry, tmp_path: Path) -> None:
-    """The marker was lost, and what the export has was written on since: told, and as it was."""
-    file = exported(filled, tmp_path / "e.tar")
-    later = filled.append(filled.records(C1), lambda _: {"mood": "glad"}, writer="test")
-    shutil.rmtree(tmp_path / "linked")
-    filled.layout.marker.unlink()
-    lost = restore.restore(filled.layout.root, file, archive.read(file))
-    assert len(lost) == 1
-    assert "later generation" in lost[0]
-    again = Registry(filled.layout.root)
-    assert again.latest(again.records(C1))[1] == later
-
-
-def changed_since(registry: Registry, file: Path) -> Path:
-    """A dropped folder as it was adopted and exported to ``file``, and then changed and adopted again."""
-    folder = write_adapter(registry.layout.artifact(D1), 5)
-    look_at_folders(registry, D1.scope)
-    exported(registry, file)
-    write_adapter(folder, 6)
-    look_at_folders(registry, D1.scope)
-    record = registry.latest(registry.records(D1))[1]
-    assert record is not None
-    assert record.generation == 2
-    return folder
-
-
-def test_a_restore_leaves_the_files_of_a_later_generation(
-    registry: Registry, tmp_path: Path, make_adapter: MakeAdapter
-) -> None:
-    """The marker alone was lost, and a folder was changed since: its record in force has its bytes."""
-    folder = changed_since(registry, tmp_path / "e.tar")
-    registry.layout.marker.unlink()
-    file = tmp_path / "e.tar"
-    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
-    theirs = make_adapter("theirs", seed=6) / "adapter_model.safetensors"
-    assert (folder / theirs.name).read_bytes() == theirs.read_bytes()
-    assert state(Registry(registry.layout.root))["whole"]
-
-
-def test_a_later_generation_that_is_damaged_is_lost(registry: Registry, tmp_path: Path) -> None:
-    """The export has an earlier one's bytes: they are not put in its place, and it is told."""
-    folder = changed_since(registry, tmp_path / "e.tar")
-    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
-    registry.layout.marker.unlink()
-    file = tmp_path / "e.tar"
-    (told,) = restore.restore(registry.layout.root, file, archive.read(file))
-    assert told == f"{D1}: a later generation has other bytes, which stay"
-    assert (folder / "adapter_model.safetensors").read_bytes() == b"damaged"
-
-
-def test_an_earlier_generation_gives_way_to_the_exports(
-    registry: Registry, tmp_path: Path, make_adapter: MakeAdapter
-) -> None:
-    """As where an old snapshot lies there: the export's record is in force afterwards, and has its files."""
-    folder = changed_since(registry, tmp_path / "early.tar")
-    file = exported(registry, tmp_path / "e.tar")
-    (registry.layout.revision(D1.scope, "v1") / "d1.@00000002.json").unlink()
-    write_adapter(folder, 5)
-    registry.layout.marker.unlink()
-    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
-    theirs = make_adapter("theirs", seed=6) / "adapter_model.safetensors"
-    assert (folder / theirs.name).read_bytes() == theirs.read_bytes()
-
-
-@pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_restore_calls_nothing_lost_that_is_whole(
-    registry: Registry, scope: Scope, tmp_path: Path, make_adapter: MakeAdapter, withdrawn: bool
-) -> None:
-    """An id that two shared in the export was repaired since, and the record written on or withdrawn."""
-    first = put(registry, scope, make_adapter(seed=1)).record
-    second = put(registry, scope, make_adapter(seed=2), name="b1").record
-    path = registry.layout.revision(scope, "v1") / "b1.@00000001.json"
-    body = unseal(path.read_bytes())
-    body["spec"]["int_id"] = first.spec.int_id
-    path.write_bytes(seal(body))
-    file = exported(registry, tmp_path / "e.tar")
-    found = list(fsck.find(registry, survey.look(registry), older_than_s=3600, hash_files=True))
-    assert list(Mender(registry, survey.look(registry), Expectation(), writer="test").mend(found)) == [
-        (found[0], None)
-    ]
-    registry.append(registry.records(second.key), lambda _: {"mood": "glad"}, writer="test")
-    if withdrawn:
-        release.unregister(registry, scope, "b1", writer="test")
-        shutil.rmtree(registry.layout.artifact(second.key))
-    registry.layout.marker.unlink()
-    assert restore.restore(registry.layout.root, file, archive.read(file)) == []
-    again = Registry(registry.layout.root)
-    newest = again.latest(again.records(second.key))[1]
-    assert newest is not None
-    assert newest.present is not withdrawn
-    assert newest.spec.int_id != first.spec.int_id
 
 
 def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:
@@ -499,3 +397,83 @@ def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:
     file = exported(filled, tmp_path / "e.tar")
     restore.restore(tmp_path / "n", file, archive.read(file))
     assert marker.read_marker(tmp_path / "n").epoch not in (0, filled.marker.epoch, filled.marker.epoch + 1)
+
+
+def test_a_volume_that_lost_its_marker_gets_it_back(filled: Registry, tmp_path: Path) -> None:
+    """Nothing is restored over it. A marker restored beside it makes it the same registry, as it was."""
+    file = exported(filled, tmp_path / "e.tar", files=False)
+    release.promote(filled, V1.scope, "a1", "v1", writer="test")
+    view, want, root = RegistryView(filled, (V1.scope,)), state(filled), filled.layout.root
+    view.refresh()
+    filled.layout.marker.unlink()
+    with pytest.raises(Conflict, match=r"was a registry.*--root EMPTY import archive.*copy lora-fs\.json"):
+        restore.restore(root, file, archive.read(file))
+    restore.restore(tmp_path / "beside", file, archive.read(file))
+    shutil.copy(tmp_path / "beside/lora-fs.json", root)
+    assert state(Registry(root)) == want
+    view.refresh(force=True)
+    assert view.desired.frozen is None
+    assert served(Registry(root), V1.scope)["a1"] == "v1"
+
+
+def test_a_restore_refuses_other_files(filled: Registry, tmp_path: Path) -> None:
+    """A folder that is not the export's is in the way and stays."""
+    file = exported(filled, tmp_path / "e.tar")
+    theirs = write_adapter(tmp_path / "n/default/tiny/v1/a1", 9)
+    before = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    with pytest.raises(Conflict, match="holds other bytes"):
+        restore.restore(tmp_path / "n", file, archive.read(file))
+    assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
+    assert not (tmp_path / "n/lora-fs.json").exists()
+
+
+def compacted(registry: Registry, scope: Scope) -> None:
+    registry.close()
+    assert collect(gc.find(registry, scope, frozenset(), 0.0, history_s=0.0)) == {}
+
+
+@pytest.mark.parametrize("at", ["listed", "read"])
+@pytest.mark.parametrize("what", ["promoted", "forgotten"])
+def test_an_export_reads_again_what_gc_removed(
+    filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, what: str
+) -> None:
+    """A generation is superseded and removed, or all of a name, behind the listing or behind the read."""
+    scope, done = V1.scope, list[str]()
+    other = Registry(filled.layout.root)
+    if what == "forgotten":
+        name = "b1"
+        shutil.rmtree(filled.layout.artifact(AdapterKey(*scope, "v1", "b1")))
+    else:
+        name = "a1"
+
+    def meanwhile() -> None:
+        if not done:
+            done.append(name)
+            if what == "promoted":
+                release.promote(other, scope, "a1", "v1", writer="test")
+            for _ in range(3):
+                compacted(other, scope)
+
+    latest, generations = Registry.latest, Registry.generations
+
+    def behind_the_listing(self: Registry, series: Any) -> Any:
+        found = generations(self, series)
+        if self is filled and series.name == name:
+            meanwhile()
+        return found
+
+    def behind_the_read(self: Registry, series: Any) -> Any:
+        found = latest(self, series)
+        if self is filled and series.name == name:
+            meanwhile()
+        return found
+
+    if at == "listed":
+        monkeypatch.setattr(Registry, "generations", behind_the_listing)
+    else:
+        monkeypatch.setattr(Registry, "latest", behind_the_read)
+    file = exported(filled, tmp_path / "e.tar")
+    monkeypatch.undo()
+    assert done == [name]
+    assert restore.restore(tmp_path / "new", file, archive.read(file)) == []
+    assert state(Registry(tmp_path / "new")) == state(filled)

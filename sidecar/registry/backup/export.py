@@ -12,23 +12,23 @@ import errno
 import hashlib
 import io
 import os
-import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, OperatorError
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Begin, End, Tally, check
-from lora_fs.sidecar.registry.format.layout import Layout, generation_name
+from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
-from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, Progress, open_regular
+from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, open_regular
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
+RACES = 8  # reads of one series, each of which met another generation
 FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
@@ -43,69 +43,65 @@ class Exported:
     left_out: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The newest good records and pointers of some scopes, with their bytes. ``unread``: a sentence each."""
-
-    pointers: dict[Path, tuple[Pointer, bytes]]
-    records: dict[Path, tuple[Record, bytes]]
-    unread: list[str]
-
-
-def snapshot(registry: Registry, scopes: Iterable[Scope]) -> Snapshot:
-    """Read the newest good generation of every series.
+def _snapshot(
+    registry: Registry, scopes: Iterable[Scope], left_out: list[str]
+) -> dict[str, tuple[Record | Pointer, bytes]]:
+    """Read the newest good generation of every series, with its bytes, by its path in the registry.
 
     Raises:
         VolumeUnavailable: a folder cannot be listed or a file read, so the contents are unknown.
     """
-    found = Snapshot({}, {}, [])
+    found: dict[str, tuple[Record | Pointer, bytes]] = {}
+
+    def take(series: Series[Any]) -> None:
+        newest, body, data = _newest(registry, series)
+        if newest.generation and (body is None or body.generation != newest.generation):
+            path = series.folder / generation_name(series.name, *newest)
+            instead = f"generation {body.generation} is exported instead" if body else ""
+            left_out.append(f"{path} cannot be read: {instead or 'nothing of it is exported'}")
+        if body is None:
+            return
+        path = registry.path(series, body)
+        name = str(path.relative_to(registry.layout.root))
+        try:
+            check(name, body)
+            found[name] = (body, data)
+        except (CorruptRecord, InputError) as error:  # with it the export would be refused as a whole
+            left_out.append(f"{path} is left out, since no restore takes it: {error}")
+
     for scope in scopes:
         for name in sorted(registry.scan(scope).pointers):
-            _take(registry, registry.pointers(scope, name), found.pointers, found.unread)
+            take(registry.pointers(scope, name))
         for revision, entries in sorted(registry.scan(scope).revisions.items()):
             for name in sorted(entries.records):
-                series = registry.records(AdapterKey(*scope, revision, name))
-                _take(registry, series, found.records, found.unread)
+                take(registry.records(AdapterKey(*scope, revision, name)))
     return found
 
 
-def _take(
-    registry: Registry, series: Series[Body], into: dict[Path, tuple[Body, bytes]], unread: list[str]
-) -> None:
-    newest, body = registry.latest(series)
-    if body is None or body.generation != newest.generation:
-        path = series.folder / generation_name(series.name, *newest)
-        kept = f"generation {body.generation} is exported instead" if body else "nothing of it is exported"
-        unread.append(f"{path} cannot be read: {kept}")
-    if body is None:
-        return
-    path = registry.path(series, body)
-    data = atomic.read_bytes(path)
-    if data is None:
-        raise CorruptRecord(f"{path} went away while it was read")
-    try:
-        check(str(path.relative_to(registry.layout.root)), body)
-    except (CorruptRecord, InputError) as error:  # with it the export would be refused as a whole
-        unread.append(f"{path} is left out, since no restore takes it: {error}")
-        return
-    into[path] = (body, data)
+def _newest(registry: Registry, series: Series[Body]) -> tuple[Generation, Body | None, bytes]:
+    """The greatest generation, the newest good body and its bytes.
+
+    They are read again if gc removed what was listed: another generation has followed, or all are gone.
+    """
+    for _ in range(RACES):
+        newest, body = registry.latest(series)
+        data = atomic.read_bytes(registry.path(series, body)) if body is not None else None
+        if data is not None:
+            return newest, body, data
+        if body is None and (not newest.generation or not registry.is_gone(series, newest)):
+            break
+    return newest, None, b""
 
 
-def write(
-    registry: Registry,
-    scopes: Iterable[Scope],
-    out: IO[bytes],
-    *,
-    artifacts: bool,
-    progress: Progress | None = None,
-) -> Exported:
+def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifacts: bool) -> Exported:
     """Write an export to a stream that need not seek.
 
     Raises:
         TemporaryError: the volume did not answer. The tar has no end, so every reader refuses it.
     """
-    done, seen, tally = Exported(), snapshot(registry, scopes), Tally()
-    done.left_out += seen.unread
+    done, tally = Exported(), Tally()
+    seen = _snapshot(registry, scopes, done.left_out)
+    records = {name: (body, data) for name, (body, data) in seen.items() if isinstance(body, Record)}
     now = datetime.datetime.now(datetime.UTC)
     marker = registry.marker
     begin = Begin(
@@ -122,16 +118,16 @@ def write(
                 tally.add(name, len(data), hashlib.sha256(data).hexdigest())
 
         add(BEGIN, seal(begin))
-        for path, (_, data) in seen.records.items():
-            add(str(path.relative_to(registry.layout.root)), data)
-            done.records += 1
+        for name, (_, data) in records.items():
+            add(name, data)
         if artifacts:
-            for record, _ in seen.records.values():
+            for record, _ in records.values():
                 if record.present:
-                    _add_files(tar, registry.layout, record, now, tally, done, progress)
-        for path, (_, data) in seen.pointers.items():
-            add(str(path.relative_to(registry.layout.root)), data)
-            done.pointers += 1
+                    _add_files(tar, registry.layout, record, now, tally, done)
+        for name, (_, data) in seen.items():
+            if name not in records:
+                add(name, data)
+        done.records, done.pointers = len(records), len(seen) - len(records)
         end = End(members=tally.members, digest=tally.digest, left_out=len(done.left_out))
         add(END, seal(end))
     return done
@@ -144,44 +140,27 @@ def _add_files(
     now: datetime.datetime,
     tally: Tally,
     done: Exported,
-    progress: Progress | None,
 ) -> None:
-    folder = layout.resolve(record.spec.path)
-    before = len(done.left_out)
-    for entry in (*record.spec.files, *_carried(folder, record)):
+    folder, before = layout.resolve(record.spec.path), len(done.left_out)
+    wanted = {entry.path: (entry.size_bytes, entry.sha256) for entry in record.spec.files}
+    for file in (*wanted, *(name for name in CARRIED if name not in wanted)):
+        path, name = folder / file, f"{record.key}/{file}"
         try:
-            handle = open_regular(folder / entry.path)
+            handle = open_regular(path)
         except (OSError, LoraFsError) as error:
-            done.left_out.append(
-                f"{record.key}: {folder / entry.path} is not there or cannot be read: {error}"
-            )
+            unread = path.exists() and not path.is_symlink() and not isinstance(error, InputError)
+            if file in wanted or unread:
+                done.left_out.append(f"{record.key}: {path} is not there or cannot be read: {error}")
             continue
-        name = f"{record.key}/{entry.path}"
         with open(handle, "rb") as reader:
-            hashing = _Hashing(reader, entry.size_bytes, progress)
-            tar.addfile(_member(name, entry.size_bytes, now), hashing)
-        tally.add(name, entry.size_bytes, hashing.sha256)
-        if hashing.short or (entry.sha256 != _ANY and hashing.sha256 != entry.sha256):
-            done.left_out.append(f"{record.key}: {folder / entry.path} does not hold the bytes registered")
-        done.size_bytes += entry.size_bytes
+            size_bytes, sha256 = wanted.get(file, (os.fstat(handle).st_size, None))
+            hashing = _Hashing(reader, size_bytes)
+            tar.addfile(_member(name, size_bytes, now), hashing)
+        tally.add(name, size_bytes, hashing.sha256)
+        if hashing.short or sha256 not in (None, hashing.sha256):
+            done.left_out.append(f"{record.key}: {path} does not hold the bytes registered")
+        done.size_bytes += size_bytes
     done.adapters += before == len(done.left_out)
-
-
-_ANY = "0" * 64
-
-
-def _carried(folder: Path, record: Record) -> Iterator[FileEntry]:
-    """Yield the files beside the served ones that are copied along."""
-    served = {entry.path for entry in record.spec.files}
-    for name in CARRIED:
-        if name in served:
-            continue
-        try:
-            status = (folder / name).lstat()
-        except OSError:
-            continue  # not there: nothing to carry
-        if stat.S_ISREG(status.st_mode):
-            yield FileEntry(path=name, size_bytes=status.st_size, sha256=_ANY)
 
 
 def _member(name: str, size_bytes: int, now: datetime.datetime) -> tarfile.TarInfo:
@@ -193,8 +172,8 @@ def _member(name: str, size_bytes: int, now: datetime.datetime) -> tarfile.TarIn
 class _Hashing(io.RawIOBase):
     """A file of a fixed length: hashed as it is read, and padded with zeros if it is too short."""
 
-    def __init__(self, reader: IO[bytes], size_bytes: int, progress: Progress | None) -> None:
-        self._reader, self._left, self._progress = reader, size_bytes, progress
+    def __init__(self, reader: IO[bytes], size_bytes: int) -> None:
+        self._reader, self._left = reader, size_bytes
         self._digest = hashlib.sha256()
         self.short = False
 
@@ -212,8 +191,6 @@ class _Hashing(io.RawIOBase):
             data += bytes(wanted - len(data))
         self._left -= len(data)
         self._digest.update(data)
-        if self._progress is not None:
-            self._progress(len(data))
         return data
 
     @property
@@ -221,7 +198,7 @@ class _Hashing(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, **more: Any) -> Exported:
+def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifacts: bool) -> Exported:
     """Write an export to a file. The file gets its name once it is whole and synced.
 
     Raises:
@@ -231,7 +208,7 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, **more: A
     draft = target.with_name(f"{target.name}.part")
     try:
         with draft.open("wb") as out:
-            done = write(registry, scopes, out, **more)
+            done = write(registry, scopes, out, artifacts=artifacts)
             out.flush()
             os.fsync(out.fileno())
         draft.replace(target)

@@ -1,42 +1,39 @@
-"""Restores an export into a folder without a marker.
+"""Restores an export into an empty folder.
 
 Records and pointers keep their bytes. The marker comes last, with a new epoch: until then no registry is
 there, and running sidecars read the restored state anew. The same call completes a restore that was killed.
-One more generation gives a linked adapter whose folder is gone a folder of its own, and gives an adapter
-that shares its integer id another one.
+One more generation gives a linked adapter whose folder is gone a folder of its own.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Pointer, Previous, Record
-from lora_fs.sidecar.registry.backup.archive import Contents
-from lora_fs.sidecar.registry.backup.unpack import at_home, place_files
-from lora_fs.sidecar.registry.format.ids import new_ids
-from lora_fs.sidecar.registry.format.layout import Layout, generation_name, parse_generation
+from lora_fs.sidecar.errors import Conflict, InputError, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Previous, Record
+from lora_fs.sidecar.registry.backup.archive import Contents, copy, opened, parse
+from lora_fs.sidecar.registry.format.layout import MARKER, Layout, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
-from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
-from lora_fs.sidecar.registry.store.head import advance_head
+from lora_fs.sidecar.registry.store.head import advance_head, current_head
 from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, write_marker
-from lora_fs.sidecar.registry.store.reader import Reader
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.volume import atomic, permissions
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
 
-def restore(
-    path: Path, file: Path, contents: Contents, progress: Progress | None = None, *, as_new: bool = False
-) -> list[str]:
-    """Make a folder without a marker the registry that was exported. Returns the adapters left without files.
+def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False) -> list[str]:
+    """Make an empty folder the registry that was exported. Returns the adapters left without files.
 
     Args:
         as_new: give the copy a registry id of its own, so that nobody takes it for the original.
     Raises:
-        Conflict: a registry is there, or another record lies where an exported one belongs.
+        Conflict: a registry is or was there, or something else lies where a part of the export belongs.
+        InputError: the export changed since it was checked.
         VolumeUnavailable: the volume does not take it; called again it goes on.
     """
     layout = Layout(path)
@@ -45,73 +42,56 @@ def restore(
     for folder in (layout.leases, layout.replicas):
         atomic.make_folder(folder)
     tier = find_tier(path)
-    present = {key: record for key, record in contents.records.items() if record.present}
-    homes = {key: at_home(layout, r) for key, r in present.items() if not is_whole(layout, r)}
-    copied = {key for key, home in homes.items() if home is not present[key] and is_whole(layout, home)}
-    wanted = {key: r for key, r in homes.items() if key not in copied and contents.has_files_of(r)}
+    away = [one for one in contents.records.values() if one.present and not is_whole(layout, one)]
+    homes = {record.key: _at_home(layout, record) for record in away}
+    missing = {key: home for key, home in homes.items() if not is_whole(layout, home)}
+    wanted = {key: home for key, home in missing.items() if contents.has_files_of(home)}
+    lost = missing.keys() - wanted.keys()
+    _place_files(layout, file, wanted)
     epoch = max(contents.begin.epoch + 1, int(time.time()))  # one that no reader has seen
     identity = str(uuid.uuid4()) if as_new else contents.begin.registry_uuid
-    marker = Marker(registry_uuid=identity, tier=tier, epoch=epoch)
-    there = Reader(layout, marker)
-    lost = {
-        key: f"its files are not in the export and not in {layout.resolve(present[key].spec.path)}"
-        for key in homes
-        if key not in copied and key not in wanted
-    }
-    changed = {key: home for key, home in homes.items() if key not in lost and home is not present[key]}
-    known = _others(there, contents) | present
-    for key, fresh in new_ids(known, marker.registry_uuid).items():
-        if key in present:
-            spec = changed.get(key, present[key]).spec.model_copy(update={"int_id": fresh})
-            changed[key] = changed.get(key, present[key]).model_copy(update={"spec": spec})
-    lost |= place_files(there, file, wanted, progress)
     names = TemporaryNames()
     try:
-        for key, record in contents.records.items():
-            folder = layout.revision(key.scope, key.revision)
-            _lay(folder, record, contents.raw[key], tier, names)
-            if key in changed:
-                home = _next(changed[key])
-                if _is_newest(folder, home, seal(home)):
-                    _lay(folder, home, seal(home), tier, names)
-                else:
-                    lost[key] = "a later generation is here already; fsck says whether it has its files"
-        for (scope, name), pointer in contents.pointers.items():
-            _lay(layout.active(scope), pointer, contents.raw[scope, name], tier, names)
-        lost = {key: why for key, why in lost.items() if not _stands(there, key)}
-        write_marker(path, marker, names)
+        for key, body in contents.bodies.items():
+            folder = layout.revision(key.scope, key.revision) if key.revision else layout.active(key.scope)
+            _lay(folder, body, contents.raw[key], tier, names)
+            home = homes.get(key, body)
+            if isinstance(home, Record) and home is not body and key not in lost:
+                following = _next(home)
+                _lay(folder, following, seal(following), tier, names)
+        write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names)
         advance_head(path, epoch)
     finally:
         names.sweep(wait=True)
-    return [f"{key}: {why}" for key, why in lost.items()]
+    return [
+        f"{key}: its files are not in the export and not in {layout.resolve(record.spec.path)}"
+        for key, record in contents.records.items()
+        if key in lost
+    ]
 
 
 def check_empty(path: Path) -> None:
-    """Raise Conflict if a folder is a registry: nothing is restored over one."""
+    """Raise Conflict if a folder is or was a registry: nothing is restored over one."""
     if is_registry(path):
         raise Conflict(
             f"{path} is a registry already, and an archive is restored into an empty folder: restore it with "
             "`lora-fs --root EMPTY import archive FILE --as-new`, then `lora-fs register NAME "
             "EMPTY/NAMESPACE/MODEL/REVISION/NAME` what you need of it"
         )
+    head = current_head(path) if path.exists() else None
+    if head is not None and head.seq:
+        raise Conflict(
+            f"{path} was a registry, whose {MARKER} is gone: restore the archive into an empty folder on the "
+            f"same volume, with `lora-fs --root EMPTY import archive FILE`, and copy {MARKER} from there"
+        )
 
 
-def _others(there: Reader, contents: Contents) -> dict[AdapterKey, Record]:
-    """The records that lie there and are not in the export, as where the marker alone was lost."""
-    keys = (
-        AdapterKey(*scope, revision, name)
-        for scope in there.scopes()
-        for revision, listing in there.scan(scope).revisions.items()
-        for name in listing.records
-    )
-    found = {key: there.latest(there.records(key))[1] for key in keys if key not in contents.records}
-    return {key: record for key, record in found.items() if record is not None}
-
-
-def _stands(there: Reader, key: AdapterKey) -> bool:
-    """Whether what is in force needs nothing: it is whole, or was withdrawn since the export."""
-    newest = there.latest(there.records(key))[1]
-    return newest is not None and (not newest.present or is_whole(there.layout, newest))
+def _at_home(layout: Layout, record: Record) -> Record:
+    """Return the record with its own folder on the volume; a linked one then owns its files."""
+    if layout.resolve(record.spec.path) == layout.artifact(record.key):
+        return record
+    spec = record.spec.model_copy(update={"path": str(record.key)})
+    return record.model_copy(update={"spec": spec, "keep_files": False})
 
 
 def _next(home: Record) -> Record:
@@ -122,16 +102,37 @@ def _next(home: Record) -> Record:
     )
 
 
-def _is_newest(folder: Path, home: Record, data: bytes) -> bool:
-    """Whether nothing lies there that is as late, but what a restore before this one made."""
-    found = {name: parse_generation(name) for name in atomic.list_names(folder) or ()}
-    return all(
-        one is None
-        or one[0] != home.name
-        or one[1].generation < home.generation
-        or atomic.read_bytes(folder / name) == data
-        for name, one in found.items()
-    )
+def _place_files(layout: Layout, file: Path, wanted: Mapping[AdapterKey, Record]) -> None:
+    """Copy adapters' files out of an export. Each folder is whole and synced before it has its name."""
+    drafts: dict[AdapterKey, Path] = {}
+    copied: dict[AdapterKey, list[FileEntry]] = {}
+    try:
+        with opened(file) as members:
+            for member, reader in members:
+                key, name = parse(member) if member.count("/") == 4 else (None, "")
+                if key not in wanted or not isinstance(name, str):
+                    continue
+                served = name in {entry.path for entry in wanted[key].spec.files}
+                if not served and name not in CARRIED:
+                    continue
+                if key not in drafts:
+                    drafts[key] = artifacts.temporary_in(layout.incoming(key.scope))
+                    artifacts.make_draft(drafts[key])
+                with artifacts.written(drafts[key] / name, sync=True) as write:
+                    size_bytes, sha256 = copy(reader, write)
+                if served:
+                    entry = FileEntry(path=name, size_bytes=size_bytes, sha256=sha256)
+                    copied.setdefault(key, []).append(entry)
+        for key, record in wanted.items():
+            if artifacts.digest_of(copied.get(key, [])) != record.spec.digest:
+                raise InputError(f"{key}: the export changed while it was read: restore again")
+            permissions.share_copy(drafts[key], drafts[key].parent)
+            atomic.sync_names(drafts[key])
+            if not artifacts.place(drafts[key], layout.artifact(key)):
+                raise Conflict(f"{layout.artifact(key)} holds other bytes than the export: move it away")
+    finally:
+        for draft in drafts.values():
+            artifacts.discard(draft)
 
 
 def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: TemporaryNames) -> None:

@@ -17,11 +17,10 @@ from lora_fs.sidecar.errors import (
     CorruptRecord,
     InputError,
     LoraFsError,
-    NewerRecord,
     OperatorError,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.backup.archive import check
 from lora_fs.sidecar.registry.format.ids import new_ids
 from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
@@ -31,7 +30,7 @@ from lora_fs.sidecar.registry.lifecycle.mending import lies
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, is_older
 from lora_fs.sidecar.registry.maintenance.gc import names_in
-from lora_fs.sidecar.registry.maintenance.survey import State, noted
+from lora_fs.sidecar.registry.maintenance.survey import State, noted, series_of
 from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -115,73 +114,54 @@ def _kept_from_writing(registry: Registry, state: State) -> Iterator[Finding]:
 
 
 def _unreadable(state: State) -> Iterator[Finding]:
-    for key, path in state.unread.items():
-        if _is_newer(key, path):
+    for key, (path, is_newer) in state.unread.items():
+        said, mend = _certain(state, key), ""
+        if is_newer:
             text = "is of a newer lora-fs, which alone can read and change it: upgrade this one"
-            yield Finding(Kind.UNREADABLE, path, text, key=key)
-            continue
-        said = certain(state, key)
-        if said is not None:
-            yield Finding(
-                Kind.UNREADABLE, path, f"cannot be read; {said}", "the last good one is written again", key
+        elif said is not None:
+            text, mend = f"cannot be read; {said}", "the last good one is written again"
+        else:
+            advice = (
+                f"`lora-fs register` its bytes again to keep {key.revision} of {key.name}, or unregister it"
+                if key.revision
+                else f"`lora-fs promote {key.name} REVISION`, or unregister it"
             )
-            continue
-        advice = (
-            f"`lora-fs promote {key.name} REVISION`, or unregister it"
-            if not key.revision
-            else f"`lora-fs register` its bytes again to keep {key.revision} of {key.name}, or unregister it"
-        )
-        text = f"cannot be read, and whether it withdrew something is not known: {advice}"
-        yield Finding(Kind.UNREADABLE, path, text, key=key)
+            text = f"cannot be read, and whether it withdrew something is not known: {advice}"
+        yield Finding(Kind.UNREADABLE, path, text, mend, key)
 
 
-def _is_newer(key: AdapterKey, path: Path) -> bool:
-    try:
-        decode(Record if key.revision else Pointer, atomic.read_bytes(path) or b"")
-    except CorruptRecord as error:
-        return isinstance(error, NewerRecord)
-    except VolumeUnavailable:
-        return False  # no file, or not to be opened any more
-    return False
-
-
-def certain(state: State, key: AdapterKey) -> str | None:
+def _certain(state: State, key: AdapterKey) -> str | None:
     """Why the newest good body can only be what the damaged one said of what is served; None if not certain.
 
     A revision is withdrawn after its name was pointed elsewhere; so one whose name, in a pointer
     that can be read, still serves it was not. What a pointer said cannot be told at all.
     """
-    record, pointer = state.records.get(key), state.pointers.get((key.scope, key.name))
-    readable = AdapterKey(*key.scope, "", key.name) not in state.unread
-    if not key.revision or record is None or not record.present or pointer is None or not readable:
+    named = key._replace(revision="")
+    record, pointer = state.records.get(key), state.pointers.get(named)
+    if record is None or not record.present or pointer is None or named in state.unread:
         return None
     return f"{key.name} serves {key.revision}" if pointer.revision == key.revision else None
 
 
 def _siblings(registry: Registry, state: State) -> Iterator[Finding]:
-    for scope, listing in state.listings.items():
-        folders = {"": listing.active, **listing.revisions}
-        for revision, entries in folders.items():
-            for name in entries.siblings:
-                key = AdapterKey(*scope, revision, name)
-                folder = (
-                    registry.layout.revision(scope, revision) if revision else registry.layout.active(scope)
-                )
-                path = folder / generation_name(name, *entries.records[name])
-                text = "two writers published this generation, and this one is in force"
-                mend = "" if key in state.unread else "the one in force is written again"
-                yield Finding(Kind.SIBLINGS, path, text, mend, key)
+    for scope, revision, entries in state.folders():
+        for name in entries.siblings:
+            key = AdapterKey(*scope, revision, name)
+            path = series_of(registry, key).folder / generation_name(name, *entries.records[name])
+            text = "two writers published this generation, and this one is in force"
+            mend = "" if key in state.unread else "the one in force is written again"
+            yield Finding(Kind.SIBLINGS, path, text, mend, key)
 
 
 def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
-    for (scope, name), pointer in state.pointers.items():
-        key = AdapterKey(*scope, pointer.revision or "", name)
+    for named, pointer in state.pointers.items():
+        key = named._replace(revision=pointer.revision or "")
         record = state.records.get(key)
-        if record is None and _is_unknown(registry, state, key):
+        if not key.revision or (record is None and _is_unknown(registry, state, key)):
             continue
-        if pointer.revision is not None and (record is None or not record.present):
-            path = registry.layout.active(scope) / f"{name}.@*"
-            text = f"serves {pointer.revision}, which is not registered: promote another one, or register it"
+        if record is None or not record.present:
+            path = registry.layout.active(key.scope) / f"{key.name}.@*"
+            text = f"serves {key.revision}, which is not registered: promote another one, or register it"
             yield Finding(Kind.DANGLING, path, text, key=key)
 
 
@@ -216,11 +196,8 @@ def _same_ids(registry: Registry, state: State) -> Iterator[Finding]:
 
 def _not_exported(registry: Registry, state: State) -> Iterator[Finding]:
     """What a backup would leave out, told before one is needed."""
-    bodies: dict[AdapterKey, Record | Pointer] = {**state.records}
-    bodies |= {AdapterKey(*scope, "", name): pointer for (scope, name), pointer in state.pointers.items()}
-    for key, body in bodies.items():
-        series = registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
-        path = registry.path(series, body)
+    for key, body in state.bodies.items():
+        path = registry.path(series_of(registry, key), body)
         try:
             check(str(path.relative_to(registry.layout.root)), body)
         except (CorruptRecord, InputError) as error:

@@ -17,11 +17,10 @@ from lora_fs.sidecar.errors import Conflict, LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.ids import new_ids
-from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
-from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind, certain
+from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
 from lora_fs.sidecar.registry.maintenance.garbage import collect
-from lora_fs.sidecar.registry.maintenance.survey import State
+from lora_fs.sidecar.registry.maintenance.survey import State, series_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, take_over
@@ -73,60 +72,39 @@ class Mender:
         elif key is None:
             return "it takes a person"
         elif finding.kind in (Kind.UNREADABLE, Kind.SIBLINGS):
-            return self._say_anew(finding, key)
+            self._write(key, {})
         elif finding.kind is Kind.SAME_ID:
-            self._give_id(key)
+            fresh = new_ids(self._state.records, self._registry.marker.registry_uuid)[key]
+            spec = self._state.records[key].spec.model_dump(mode="json")
+            self._write(key, {"spec": {**spec, "int_id": fresh}})
         elif finding.kind in (Kind.NO_FILES, Kind.BAD_FILES):
-            return self._bring_files(key)
+            return self._bring_files(self._state.records[key])
         elif finding.kind is Kind.NO_RECORD:
-            return self._adopt(key)
+            adopter = Adopter(self._registry, self._expectation, settle_s=0.0, writer=self._writer)
+            return adopter.adopt(key)
         return None
 
-    def _say_anew(self, finding: Finding, key: AdapterKey) -> str | None:
-        if finding.kind is Kind.UNREADABLE and certain(self._state, key) is None:
-            return "it takes a person"
-        held: Record | Pointer | None = (
-            self._state.records.get(key) if key.revision else self._state.pointers.get((key.scope, key.name))
-        )
+    def _write(self, key: AdapterKey, fields: dict[str, Any]) -> None:
+        """Publish what was read once more, with other fields.
 
-        def same(newest: Record | Pointer | None) -> dict[str, Any]:
-            if newest is None or newest != held:
-                raise Conflict(f"{finding.path}: it was written meanwhile")
-            return {}
+        Raises:
+            Conflict: it was written meanwhile.
+        """
+        held = self._state.records.get(key) or self._state.pointers[key]
 
-        if key.revision:
-            self._registry.append(self._registry.records(key), same, writer=self._writer)
-        else:
-            self._registry.append(self._registry.pointers(key.scope, key.name), same, writer=self._writer)
-        return None
-
-    def _give_id(self, key: AdapterKey) -> None:
-        fresh = new_ids(self._state.records, self._registry.marker.registry_uuid)[key]
-        held = self._state.records[key]
-
-        def build(newest: Record | None) -> dict[str, Any]:
-            if newest is None or newest != held:
+        def build(newest: Record | Pointer | None) -> dict[str, Any]:
+            if newest != held:
                 raise Conflict(f"{key} was written meanwhile: run it again")
-            return {"spec": {**newest.spec.model_dump(mode="json"), "int_id": fresh}}
+            return fields
 
-        self._registry.append(self._registry.records(key), build, writer=self._writer)
+        self._registry.append(series_of(self._registry, key), build, writer=self._writer)
 
-    def _bring_files(self, key: AdapterKey) -> str | None:
-        record, layout = self._state.records[key], self._registry.layout
+    def _bring_files(self, record: Record) -> str | None:
+        layout = self._registry.layout
         for folder in self._elsewhere(record):
-            target = layout.artifact(key)
-            if atomic.list_names(target) is not None:
-                mend_files(layout, folder, record)
-                return None
-            incoming = layout.incoming(key.scope)
-            atomic.make_folder(incoming)
-            draft = artifacts.temporary_in(incoming)
-            try:
-                copied = artifacts.copy_files(folder, draft, [entry.path for entry in record.spec.files])
-                if artifacts.digest_of(copied) == record.spec.digest and artifacts.place(draft, target):
-                    return None
-            finally:
-                artifacts.discard(draft)
+            atomic.make_folder(layout.artifact(record.key))
+            mend_files(layout, folder, record)
+            return None
         return "the same bytes lie nowhere else: import an export that has them, or unregister it"
 
     def _elsewhere(self, record: Record) -> Iterator[Path]:
@@ -144,7 +122,3 @@ class Mender:
             with suppress(LoraFsError):
                 if folder != layout.artifact(record.key) and is_whole(layout, moved):
                     yield folder
-
-    def _adopt(self, key: AdapterKey) -> str | None:
-        adopter = Adopter(self._registry, self._expectation, settle_s=0.0, writer=self._writer)
-        return adopter.adopt(key)

@@ -1,6 +1,6 @@
 """A whole registry as it can be read: every newest good body, and what could not be looked at.
 
-Read anew from every file, whatever HEAD says; changes nothing.
+Read anew from every file, whatever HEAD says; changes nothing. A pointer's key has no revision.
 """
 
 from __future__ import annotations
@@ -9,29 +9,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from lora_fs.sidecar.errors import VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, NewerRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
-from lora_fs.sidecar.registry.format.layout import generation_name
-from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.format.layout import Listing, generation_name
+from lora_fs.sidecar.registry.store.reader import ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
+
+
+class Unread(NamedTuple):
+    """The newest generation of a series, which cannot be read. ``is_newer``: a newer lora-fs wrote it."""
+
+    path: Path
+    is_newer: bool
 
 
 @dataclass(slots=True)
 class State:
     """Every newest good body of a registry, and how far the listings are beyond them."""
 
-    records: dict[AdapterKey, Record]
-    pointers: dict[tuple[Scope, str], Pointer]
-    listings: dict[Scope, ScopeListing]
-    unread: dict[AdapterKey, Path]  # the newest generation, damaged; of a pointer without a revision
+    records: dict[AdapterKey, Record] = field(default_factory=dict)
+    pointers: dict[AdapterKey, Pointer] = field(default_factory=dict)
+    listings: dict[Scope, ScopeListing] = field(default_factory=dict)
+    unread: dict[AdapterKey, Unread] = field(default_factory=dict)
     unknown: dict[Path, VolumeUnavailable] = field(default_factory=dict)  # not to be listed or opened
     namespaces: list[str] = field(default_factory=list)
+
+    @property
+    def bodies(self) -> dict[AdapterKey, Record | Pointer]:
+        return {**self.records, **self.pointers}
+
+    def folders(self) -> Iterator[tuple[Scope, str, Listing]]:
+        """Each folder of records and, without a revision, each of pointers."""
+        for scope, listing in self.listings.items():
+            yield scope, "", listing.active
+            for revision, entries in listing.revisions.items():
+                yield scope, revision, entries
 
 
 def look(registry: Registry) -> State:
     """Read every scope. What cannot be looked at is kept as ``unknown``, and the rest is read."""
-    state, layout = State({}, {}, {}, {}), registry.layout
+    state, layout = State(), registry.layout
     with noted(state, layout.root):
         state.namespaces += registry.namespaces()
     for namespace in state.namespaces:
@@ -39,27 +58,28 @@ def look(registry: Registry) -> State:
             for scope in registry.scopes(namespace):
                 with noted(state, layout.scope(scope)):
                     state.listings[scope] = registry.scan(scope, unlisted=state.unknown)
-    for scope, listing in state.listings.items():
-        for name, listed in listing.pointers.items():
-            pointers = registry.pointers(scope, name)
-            with noted(state, pointers.folder / generation_name(name, *listed)):
-                newest, pointer = registry.latest(pointers)
-                if pointer is not None:
-                    state.pointers[scope, name] = pointer
-                if pointer is None or pointer.generation != newest.generation:
-                    at = pointers.folder / generation_name(name, *newest)
-                    state.unread[AdapterKey(*scope, "", name)] = at
-        for revision, entries in listing.revisions.items():
-            for name, listed in entries.records.items():
-                key = AdapterKey(*scope, revision, name)
-                records = registry.records(key)
-                with noted(state, records.folder / generation_name(name, *listed)):
-                    newest, record = registry.latest(records)
-                    if record is not None:
-                        state.records[key] = record
-                    if record is None or record.generation != newest.generation:
-                        state.unread[key] = records.folder / generation_name(name, *newest)
+    for scope, revision, entries in state.folders():
+        for name, listed in entries.records.items():
+            key = AdapterKey(*scope, revision, name)
+            series = series_of(registry, key)
+            with noted(state, series.folder / generation_name(name, *listed)):
+                try:
+                    body = registry.read(series, listed)
+                except CorruptRecord as error:
+                    newest, body = registry.latest(series)
+                    if body is None or body.generation != newest.generation:
+                        path = series.folder / generation_name(name, *newest)
+                        state.unread[key] = Unread(path, isinstance(error, NewerRecord))
+                if isinstance(body, Record):
+                    state.records[key] = body
+                elif isinstance(body, Pointer):
+                    state.pointers[key] = body
     return state
+
+
+def series_of(registry: Registry, key: AdapterKey) -> Series[Any]:
+    """The series of a record, or of a pointer."""
+    return registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
 
 
 @contextmanager
