@@ -75,6 +75,12 @@ class Place(NamedTuple):
     name: str
     generation: Generation
 
+    @property
+    def key(self) -> AdapterKey | tuple[Scope, str]:
+        if self.revision is None:
+            return self.scope, self.name
+        return AdapterKey(*self.scope, self.revision, self.name)
+
 
 def parse_place(path: str) -> Place | None:
     """Parse the path of a generation file, relative to the root. Returns None if it is not one."""

@@ -44,6 +44,7 @@ class Head(BaseModel):
     """``HEAD``.
 
     Attributes:
+        made: random, of the HEAD that was made where there was none: with another one ``seq`` began anew.
         nonce: makes two writes at one ``seq`` differ.
         gc_floor: the ``seq`` from which on no tombstone was removed that was there: who saw none so late may
             have missed some.
@@ -58,9 +59,14 @@ class Head(BaseModel):
     snap: int = 0
     gc_floor: int = 0
     first: int = Field(default=1, ge=1)
+    made: str = ""
     nonce: str = ""
     changes: tuple[Change, ...] = Field(default=())
     sum: str = ""
+
+    def forgot_since(self, seen: Head) -> bool:
+        """Whether tombstones may be gone that came after ``seen``."""
+        return self.gc_floor > (seen.seq if seen.made == self.made else 0)
 
     def told(self) -> tuple[Change, ...]:
         """The changes, if they lead to this HEAD: a writer that knows none of them keeps old ones."""
@@ -143,7 +149,7 @@ def advance_head(
         files: the generations that were written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
     """
-    head = current_head(root) or Head()
+    head = current_head(root) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)
     fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())

@@ -110,7 +110,7 @@ def create(root: Path) -> Created:
     atomic.make_folder(layout.replicas)
     tier = find_tier(root)
     if layout.head.name not in names:
-        atomic.replace(layout.head, seal(Head(nonce=secrets.token_hex(8))))
+        atomic.replace(layout.head, seal(Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))))
     temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
         write_marker(root, ours, temporary)

@@ -11,7 +11,6 @@ The rate counts by the writers' clocks: clocks that differ by seconds misjudge i
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,21 +93,13 @@ class Accounts:
         """Let a quota be in force, from the next registration on. It survives a power loss."""
         path = self._reader.layout.quota(quota.namespace)
         atomic.make_folder(path.parent)
-        draft = atomic.write_temporary(path.parent, seal(quota))
-        try:
-            os.replace(draft, path)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise atomic.unavailable(error, f"cannot replace {path}") from error
-        atomic.sync_names(path.parent)
+        atomic.replace(path, seal(quota), sync=True)
 
     def remove(self, namespace: str) -> None:
         """Let nothing bound the namespace any more."""
         path = self._reader.layout.quota(namespace)
-        try:
+        with atomic.explained(f"cannot remove {path}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise atomic.unavailable(error, f"cannot remove {path}") from error
         if atomic.is_folder(path.parent):
             atomic.sync_names(path.parent)
 

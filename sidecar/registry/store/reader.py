@@ -30,6 +30,7 @@ from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
 
 Body = TypeVar("Body", Record, Pointer)
+Known = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,9 @@ class Reader:
 
     def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
         return Series(Pointer, self.layout.active(scope), scope, None, name)
+
+    def series(self, key: Known) -> Series[Record] | Series[Pointer]:
+        return self.records(key) if isinstance(key, AdapterKey) else self.pointers(*key)
 
     def namespaces(self) -> list[str]:
         """Every name in the root that a namespace may have; raises as ``scopes`` does."""
@@ -227,14 +231,15 @@ class Reader:
         token = body.token if self.marker.tier == "lww" else ""
         return series.folder / generation_name(series.name, body.generation, token)
 
-    def is_gone(self, series: Series[Body], generation: Generation) -> bool:
+    @staticmethod
+    def is_gone(path: Path) -> bool:
         """Whether opening a generation finds nothing there, which a listing that lags does not prove.
 
         Raises:
             VolumeUnavailable: the volume did not answer.
         """
         try:
-            return atomic.read_bytes(series.folder / generation_name(series.name, *generation)) is None
+            return atomic.read_bytes(path) is None
         except NotRegular:
             return False
 

@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.volume.leases import lease
-from lora_fs.sidecar.registry.volume.presence import is_there
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Registry(Reader):
                 raise
         super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
-        self._synced: set[Path] = set()
+        self._sync_once = cache(atomic.sync_names)
         self._announcer = Announcer(self.layout.root)
         self.accounts = Accounts(self)
 
@@ -130,7 +130,7 @@ class Registry(Reader):
                 except VolumeUnavailable as error:
                     if not isinstance(error.__cause__, FileNotFoundError):
                         raise
-                    self._synced.clear()  # gc removed a folder, since it was empty
+                    self._sync_once.cache_clear()  # gc removed a folder, since it was empty
                     continue
             if body is not None:
                 break
@@ -206,7 +206,9 @@ class Registry(Reader):
         sealed = seal(body)
         if top.generation == 0:  # who made these folders may have died before they were synced
             atomic.make_folder(series.folder)
-            atomic.sync_folders(series.folder, self.layout.root, self._synced)
+            for folder in series.folder.parents:
+                if folder.is_relative_to(self.layout.root):
+                    self._sync_once(folder)
         body = decode(series.kind, sealed)
         try:
             if lww:
@@ -260,10 +262,13 @@ class Registry(Reader):
         return bool(above) and self.read(series, above[-1]).previous != _previous(body)
 
     def _is_there(self, series: Series[Body], top: Generation) -> bool:
-        """Whether a generation is on the server. Tier lww reuses no name: there an open is enough."""
-        if self.marker.tier == "lww":
-            return not self.is_gone(series, top)
-        return is_there(series.folder / generation_name(series.name, *top))
+        """Whether a generation is on the server. Tier lww reuses no name: there an open is enough.
+
+        GlusterFS, NFS and sshfs answer an open for seconds after another client removed the file.
+        ``link()`` reaches the server.
+        """
+        path = series.folder / generation_name(series.name, *top)
+        return not self.is_gone(path) if self.marker.tier == "lww" else atomic.is_on_server(path)
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.
