@@ -144,8 +144,8 @@ class Accounts:
             OverQuota, TooManyRegistrations: it does not; nothing was written.
             OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
         """
-        quota = self.quota(key.namespace)
-        if quota is None or not _bounds(quota):
+        quota = self._bounds(key.namespace)
+        if quota is None:
             yield lambda: None
             return
         with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
@@ -162,9 +162,15 @@ class Accounts:
         Raises:
             See ``admitted``.
         """
-        quota = self.quota(key.namespace)
-        if quota is not None and _bounds(quota):
+        quota = self._bounds(key.namespace)
+        if quota is not None:
             self._check(quota, key, size_bytes)
+
+    def _bounds(self, namespace: str) -> Quota | None:
+        """The quota, if it refuses anything: it may say no more than how many revisions are kept."""
+        quota = self.quota(namespace)
+        bounds = quota and (quota.adapters, quota.size_bytes, quota.registrations_per_minute)
+        return quota if any(one is not None for one in bounds or ()) else None
 
     def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
         usage = self.usage(key.namespace)
@@ -213,7 +219,7 @@ class Accounts:
         try:
             return self._read(key, newest)
         except CorruptRecord:
-            generation, record = self._reader.latest(self._reader.records(key))
+            record = self._reader.latest(self._reader.records(key))[1]
             return None if record is None else _seen(record)
 
     def _read(self, key: AdapterKey, generation: Generation) -> _Seen:
@@ -244,11 +250,6 @@ class Accounts:
             return None
         age_s = (self._now() - seen.at).total_seconds()
         return max(0.0, age_s) if -WINDOW_S < age_s < WINDOW_S else None
-
-
-def _bounds(quota: Quota) -> bool:
-    """Whether it refuses anything: it may say no more than how many revisions are kept."""
-    return any(one is not None for one in (quota.adapters, quota.size_bytes, quota.registrations_per_minute))
 
 
 def _seen(record: Record) -> _Seen:

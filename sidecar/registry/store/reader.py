@@ -25,7 +25,7 @@ from lora_fs.sidecar.registry.format.layout import (
     parse_generation,
 )
 from lora_fs.sidecar.registry.format.sealed import decode
-from lora_fs.sidecar.registry.store.marker import Marker, is_registry, read_marker
+from lora_fs.sidecar.registry.store.marker import Marker, is_registry, missing, read_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
 
@@ -95,8 +95,9 @@ class Reader:
         """
         known = self._marker
         try:
-            # A name that is expected to be absent is never opened, only listed.
-            marker = read_marker(self.layout.root, absent=known is None and not is_registry(self.layout.root))
+            if known is None and not is_registry(self.layout.root):
+                raise missing(self.layout)  # a name that is expected to be absent is listed, not opened
+            marker = read_marker(self.layout.root)
         except RegistryMissing as error:
             if known is None:
                 raise
@@ -159,12 +160,12 @@ class Reader:
         """
         last = last or ScopeListing()
         chosen = {name for name in last.revisions if self.layout.revision(scope, name) in (only or ())}
-        in_part = only is not None and len(chosen) == len(only)
-        revisions = (
-            {name: kept for name, kept in last.revisions.items() if name not in chosen} if in_part else {}
-        )
-        active = last.active if in_part else Listing()
-        entries = chosen if in_part else self._entries(scope, known=last != ScopeListing())
+        if only is not None and len(chosen) == len(only):
+            entries, kept = [*chosen], last
+        else:
+            entries, kept = self._entries(scope, known=last != ScopeListing()), ScopeListing()
+        revisions = {name: one for name, one in kept.revisions.items() if name not in chosen}
+        active = kept.active
         for entry in entries:
             if entry == ACTIVE:
                 active = _list(self.layout.active(scope), last.active, unlisted) or active

@@ -16,11 +16,12 @@ def find_missing(
 
     A tombstone among it is forgotten: gc removed it.
     """
-    known: dict[Known, bool] = {key: serves(body) for key, body in learning.records.part(scope).items()}
-    known |= {key: serves(body) for key, body in learning.pointers.part(scope).items()}
-    gone = {key for key in known if key not in told and not is_listed(key, listings)}
-    learning.forget(key for key in gone if not known[key])
-    return {key for key in gone if known[key]}
+    records, pointers = learning.records.part(scope), learning.pointers.part(scope)
+    keys: tuple[Known, ...] = (*records, *pointers)
+    gone = {key for key in keys if key not in told and not is_listed(key, listings)}
+    missing = {key for key in gone if serves(records[key] if isinstance(key, AdapterKey) else pointers[key])}
+    learning.forget(gone - missing)
+    return missing
 
 
 def vanished(missing: Iterable[Known], records: int, pointers: int) -> str | None:
