@@ -147,7 +147,7 @@ class Replica:
 
     def readiness(self) -> Readiness:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
-        return Readiness(self._loop.ready and self._volume.read_once, conditions)
+        return Readiness(self._loop.ready and self._loop.decided, conditions)
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)

@@ -26,13 +26,11 @@ class Subjects:
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     def resident(self) -> list[plan.Resident]:
-        """What is loaded. Leaves out adapters of which nothing is known, as while a record cannot be read."""
+        """What is loaded, adapters of which the volume says nothing among them."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public = public_of(name)
             served = names.lookup(public)
-            if served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public):
-                continue
             found.append(
                 plan.Resident(
                     name,
@@ -43,6 +41,7 @@ class Subjects:
                     self._policy(name, served),
                     names.tenant(name),
                     leaving,
+                    served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public),
                 )
             )
         return found
