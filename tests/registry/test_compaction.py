@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -15,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.errors import Conflict, UnknownOutcome
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
-from lora_fs.sidecar.registry.format.layout import Generation
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
@@ -28,7 +29,7 @@ from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
-from tests.registry.faults import without_links
+from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put, served
 
 YEAR_S = 365 * 24 * 3600.0
@@ -319,6 +320,54 @@ def test_a_clients_cache_gives_no_number_away(
     with pytest.raises(Conflict):
         stale.append(series, lambda _: {}, writer="stale", expect=1)
     assert [one.generation for one in registry.generations(series)] == [3]
+
+
+def test_a_number_that_a_client_believes_taken(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose cache still has a removed name (sshfs) refuses the link: the write is lost."""
+    base = put(registry, scope, make_adapter()).record
+    for label in "bc":
+        amend.amend(registry, scope, "a1", [amend.with_labels({"n": label})], writer="test")
+    compact(registry, scope)
+    series, taken = registry.records(series_key(scope)), generation_name("a1", 2)
+    monkeypatch.setattr(atomic, "READ_BACK_S", (0.0,))
+    fail(monkeypatch, "link", errno.EEXIST, times=2, when=lambda _, path, **__: path.name == taken)
+    with pytest.raises(Conflict):
+        Asleep(registry.layout.root, base).append(series, lambda _: {}, writer="stale", expect=1)
+    assert [one.generation for one in registry.generations(series)] == [3]
+    stale = Asleep(registry.layout.root, base)
+    assert stale.append(series, lambda _: {}, writer="stale").generation == 4
+
+
+@pytest.mark.parametrize("follower", ["built on it", "damaged"])
+def test_a_write_that_others_may_have_built_on_is_unknown(
+    follower: str,
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that landed and does not show may count: what lies above it may rest on it."""
+    put(registry, scope, make_adapter())
+    series = registry.records(series_key(scope))
+    real, name = atomic.read_bytes, generation_name("a1", 2)
+
+    def unseen(path: Path, *args: Any) -> bytes | None:
+        if path.name != name:
+            return real(path, *args)
+        monkeypatch.setattr(atomic, "read_bytes", real)
+        if follower == "damaged":
+            (series.folder / generation_name("a1", 3)).write_text("{}")
+        else:
+            Registry(registry.layout.root).append(series, lambda _: {}, writer="other")
+        return None
+
+    monkeypatch.setattr(atomic, "read_bytes", unseen)
+    monkeypatch.setattr(atomic, "READ_BACK_S", (0.0,))
+    with pytest.raises(UnknownOutcome):
+        registry.append(series, lambda _: {}, writer="test", expect=1)
+    assert registry.read(series, Generation(2, "")).writer == "test"
 
 
 def series_key(scope: Scope) -> AdapterKey:

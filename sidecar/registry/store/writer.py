@@ -207,14 +207,17 @@ class Registry(Reader):
         if top.generation == 0:  # who made these folders may have died before they were synced
             atomic.make_folder(series.folder)
             atomic.sync_folders(series.folder, self.layout.root, self._synced)
+        body = decode(series.kind, sealed)
         try:
             if lww:
                 atomic.create_unique(series.folder / name, sealed)
             elif not atomic.publish(series.folder / name, sealed, self._temporary):
                 return None
-            body = decode(series.kind, sealed)
             stands = self._stands(series, top, body)
         except Ambiguous as error:
+            with suppress(CorruptRecord, VolumeUnavailable):
+                if self._is_passed_over(series, body):
+                    return None  # whether or not it was written, it is not in force and will not be
             told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
             raise UnknownOutcome(told) from error
         if not stands:
@@ -241,12 +244,20 @@ class Registry(Reader):
         try:
             if top.generation and self._is_there(series, top):
                 return True
-            above = [one for one in self.generations(series) if one.generation > body.generation]
-            return not above or self.read(series, above[-1]).previous == _previous(body)
+            return not self._is_passed_over(series, body)
         except CorruptRecord:
             return False
         except VolumeUnavailable as error:
             raise Ambiguous(str(error)) from error
+
+    def _is_passed_over(self, series: Series[Body], body: Body) -> bool:
+        """Whether another generation lies above it, and the lowest of these does not build on it.
+
+        Raises:
+            CorruptRecord, VolumeUnavailable: it cannot be told.
+        """
+        above = [one for one in self.generations(series) if one.generation > body.generation]
+        return bool(above) and self.read(series, above[-1]).previous != _previous(body)
 
     def _is_there(self, series: Series[Body], top: Generation) -> bool:
         """Whether a generation is on the server. Tier lww reuses no name: there an open is enough."""
