@@ -24,7 +24,7 @@ from lora_fs.sidecar.cli.main import run
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import parse

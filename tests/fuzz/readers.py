@@ -33,8 +33,8 @@ from lora_fs.sidecar.registry.store import head, marker
 from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.registry.volume import leases
-from lora_fs.sidecar.server import tokens
-from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.server.middleware import tokens
+from lora_fs.sidecar.server.proxy.model_rewrite import find_model
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from lora_fs.sidecar.validate.config import parse_config
 from lora_fs.sidecar.validate.report import Findings

@@ -25,8 +25,8 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
-from lora_fs.sidecar.server import observe
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.routes import observe
 from tests.reconcile.conftest import FakeEngine, Rig
 
 pytestmark = pytest.mark.anyio

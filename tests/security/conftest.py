@@ -13,9 +13,9 @@ import pytest
 from lora_fs.sidecar.model import JsonObject, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import LoadRequest
-from lora_fs.sidecar.server.trail import Trail
 from tests.cli.conftest import folder, lora_fs, root
 from tests.reconcile.test_plan import RECORD
 from tests.registry.conftest import make_adapter, registry, scope

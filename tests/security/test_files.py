@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs

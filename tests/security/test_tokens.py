@@ -20,10 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
-from lora_fs.sidecar.server import auth, dynamo, lora, tokens
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.tokens import BadTokenFile, Token, find, parse
+from lora_fs.sidecar.server.middleware import access, tokens
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, find, parse
+from lora_fs.sidecar.server.routes import dynamo, lora
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine
 from tests.reconcile.test_plan import RECORD
@@ -145,8 +146,8 @@ def test_a_token_of_a_verb(sidecar: Sidecar, tmp_path: Path) -> None:
 def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that is added to the file, or taken out of it, counts at the next admin call, and for reading
     within a second; nothing is restarted."""
-    assert auth.FRESH_S <= 1
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    assert access.FRESH_S <= 1
+    monkeypatch.setattr(access, "FRESH_S", 0)
     file = tmp_path / "tokens"
     file.write_text("old-one\n")
     http = sidecar(file, ("-",))
@@ -249,7 +250,7 @@ def test_the_engine_gets_no_token(
 ) -> None:
     """The sidecar passes no token on to the engine, by whatever scheme it was sent, nor one that was taken
     out of the file; what else stands in `Authorization`, in up to 16 words, goes as it came."""
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    monkeypatch.setattr(access, "FRESH_S", 0)
     http = sidecar(token_file)
     schemes = ("Bearer %s", "bearer  %s", "Bearer\t%s", "Token %s", "%s", "Basic x %s", "x " * 16 + "%s")
     for _ in range(2):
@@ -288,7 +289,7 @@ def test_what_is_no_file(
 ) -> None:
     """A FIFO in the token file's place, or a file that hangs, holds up no request that needs no token for a
     second; a good file counts at the next call, once the reads that hang have ended."""
-    file, more, real = tmp_path / "tokens", auth.AT_ONCE + 2, auth._contents
+    file, more, real = tmp_path / "tokens", access.AT_ONCE + 2, access._contents
     file.write_text(OPERATORS)
     over, began = threading.Event(), time.monotonic
 
@@ -306,14 +307,14 @@ def test_what_is_no_file(
     needs_none(http)
     file.unlink()
     os.mkfifo(file)
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    monkeypatch.setattr(access, "FRESH_S", 0)
     needs_none(http)
     assert [status(http, "load", "x", OPERATORS) for _ in range(more)] == [503] * more
     needs_none(unread := sidecar(file))
     file.unlink()
     file.write_text(OPERATORS)
     assert [status(one, "load", "x", OPERATORS) for one in (http, unread)] == [200, 200]
-    monkeypatch.setattr(auth, "_contents", hangs)
+    monkeypatch.setattr(access, "_contents", hangs)
     try:
         needs_none(http)
         needs_none(unread := sidecar(file))

@@ -19,8 +19,8 @@ import uvicorn
 from lora_fs.sidecar.model import Quota
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from lora_fs.sidecar.concurrency import Threads
-from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
+from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
 FRESH_S: Final = 1.0

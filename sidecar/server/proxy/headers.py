@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lora_fs.sidecar.server.auth import HEADER
+from lora_fs.sidecar.server.middleware.access import HEADER
 
 BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "

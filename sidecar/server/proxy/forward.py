@@ -24,13 +24,13 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server import hops
-from lora_fs.sidecar.server.auth import ALL, Admin, Sight
-from lora_fs.sidecar.server.canary import Renamed, answered_by, user_of
-from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.intake import SMALL_BYTES, Held, Intake
-from lora_fs.sidecar.server.model_field import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight
+from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
+from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
+from lora_fs.sidecar.server.proxy.headers import BY_HOP, onward
+from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
 
 PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
@@ -173,7 +173,7 @@ class Proxy:
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in hops.onward(scope["headers"], coded=through is None)
+            for name, value in onward(scope["headers"], coded=through is None)
             if not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
         ]
         if len(body) > SMALL_BYTES:
@@ -208,7 +208,7 @@ class Proxy:
         raw = [
             (n, self._here(v) if n.lower() == b"location" else v)
             for n, v in answer.raw_headers
-            if n.lower() not in hops.BY_HOP | _OURS
+            if n.lower() not in BY_HOP | _OURS
         ]
         names: Renamed | None = None
         if through is not None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import Policy
 from lora_fs.sidecar.reconcile.catalog import Catalog, build
-from lora_fs.sidecar.server.made import Made
 from lora_fs.sidecar.server.ports import Served
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
 from tests.reconcile.test_catalog import ONE, SEVERAL, Volume, pointer, record
 
 
@@ -18,7 +18,7 @@ from tests.reconcile.test_catalog import ONE, SEVERAL, Volume, pointer, record
 def test_it_is_of_what_is_served(seed: int, namespaces: tuple[str, ...]) -> None:
     """After any changes: those names and no other, each of its record; another mapping if one is another."""
     chance, volume, catalog = random.Random(seed), Volume(namespaces), Catalog()
-    made = Made(lambda one: (one.name, one.record))
+    made = RenderCache(lambda one: (one.name, one.record))
     last = made.of({})
     for number in range(20):
         before = dict(last)
@@ -38,7 +38,7 @@ def test_what_stayed_is_not_made_again() -> None:
         made_of.append(one.name)
         return one.name
 
-    made = Made(make)
+    made = RenderCache(make)
     volume.fill(3)
     catalog = build(volume.desired, SEVERAL, (), 1, Policy())
     made.of(catalog.served)
