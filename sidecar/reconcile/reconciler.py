@@ -114,7 +114,7 @@ class Reconciler:
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
         if self.decided and not self._volume.desired.records:
-            yield from self.foreign.model_problem(self._names.model)
+            yield from self.foreign.model_problem(self._names.terms.model)
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded at once; None where nothing bounds them."""
@@ -147,7 +147,7 @@ class Reconciler:
                     with tracing.span("reconcile", lora_fs__replica=self._replica_id), self.passes.measured():
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
-                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.catalog().digests)
+                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.digests())
                 with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
                 pause_s = self._limits.resync_s if self._problem is None else ENGINE_RETRY_S
