@@ -129,6 +129,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 trail=Trail(settings.audit_file),
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
+                engine_key=settings.engine_api_key,
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),

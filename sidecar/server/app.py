@@ -41,6 +41,7 @@ def create_app(
     hold_timeout_s: float = 120.0,
     max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
+    engine_key: str | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,
 ) -> FastAPI:
@@ -49,6 +50,7 @@ def create_app(
     Args:
         admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
+        engine_key: the engine's ``--api-key``: see ``Proxy``.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
     Returns:
@@ -62,6 +64,7 @@ def create_app(
         hold_timeout_s=hold_timeout_s,
         max_body_bytes=max_body_bytes,
         user_header=user_header,
+        engine_key=engine_key,
     )
 
     @asynccontextmanager
