@@ -6,10 +6,8 @@ import errno
 import json
 import os
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,10 @@ from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
-from lora_fs.sidecar.registry.volume import atomic, leases
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail
-from tests.registry.test_lock import left_by_another_host
 from tests.registry.test_operations import put, served
 
 Lease = Callable[..., AbstractContextManager[bool]]
@@ -410,63 +407,6 @@ def test_leftovers_go(two: Registry, scope: Scope) -> None:
     assert kinds(two) == ["half-upload"] * 3
     repair(two)
     assert look(two) == []
-
-
-class Waits(threading.local):
-    """A clock for each thread that waits for a lease, which its waits alone move.
-
-    Args:
-        asked: passed by all that wait, once each has asked, before the time of any of them goes on.
-        held: a lease whose holder refreshes it, three times in LEASE_S of the clock of who waits for it.
-        lease: the real one, which is asked once and never waited for.
-    """
-
-    now = 0.0
-    refreshed = 1
-
-    def __init__(self, asked: threading.Barrier, held: Path, lease: Lease) -> None:
-        self._asked, self._held, self._lease = asked, held, lease
-
-    def monotonic(self) -> float:
-        return self.now
-
-    @contextmanager
-    def lease(self, path: Path, *, wait_s: float) -> Iterator[bool]:
-        with self._lease(path, wait_s=0) as had:
-            yield had
-        if self.now == 0.0:
-            self._asked.wait(20)
-        self.now += wait_s
-        if path == self._held and self.now > self.refreshed * leases.LEASE_S / 3:
-            self.refreshed += 1
-            os.utime(path, (self.refreshed, self.refreshed))
-
-
-def test_a_dead_holders_leases_go_and_a_live_ones_stays(
-    two: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of holders elsewhere are waited out together; one that is refreshed meanwhile is told."""
-    monkeypatch.setattr(leases, "_unchanged", {})
-    gone = [two.layout.lease(f"dead-{number}") for number in range(3)]
-    held = two.layout.lease("held")
-    for path in (*gone, held):
-        left_by_another_host(path)
-    gone.append(two.layout.lease("empty"))
-    gone[-1].touch()
-    for path in (*gone, held):
-        os.utime(path, (1, 1))
-    state = survey.look(two)
-    found = list(fsck.find(two, state, older_than_s=0.0, hash_files=False))
-    assert {one.path for one in found} == {*gone, held}
-    waits = Waits(threading.Barrier(len(found)), held, leases.lease)
-    monkeypatch.setattr(leases, "lease", waits.lease)
-    monkeypatch.setattr(time, "monotonic", waits.monotonic)
-    mended = list(Mender(two, state, Expectation(), writer="test").mend(found))
-    outcomes = {one.path: outcome for one, outcome in mended}
-    assert [outcomes[path] for path in gone] == [None] * len(gone)
-    assert not any(path.exists() for path in gone)
-    assert "its holder lives" in (outcomes[held] or "")
-    assert held.exists()
 
 
 def test_a_lost_head_is_made_anew(two: Registry) -> None:

@@ -88,7 +88,8 @@ def _newest(registry: Registry, series: Series[Body]) -> tuple[Generation, Body 
         data = atomic.read_bytes(registry.path(series, body)) if body is not None else None
         if data is not None:
             return newest, body, data
-        if body is None and (not newest.generation or not registry.is_gone(series, newest)):
+        listed = series.folder / generation_name(series.name, *newest)
+        if body is None and (not newest.generation or not registry.is_gone(listed)):
             break
     return newest, None, b""
 
@@ -99,52 +100,38 @@ def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifa
     Raises:
         TemporaryError: the volume did not answer. The tar has no end, so every reader refuses it.
     """
-    done, tally = Exported(), Tally()
+    done, now = Exported(), datetime.datetime.now(datetime.UTC)
     seen = _snapshot(registry, scopes, done.left_out)
-    records = {name: (body, data) for name, (body, data) in seen.items() if isinstance(body, Record)}
-    now = datetime.datetime.now(datetime.UTC)
-    marker = registry.marker
+    records = {name: body for name, (body, _) in seen.items() if isinstance(body, Record)}
     begin = Begin(
-        registry_uuid=marker.registry_uuid,
-        epoch=marker.epoch,
+        registry_uuid=registry.marker.registry_uuid,
+        epoch=registry.marker.epoch,
         exported_at=now.isoformat(timespec="seconds"),
         artifacts=artifacts,
     )
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-
-        def add(name: str, data: bytes) -> None:
-            tar.addfile(_member(name, len(data), now), io.BytesIO(data))
-            if name != END:
-                tally.add(name, len(data), hashlib.sha256(data).hexdigest())
-
-        add(BEGIN, seal(begin))
-        for name, (_, data) in records.items():
-            add(name, data)
-        if artifacts:
-            for record, _ in records.values():
-                if record.present:
-                    _add_files(tar, registry.layout, record, now, tally, done)
+        members = _Members(tar, int(now.timestamp()))
+        members.add(BEGIN, seal(begin))
+        for name in records:
+            members.add(name, seen[name][1])
+        for record in records.values():
+            if artifacts and record.present:
+                _add_files(members, registry.layout, record, done)
         for name, (_, data) in seen.items():
             if name not in records:
-                add(name, data)
+                members.add(name, data)
         done.records, done.pointers = len(records), len(seen) - len(records)
+        tally = members.tally
         end = End(members=tally.members, digest=tally.digest, left_out=len(done.left_out))
-        add(END, seal(end))
+        members.add(END, seal(end))
     return done
 
 
-def _add_files(
-    tar: tarfile.TarFile,
-    layout: Layout,
-    record: Record,
-    now: datetime.datetime,
-    tally: Tally,
-    done: Exported,
-) -> None:
+def _add_files(members: _Members, layout: Layout, record: Record, done: Exported) -> None:
     folder, before = layout.resolve(record.spec.path), len(done.left_out)
     wanted = {entry.path: (entry.size_bytes, entry.sha256) for entry in record.spec.files}
     for file in (*wanted, *(name for name in CARRIED if name not in wanted)):
-        path, name = folder / file, f"{record.key}/{file}"
+        path = folder / file
         try:
             handle = open_regular(path)
         except (OSError, LoraFsError) as error:
@@ -154,19 +141,33 @@ def _add_files(
             continue
         with open(handle, "rb") as reader:
             size_bytes, sha256 = wanted.get(file, (os.fstat(handle).st_size, None))
-            hashing = _Hashing(reader, size_bytes)
-            tar.addfile(_member(name, size_bytes, now), hashing)
-        tally.add(name, size_bytes, hashing.sha256)
-        if hashing.short or sha256 not in (None, hashing.sha256):
+            found = members.stream(f"{record.key}/{file}", reader, size_bytes)
+        if found is None or sha256 not in (None, found):
             done.left_out.append(f"{record.key}: {path} does not hold the bytes registered")
         done.size_bytes += size_bytes
     done.adapters += before == len(done.left_out)
 
 
-def _member(name: str, size_bytes: int, now: datetime.datetime) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime, member.mode = size_bytes, int(now.timestamp()), 0o644
-    return member
+class _Members:
+    """The members of an export, counted and hashed as they are written.
+
+    Args:
+        at: seconds since 1970, for people.
+    """
+
+    def __init__(self, tar: tarfile.TarFile, at: int) -> None:
+        self._tar, self._at, self.tally = tar, at, Tally()
+
+    def add(self, name: str, data: bytes) -> None:
+        self.stream(name, io.BytesIO(data), len(data))
+
+    def stream(self, name: str, reader: IO[bytes], size_bytes: int) -> str | None:
+        """Write a member of a fixed size. Returns its hash; None if the reader had less, and zeros follow."""
+        member, data = tarfile.TarInfo(name), _Hashing(reader, size_bytes)
+        member.size, member.mtime, member.mode = size_bytes, self._at, 0o644
+        self._tar.addfile(member, data)
+        self.tally.add(name, size_bytes, data.sha256)
+        return None if data.short else data.sha256
 
 
 class _Hashing(io.RawIOBase):
@@ -214,10 +215,8 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
         draft.replace(target)
         atomic.sync_folder(target.parent)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         kind = OperatorError if error.errno in FAULTS else InputError
         raise kind(f"cannot write {target}: {error.strerror or error}") from error
-    except BaseException:
+    finally:
         draft.unlink(missing_ok=True)
-        raise
     return done

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, InputError, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Previous, Record
-from lora_fs.sidecar.registry.backup.archive import Contents, copy, opened, parse
+from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Contents, copy, opened, parse
 from lora_fs.sidecar.registry.format.layout import MARKER, Layout, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts
@@ -109,7 +109,9 @@ def _place_files(layout: Layout, file: Path, wanted: Mapping[AdapterKey, Record]
     try:
         with opened(file) as members:
             for member, reader in members:
-                key, name = parse(member) if member.count("/") == 4 else (None, "")
+                if member in (BEGIN, END):
+                    continue
+                key, name = parse(member)
                 if key not in wanted or not isinstance(name, str):
                     continue
                 served = name in {entry.path for entry in wanted[key].spec.files}

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from lora_fs.sidecar.errors import (
@@ -20,7 +21,7 @@ from lora_fs.sidecar.errors import (
     OperatorError,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.backup.archive import check
 from lora_fs.sidecar.registry.format.ids import new_ids
 from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
@@ -29,13 +30,10 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import lies
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, is_older
-from lora_fs.sidecar.registry.maintenance.gc import names_in
-from lora_fs.sidecar.registry.maintenance.survey import State, noted, series_of
+from lora_fs.sidecar.registry.maintenance.survey import State, names_in, noted, series_of
 from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-
-STALE_S = 60.0  # a holder refreshes its lease every few seconds
 
 
 class Kind(StrEnum):
@@ -50,7 +48,6 @@ class Kind(StrEnum):
     DANGLING = "dangling"  # a name that serves a revision which is not registered
     NO_EXPORT = "no-export"  # it is in force, and no export holds it
     HALF = "half-upload"
-    LEASE = "stale-lease"
     HEAD = "head"
     QUOTA = "quota"  # it bounds nothing that can be told, so nothing is registered in its namespace
     MARKER = "marker"  # of the registry: nothing may be written
@@ -238,17 +235,17 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
             for name in sorted(set(entries.folders) - entries.records.keys()):
                 key = AdapterKey(*scope, revision, name)
                 folder = registry.layout.artifact(key)
-                if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state.unknown):
+                if is_older(folder, older_than_s) and REGISTERING not in names_in(folder, state):
                     text = "no record names this folder: it was dropped and not adopted, or its writer died"
                     yield Finding(Kind.NO_RECORD, folder, text, "it is adopted, as a sidecar would", key)
 
 
 def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
-    seen: set[Path] = set()
+    seen, list_names = set[Path](), partial(names_in, state=state)
     for scope, listing in state.listings.items():
         with noted(state, registry.layout.scope(scope)):
-            left = gc.left_by_writers(registry, scope, listing, older_than_s, state.unknown)
-            copies = gc.unfinished(registry, scope, listing, older_than_s, state.unknown)
+            left = gc.left_by_writers(registry, scope, listing, older_than_s, list_names)
+            copies = gc.unfinished(registry, scope, listing, older_than_s, list_names)
             for item in itertools.chain(left, copies):
                 if item.path not in seen:
                     seen.add(item.path)
@@ -257,13 +254,6 @@ def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Fin
 
 def _hints(registry: Registry, state: State) -> Iterator[Finding]:
     layout = registry.layout
-    for name in sorted(names_in(layout.leases, state.unknown)):
-        path = layout.leases / name
-        if name.endswith(".lock") and is_older(path, STALE_S):
-            text = (
-                f"not refreshed for {STALE_S:.0f} s by the clock here: its holder is dead, or clocks differ"
-            )
-            yield Finding(Kind.LEASE, path, text, "it is taken over, unless its holder lives, and given back")
     try:
         data = atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
         why = "is missing" if data is None else None
@@ -277,12 +267,7 @@ def _hints(registry: Registry, state: State) -> Iterator[Finding]:
         yield Finding(
             Kind.HEAD, layout.head, f"{why}; readers look at their next scan only", "it is made anew"
         )
-    for name in sorted(names_in(layout.replicas, state.unknown)):
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                data = atomic.read_bytes(layout.replicas / name)
-                if data is not None:
-                    decode(ReplicaStatus, data)
-            except LoraFsError as error:
-                text = f"{error}: gc keeps every file until its replica writes it anew, or it is removed"
-                yield Finding(Kind.REPORT, layout.replicas / name, text)
+    for path, report in gc.reports(registry, partial(names_in, state=state)):
+        if isinstance(report, LoraFsError):
+            text = f"{report}: gc keeps every file until its replica writes it anew, or it is removed"
+            yield Finding(Kind.REPORT, path, text)

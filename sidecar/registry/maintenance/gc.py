@@ -14,14 +14,14 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
-from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Phase, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import REGISTERING, TEMPORARY, Generation
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import retention
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
-from lora_fs.sidecar.registry.maintenance import compaction
+from lora_fs.sidecar.registry.maintenance import compaction, survey
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, artifact, is_older, leftover
 from lora_fs.sidecar.registry.store.reader import ScopeListing
@@ -30,7 +30,22 @@ from lora_fs.sidecar.registry.volume import atomic
 
 HINT_S = 24 * 3600.0  # leases are refreshed every few seconds, reports every ten
 
-Unlisted = dict[Path, VolumeUnavailable]
+ListNames = Callable[[Path], Sequence[str] | None]  # ``atomic.list_names``, or one that raises nothing
+
+
+def reports(
+    registry: Registry, list_names: ListNames = atomic.list_names
+) -> Iterator[tuple[Path, ReplicaStatus | LoraFsError]]:
+    """Every replica's report, or why it cannot be read."""
+    for name in sorted(list_names(registry.layout.replicas) or ()):
+        path = registry.layout.replicas / name
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                data = atomic.read_bytes(path)
+                if data is not None:  # else withdrawn meanwhile
+                    yield path, decode(ReplicaStatus, data)
+            except (CorruptRecord, VolumeUnavailable) as error:
+                yield path, error
 
 
 def in_use(registry: Registry) -> frozenset[AdapterKey]:
@@ -40,20 +55,12 @@ def in_use(registry: Registry) -> frozenset[AdapterKey]:
         VolumeUnavailable: a report cannot be read, so it is not known what that replica uses.
     """
     found: set[AdapterKey] = set()
-    for name in atomic.list_names(registry.layout.replicas) or ():
-        if not name.endswith(".json") or name.startswith("."):
-            continue
-        path = registry.layout.replicas / name
-        try:
-            data = atomic.read_bytes(path)
-            if data is None:
-                continue  # withdrawn meanwhile
-            status = decode(ReplicaStatus, data)
-        except (CorruptRecord, VolumeUnavailable) as error:
+    for path, status in reports(registry):
+        if isinstance(status, LoraFsError):
             raise VolumeUnavailable(
-                f"cannot tell what the replica of {path} uses: {error}; "
+                f"cannot tell what the replica of {path} uses: {status}; "
                 "if that replica is gone for good, remove its file"
-            ) from error
+            ) from status
         found |= {AdapterKey(*one.key) for one in status.adapters.values() if one.phase is not Phase.FAILED}
     return frozenset(found)
 
@@ -79,31 +86,24 @@ def find(
     """
     ahead_s = compaction.ahead_s(registry)
     older_than_s, history_s = older_than_s + ahead_s, history_s + ahead_s
-    listing, unlisted = registry.scan(scope), Unlisted()
-    found = [*left_by_writers(registry, scope, listing, older_than_s, unlisted)]
+    listing = registry.scan(scope)
+    found = [*left_by_writers(registry, scope, listing, older_than_s)]
     found += _old_hints(registry, older_than_s)
     if in_use is not None:
-        found += unfinished(registry, scope, listing, older_than_s, unlisted)
+        found += unfinished(registry, scope, listing, older_than_s)
         found += _withdrawn(registry, scope, listing, in_use, older_than_s)
         found += _too_many(registry, scope, in_use, older_than_s, writer)
-    for error in unlisted.values():
-        raise error
     return found + compaction.find(registry, scope, in_use, history_s)
 
 
-def names_in(folder: Path, unlisted: Unlisted) -> Sequence[str]:
-    """The names in a folder; of one that cannot be listed none, and ``unlisted`` takes it."""
-    try:
-        return atomic.list_names(folder) or ()
-    except VolumeUnavailable as error:
-        unlisted[folder] = error
-        return ()
-
-
 def left_by_writers(
-    registry: Registry, scope: Scope, listing: ScopeListing, older_than_s: float, unlisted: Unlisted
+    registry: Registry,
+    scope: Scope,
+    listing: ScopeListing,
+    older_than_s: float,
+    list_names: ListNames = atomic.list_names,
 ) -> Iterator[Garbage]:
-    """Temporary names, and copies that were never finished. ``unlisted``: see ``names_in``."""
+    """Temporary names, and copies that were never finished."""
     layout = registry.layout
     folders = [layout.root, layout.leases, layout.replicas, layout.events, layout.active(scope)]
     folders += [layout.revision(scope, revision) for revision in listing.revisions]
@@ -111,7 +111,7 @@ def left_by_writers(
     rows = [*((folder, TEMPORARY, left) for folder in folders)]
     rows.append((layout.incoming(scope), "", "a copy that was never finished"))
     for folder, prefix, why in rows:
-        for name in names_in(folder, unlisted):
+        for name in list_names(folder) or ():
             if name.startswith(prefix) and is_older(folder / name, older_than_s):
                 yield leftover(folder / name, why)
 
@@ -130,18 +130,19 @@ def _old_hints(registry: Registry, older_than_s: float) -> Iterator[Garbage]:
 
 
 def unfinished(
-    registry: Registry, scope: Scope, listing: ScopeListing, older_than_s: float, unlisted: Unlisted
+    registry: Registry,
+    scope: Scope,
+    listing: ScopeListing,
+    older_than_s: float,
+    list_names: ListNames = atomic.list_names,
 ) -> Iterator[Garbage]:
-    """Copies in their places whose writers died before the record, unless somebody changed one since.
-
-    ``unlisted``: see ``names_in``.
-    """
+    """Copies in their places whose writers died before the record, unless somebody changed one since."""
     is_named = _named(registry)
     for revision, entries in listing.revisions.items():
         for name in sorted(set(entries.folders) - entries.records.keys()):
             key = AdapterKey(*scope, revision, name)
             folder = registry.layout.artifact(key)
-            files = names_in(folder, unlisted)
+            files = list_names(folder) or ()
             if REGISTERING in files and not _arrived(folder, files, older_than_s) and not is_named(folder):
                 still = partial(_is_unrecorded, registry, key)
                 yield artifact(folder, "a copy that no record came to name", still)
@@ -236,15 +237,11 @@ def _named(registry: Registry) -> Callable[[Path], bool]:
 
     @cache
     def named() -> frozenset[Path]:
-        found: set[Path] = set()
-        for scope in registry.scopes():
-            for revision, entries in registry.scan(scope).revisions.items():
-                for name, listed in entries.records.items():
-                    series = registry.records(AdapterKey(*scope, revision, name))
-                    record = registry.newest(series, listed)
-                    if record is not None and record.present:
-                        found.add(atomic.real_path(registry.layout.resolve(record.spec.path)))
-        return frozenset(found)
+        state = survey.look(registry)
+        for error in state.unknown.values():
+            raise error
+        present = (record for record in state.records.values() if record.present)
+        return frozenset(atomic.real_path(registry.layout.resolve(one.spec.path)) for one in present)
 
     def is_named(folder: Path) -> bool:
         own = atomic.real_path(folder)

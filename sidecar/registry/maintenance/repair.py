@@ -7,7 +7,6 @@ be mended is reported with the reason, and the others go on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,7 @@ from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.survey import State, series_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.registry.volume.leases import LEASE_S, take_over
 from lora_fs.sidecar.validate import Expectation
-
-TAKEN_WITHIN_S = LEASE_S + 2.0
 
 
 class Mender:
@@ -43,15 +39,7 @@ class Mender:
 
     def mend(self, findings: Iterable[Finding]) -> Iterator[tuple[Finding, str | None]]:
         """Mend what can be; yields each finding with None, or with why it is still there."""
-        wanted = list(findings)
-        leases = [finding for finding in wanted if finding.kind is Kind.LEASE]
-        with ThreadPoolExecutor(max_workers=32) as threads:  # each may have to be waited for
-            taken = list(threads.map(lambda one: take_over(one.path, within_s=TAKEN_WITHIN_S), leases))
-        for finding, had in zip(leases, taken, strict=True):
-            yield finding, None if had else "its holder lives, or the volume cannot be written"
-        for finding in wanted:
-            if finding.kind is Kind.LEASE:
-                continue
+        for finding in findings:
             if not finding.mend:
                 yield finding, "it takes a person"
                 continue

@@ -5,7 +5,7 @@ Read anew from every file, whatever HEAD says; changes nothing. A pointer's key 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.store.reader import ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.volume import atomic
 
 
 class Unread(NamedTuple):
@@ -67,7 +68,7 @@ def look(registry: Registry) -> State:
                     body = registry.read(series, listed)
                 except CorruptRecord as error:
                     newest, body = registry.latest(series)
-                    if body is None or body.generation != newest.generation:
+                    if newest.generation and (body is None or body.generation != newest.generation):
                         path = series.folder / generation_name(name, *newest)
                         state.unread[key] = Unread(path, isinstance(error, NewerRecord))
                 if isinstance(body, Record):
@@ -80,6 +81,15 @@ def look(registry: Registry) -> State:
 def series_of(registry: Registry, key: AdapterKey) -> Series[Any]:
     """The series of a record, or of a pointer."""
     return registry.records(key) if key.revision else registry.pointers(key.scope, key.name)
+
+
+def names_in(folder: Path, state: State) -> Sequence[str]:
+    """The names in a folder; none, and it is kept as ``unknown``, if it cannot be listed."""
+    try:
+        return atomic.list_names(folder) or ()
+    except VolumeUnavailable as error:
+        state.unknown[folder] = error
+        return ()
 
 
 @contextmanager
