@@ -18,8 +18,9 @@ from lora_fs.sidecar.registry.format.ids import int_id, new_ids
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
-from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
@@ -482,3 +483,33 @@ def test_a_revision_whose_record_is_lost_is_taken_again(
     assert look(registry) == []
     put(registry, scope, make_adapter(seed=1))
     assert served(registry, scope) == {"a1": "v2"}
+
+
+def test_what_gc_removes_while_fsck_looks_is_no_finding(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tombstone that was listed, and is gone with its pointer when it is read, is not a damaged record."""
+    put(registry, scope, make_adapter(), link=True)
+    release.unregister(registry, scope, "a1", writer="test")
+    other, scan = Registry(registry.layout.root), Registry.scan
+
+    def gone_behind_it(self: Registry, *args: Any, **more: Any) -> Any:
+        found = scan(self, *args, **more)
+        monkeypatch.undo()
+        for _ in range(3):
+            collect(gc.find(other, scope, frozenset(), 0.0, history_s=0.0))
+        return found
+
+    registry.close()
+    monkeypatch.setattr(Registry, "scan", gone_behind_it)
+    found = look(registry)
+    assert registry.generations(registry.records(V1)) == []
+    assert found == []
+
+
+def test_a_lease_that_nobody_refreshes_is_no_finding(two: Registry) -> None:
+    """It holds nothing up: writers and sidecars take it over, and gc removes it after a day."""
+    left = two.layout.lease("dead")
+    left_by_another_host(left)
+    os.utime(left, (1, 1))
+    assert look(two) == []
