@@ -28,6 +28,7 @@ from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
 from tests.registry.faults import before_the_record, fail
+from tests.registry.test_lock import left_by_another_host
 from tests.registry.test_operations import put, served
 
 Lease = Callable[..., AbstractContextManager[bool]]
