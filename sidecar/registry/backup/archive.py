@@ -28,7 +28,7 @@ from lora_fs.sidecar.registry.format.layout import (
     parse_place,
 )
 from lora_fs.sidecar.registry.format.sealed import MAX_SEALED_BYTES, decode
-from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
 from lora_fs.sidecar.validate import packed
 
 BEGIN = "lora-fs-export.json"
@@ -172,8 +172,8 @@ def read(path: Path) -> Contents:
                     continue
                 key, what = parse(name) if name != BEGIN else (None, "")
                 if key is not None and isinstance(what, str):
-                    files.setdefault(key, {})[what] = size_and_hash = copy(reader)
-                    tally.add(name, *size_and_hash)
+                    files.setdefault(key, {})[what] = found = _size_and_hash(reader)
+                    tally.add(name, *found)
                     continue
                 data = _whole(path, name, reader)
                 tally.add(name, len(data), hashlib.sha256(data).hexdigest())
@@ -224,7 +224,7 @@ def _sound(record: Record) -> None:
         raise CorruptRecord("no adapter has the name of its model's folder")
     if not spec.files or len({entry.path for entry in spec.files}) < len(spec.files):
         raise CorruptRecord("spec.files is empty, or names a file twice")
-    if artifacts.digest_of(spec.files) != spec.digest:
+    if digest_of(spec.files) != spec.digest:
         raise CorruptRecord("spec.digest is not that of spec.files")
     if sum(entry.size_bytes for entry in spec.files) != spec.size_bytes:
         raise CorruptRecord("spec.size_bytes is not that of spec.files together")
@@ -237,11 +237,9 @@ def _whole(path: Path, name: str, reader: IO[bytes]) -> bytes:
     return data
 
 
-def copy(reader: IO[bytes], write: artifacts.Write = len) -> tuple[int, str]:
-    """Give all bytes of a member to ``write``; returns their number and their hash."""
+def _size_and_hash(reader: IO[bytes]) -> tuple[int, str]:
     digest, size_bytes = hashlib.sha256(), 0
     while chunk := reader.read(CHUNK_BYTES):
         digest.update(chunk)
         size_bytes += len(chunk)
-        write(memoryview(chunk))
     return size_bytes, digest.hexdigest()

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
+from typing import IO
 
 from lora_fs.sidecar.errors import Conflict, InputError, LoraFsError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Previous, Record
-from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Contents, copy, opened, parse
+from lora_fs.sidecar.model import AdapterKey, Pointer, Previous, Record
+from lora_fs.sidecar.registry.backup.archive import CHUNK_BYTES, Contents, opened
 from lora_fs.sidecar.registry.format.layout import MARKER, Layout, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
+from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.store.head import advance_head, current_head
 from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, write_marker
-from lora_fs.sidecar.registry.volume import atomic, permissions
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
 
@@ -103,38 +106,37 @@ def _next(home: Record) -> Record:
 
 
 def _place_files(layout: Layout, file: Path, wanted: Mapping[AdapterKey, Record]) -> None:
-    """Copy adapters' files out of an export. Each folder is whole and synced before it has its name."""
-    drafts: dict[AdapterKey, Path] = {}
-    copied: dict[AdapterKey, list[FileEntry]] = {}
+    """Copy adapters' files out of an export, in which those of one adapter lie together."""
+    left = {str(key): record for key, record in wanted.items()}
+    with opened(file) as members:
+        for owner, group in groupby(members, lambda member: member[0].rpartition("/")[0]):
+            record = left.pop(owner, None)
+            if record is not None:
+                _place(layout, record, group)
+    if left:
+        raise InputError(f"{file} changed while it was read: restore again")
+
+
+def _place(layout: Layout, record: Record, members: Iterable[tuple[str, IO[bytes]]]) -> None:
+    """Place one folder. It is whole and synced before it has its name."""
+    served, target = {entry.path for entry in record.spec.files}, layout.artifact(record.key)
+    draft = artifacts.temporary_in(layout.incoming(record.key.scope))
     try:
-        with opened(file) as members:
+        with Taker(draft) as taker:
             for member, reader in members:
-                if member in (BEGIN, END):
-                    continue
-                key, name = parse(member)
-                if key not in wanted or not isinstance(name, str):
-                    continue
-                served = name in {entry.path for entry in wanted[key].spec.files}
-                if not served and name not in CARRIED:
-                    continue
-                if key not in drafts:
-                    drafts[key] = artifacts.temporary_in(layout.incoming(key.scope))
-                    artifacts.make_draft(drafts[key])
-                with artifacts.written(drafts[key] / name, sync=True) as write:
-                    size_bytes, sha256 = copy(reader, write)
-                if served:
-                    entry = FileEntry(path=name, size_bytes=size_bytes, sha256=sha256)
-                    copied.setdefault(key, []).append(entry)
-        for key, record in wanted.items():
-            if artifacts.digest_of(copied.get(key, [])) != record.spec.digest:
-                raise InputError(f"{key}: the export changed while it was read: restore again")
-            permissions.share_copy(drafts[key], drafts[key].parent)
-            atomic.sync_names(drafts[key])
-            if not artifacts.place(drafts[key], layout.artifact(key)):
-                raise Conflict(f"{layout.artifact(key)} holds other bytes than the export: move it away")
+                name = member.rpartition("/")[2]
+                if name in served or name in CARRIED:
+                    taker(name, memoryview(b""))
+                    while chunk := reader.read(CHUNK_BYTES):
+                        taker(name, memoryview(chunk))
+            taker.end()
+            taker.sync_names()
+        if artifacts.digest_of([one for one in taker.files if one.path in served]) != record.spec.digest:
+            raise InputError(f"{record.key}: the export changed while it was read: restore again")
+        if not artifacts.place(draft, target):
+            raise Conflict(f"{target} holds other bytes than the export: move it away")
     finally:
-        for draft in drafts.values():
-            artifacts.discard(draft)
+        artifacts.discard(draft)
 
 
 def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: TemporaryNames) -> None:
