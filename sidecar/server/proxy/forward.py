@@ -7,11 +7,12 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import aiohttp
 from starlette.datastructures import Headers
@@ -29,18 +30,21 @@ from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Inta
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
-from lora_fs.sidecar.server.proxy.headers import BY_HOP, onward
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.proxy.paths import leaves_its_route
+from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
 
-PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
-_LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-_OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_BYTES = 65_536
 PIECE_BYTES = 1 << 18
+CONNECT_S = 5.0
 
+NO_WEBSOCKET = (
+    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
+    "to the engine's own port"
+)
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
     'part whose first line is Content-Disposition: form-data; name="model"'
@@ -58,8 +62,21 @@ class _Through:
     engine_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Bounds on connections to the engine.
+
+    Attributes:
+        connections: at once; a request that finds none free waits CONNECT_S.
+        idle_timeout_s: in which the engine sends no byte of an answer.
+    """
+
+    connections: int = ENGINE_CONNECTIONS
+    idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S
+
+
 class Proxy:
-    """Forwards requests. ``session`` is opened by the app's lifespan.
+    """Forward requests while ``running`` is open.
 
     Args:
         max_body_bytes: of one request; those under way may have twice as much.
@@ -75,22 +92,50 @@ class Proxy:
         hold_timeout_s: float,
         max_body_bytes: int,
         user_header: str | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
+        upstream = upstream or Upstream()
         self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._user_header = user_header
         self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
+        self._upstream = upstream
+        self._full = (
+            f"the engine took no connection in {CONNECT_S:g} s, or all {upstream.connections} are in use "
+            "(LORA_FS_ENGINE_CONNECTIONS)"
+        )
         self.session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the connections to the engine while the context is open."""
+        # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
+        connector = aiohttp.TCPConnector(limit=self._upstream.connections, keepalive_timeout=4)
+        timeout = aiohttp.ClientTimeout(
+            total=None,
+            connect=CONNECT_S,
+            sock_connect=CONNECT_S,
+            sock_read=self._upstream.idle_timeout_s,
+        )
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False
+        ) as session:
+            self.session = session
+            yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
-        if _leaves_its_route(path):
+        if leaves_its_route(path):
             message = f"the path {path[:200]!r} is not one this sidecar forwards"
             await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        if headers.get("upgrade", "").lower() == "websocket":
+            await error_response(NO_WEBSOCKET, 501, "NotImplementedError")(scope, receive, send)
+            return
         try:
-            async with self._intake.read(Headers(scope=scope), receive) as held:
+            async with self._intake.read(headers, receive) as held:
                 about = {"http__request__method": scope["method"], "url__path": path[:200]}
-                with tracing.span("proxy", carrier=Headers(scope=scope), **about):
+                with tracing.span("proxy", carrier=headers, **about):
                     await _while_it_waits(self._answer(scope, held, receive, send), receive)
         except ClientDisconnect:
             return
@@ -122,12 +167,14 @@ class Proxy:
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
             tracing.note(lora_fs__adapter=str(chosen.record.key))
             for again in (True, False):
+                # hold() resolves the name once more, and at a retry it may serve another revision.
+                chosen = self._replica.lookup(chosen.name) or chosen
                 async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
                     through = _Through(chosen, model, engine_name)
                     body = held.body if engine_name == model else field.renamed(engine_name)
                     async with self._asked(scope, body, through) as answer:
                         said = await _said(answer) if again and answer.status == 404 else b""
-                        if b"`%b` does not exist" % engine_name.encode() not in said:
+                        if not lost_the_adapter(said, engine_name):
                             del body, field
                             held.release()
                             await self._pass_on(answer, send, through, said)
@@ -168,12 +215,13 @@ class Proxy:
         Raises:
             EngineUnavailable: there was none.
         """
-        assert self.session is not None, "the app's lifespan opens it"
+        assert self.session is not None, "the app's lifespan opens it by running()"
         path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
+        passed = appended(onward(scope["headers"], coded=through is None), scope)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in onward(scope["headers"], coded=through is None)
+            for name, value in passed
             if not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
         ]
         if len(body) > SMALL_BYTES:
@@ -191,6 +239,9 @@ class Proxy:
             gone = not_there(self._engine_url, error)
             self._replica.engine_failed(str(gone))
             raise gone from error
+        except aiohttp.ConnectionTimeoutError as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(self._full) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
@@ -205,11 +256,7 @@ class Proxy:
         self, answer: aiohttp.ClientResponse, send: Send, through: _Through | None, said: bytes = b""
     ) -> None:
         """Send the answer's head, what was read of it, and the rest as it comes."""
-        raw = [
-            (n, self._here(v) if n.lower() == b"location" else v)
-            for n, v in answer.raw_headers
-            if n.lower() not in BY_HOP | _OURS
-        ]
+        raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
         names: Renamed | None = None
         if through is not None:
             raw += answered_by(through.served.record)
@@ -254,14 +301,19 @@ async def _said(answer: aiohttp.ClientResponse) -> bytes:
     return said
 
 
-def _leaves_its_route(path: str) -> bool:
-    """Whether the engine might read ``path`` as another route than the one matched here.
+def lost_the_adapter(said: bytes, engine_name: str) -> bool:
+    """Return whether a 404's body is the engine's word that it does not have the adapter.
 
-    The sidecar alone loads and unloads: its own routes for that check the caller's token.
+    The error says in whatever sentence that something was not found, and names the adapter or the field
+    ``model``. The client's own name was resolved before, so it is no wrong name of the client's.
     """
-    plain = unquote(unquote(path)).replace("\\", "/")
-    segments = plain.rstrip("/").split("/")[1:]
-    return not {".", "..", ""}.isdisjoint(segments) or segments[-1] in _LORA_ROUTES
+    try:
+        error = json.loads(said)["error"]
+        kind, message = str(error["type"]).lower().replace("_", ""), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    name = rf"(?<![\w.@/-]){re.escape(engine_name)}(?![\w@/-])"
+    return "notfound" in kind and (error.get("param") == "model" or re.search(name, message) is not None)
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
