@@ -34,7 +34,7 @@ from lora_fs.sidecar.server.connection import configured
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
-from lora_fs.sidecar.server.proxy.forward import Upstream
+from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import BaseOfEngine
 
@@ -130,6 +130,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 trail=Trail(settings.audit_file),
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
+                engine_key=settings.engine_api_key,
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),

@@ -142,7 +142,7 @@ def _assemble(
         expectation,
         settle_s=settle_s,
         writer=settings.replica_id,
-        may_read=lambda folder: allowed.find(folder, follow=False) is not None,
+        find=lambda folder: allowed.find(folder, follow=False),
     )
     volume = Volume(registry.layout, view, adopter, poll_s=timing.poll_s, notify=kind in LOCAL)
     flat = None

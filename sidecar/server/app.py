@@ -23,8 +23,9 @@ from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
-from lora_fs.sidecar.server.proxy.forward import Proxy, Upstream
+from lora_fs.sidecar.server.proxy.forward import Proxy
 from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS
+from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
 from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
@@ -55,6 +56,7 @@ def create_app(
     hold_timeout_s: float = 120.0,
     max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
+    engine_key: str | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,
     cors_origins: Sequence[str] = (),
@@ -65,6 +67,7 @@ def create_app(
     Args:
         admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
+        engine_key: the engine's ``--api-key``: see ``Proxy``.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
         cors_origins: whose pages may read answers. upstream: bounds on connections to the engine.
@@ -80,6 +83,7 @@ def create_app(
         max_body_bytes=max_body_bytes,
         user_header=user_header,
         upstream=upstream,
+        engine_key=engine_key,
     )
 
     @asynccontextmanager

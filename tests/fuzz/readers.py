@@ -202,14 +202,14 @@ def read_tokens(data: bytes) -> None:
         if told is not None:
             raise told
         written = [word for word in first if not word.startswith("#")]
-        assert [tokens.find(read, word) for word in written] == list(read)
+        assert [tokens.find(read, word) for word in written] == list(read.values())
 
 
-def _parsed(text: str) -> tuple[tuple[tokens.Token, ...], tokens.BadTokenFile | None]:
+def _parsed(text: str) -> tuple[Mapping[bytes, tokens.Token], tokens.BadTokenFile | None]:
     try:
         return tokens.parse(text), None
     except tokens.BadTokenFile as error:
-        return (), error
+        return {}, error
 
 
 def _small_export() -> bytes:

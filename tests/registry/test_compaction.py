@@ -22,6 +22,7 @@ from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -41,8 +42,8 @@ def compact(registry: Registry, scope: Scope, in_use: Any = NOBODY, history_s: f
     """One run of gc in which all is old; how many removals of history there were."""
     registry.close()
     found = gc.find(registry, scope, in_use, 0.0, history_s=history_s)
-    assert gc.collect(found) == {}
-    return sum(item.compact is not None for item in found)
+    assert collect(found) == {}
+    return sum(item.what is What.HISTORY for item in found)
 
 
 def compact_whole(registry: Registry, scope: Scope) -> None:
@@ -686,7 +687,7 @@ def test_a_file_that_stays_keeps_those_above_it(
         real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "unlink", refused)
-    kept = gc.collect(gc.find(registry, scope, NOBODY, 0.0, history_s=0.0))
+    kept = collect(gc.find(registry, scope, NOBODY, 0.0, history_s=0.0))
     assert len(kept) == 1
     left = [one.generation for one in registry.generations(registry.records(series_key(scope)))]
     assert left == [5, 4, 3, 2]

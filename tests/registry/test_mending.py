@@ -14,6 +14,7 @@ from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.copying import Copy
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.repair import Mender
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
@@ -223,5 +224,5 @@ def test_what_a_killed_one_left_is_removed_by_gc(
     assert left
     found = gc.find(registry, scope, frozenset(), 0.0)
     assert left <= {one.path for one in found}
-    gc.collect(found)
+    collect(found)
     assert list(registry.layout.incoming(scope).iterdir()) == []

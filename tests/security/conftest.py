@@ -80,9 +80,11 @@ def sidecar(replica: Tenants, engine_url: str, tmp_path: Path) -> Iterator[Sidec
     """``sidecar(token_file, public)``: a client of a sidecar that is set so, told to ``audit``."""
     with _open() as opened:
 
-        def start(token_file: Path | None, public: tuple[str, ...] = ("*",)) -> httpx.Client:
-            trail = Trail(tmp_path / "audit")
-            app = create_app(replica, engine_url=engine_url, admin=Admin(token_file, public), trail=trail)
+        def start(
+            token_file: Path | None, public: tuple[str, ...] = ("*",), engine_key: str | None = None
+        ) -> httpx.Client:
+            trail, admin = Trail(tmp_path / "audit"), Admin(token_file, public)
+            app = create_app(replica, engine_url=engine_url, admin=admin, trail=trail, engine_key=engine_key)
             return opened(app)
 
         yield start

@@ -28,7 +28,7 @@ from tests.registry.conftest import write_adapter
 from tests.server.conftest import FakeEngine, serving
 
 SOON_S = 30  # a marker that went alone is found by the next look at every folder
-BASE = "base"
+BASE = "tiny"
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from fastapi import HTTPException
@@ -78,29 +77,6 @@ async def test_the_token_file(hang: Hang, monkeypatch: pytest.MonkeyPatch, tmp_p
         with pytest.raises(HTTPException, match="was not read"):
             await admin.sight(Headers({access.HEADER: "one"}))
     assert hang.times() == access.AT_ONCE - 1 < CALLERS
-
-
-async def test_the_token_file_of_who_shows_none(
-    hang: Hang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Any number of requests look at it once together; once it is known to hang none of them waits."""
-    monkeypatch.setattr(access, "GLANCE_S", SOON_S)
-    monkeypatch.setattr(access, "_contents", hang)
-    admin, waits = Admin(tmp_path / "tokens"), []
-    real = asyncio.wait
-
-    async def counted(*tasks: Any, **within: Any) -> Any:
-        waits.append(within)
-        return await real(*tasks, **within)
-
-    monkeypatch.setattr(asyncio, "wait", counted)
-    assert await asyncio.gather(*(admin.is_ours("Bearer one") for _ in range(CALLERS))) == [True] * CALLERS
-    assert (hang.times(), waits) == (1, [{"timeout": SOON_S}] * CALLERS)
-    monkeypatch.setattr(access, "READ_WAIT_S", SOON_S)
-    await admin.look()
-    monkeypatch.setattr(access, "FRESH_S", 0)
-    assert [await admin.is_ours("Bearer one") for _ in range(CALLERS)] == [True] * CALLERS
-    assert len(waits) == CALLERS
 
 
 async def test_the_audit_file(

@@ -92,20 +92,6 @@ async def test_a_secret(tmp_path: Path) -> None:
         assert await admin.sight(Headers({access.HEADER: version})) == access.ALL
 
 
-async def test_what_was_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many of them are kept from the engine, the latest; and all that are tokens now."""
-    monkeypatch.setattr(access, "FORMER", 2)
-    monkeypatch.setattr(access, "FRESH_S", 0)
-    file = tmp_path / "tokens"
-    admin = Admin(file)
-    for number in range(6):
-        file.write_text(f"t{number} name=a\nstays\nstays-too\n")
-        await admin.look()
-    tokens = ("t0", "t2", "t3", "t4", "t5", "stays", "stays-too", "t9")
-    kept = [await admin.is_ours(f"Bearer {token}") for token in tokens]
-    assert kept == [False, False, True, True, True, True, True, False]
-
-
 async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is looked at."""
     monkeypatch.setattr(access, "LOOK_S", 0.0)

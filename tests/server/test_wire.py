@@ -20,8 +20,8 @@ from starlette.routing import Route
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.proxy import forward
-from lora_fs.sidecar.server.proxy.forward import Upstream, lost_the_adapter
+from lora_fs.sidecar.server.proxy import upstream
+from lora_fs.sidecar.server.proxy.upstream import Upstream, lost_the_adapter
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
@@ -163,7 +163,7 @@ def test_connections_to_the_engine_are_bounded(
     replica: FakeReplica, engine: FakeEngine, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request beyond them waits, bounded, and gets 503 with the setting's name."""
-    monkeypatch.setattr(forward, "CONNECT_S", 0.3)
+    monkeypatch.setattr(upstream, "CONNECT_S", 0.3)
     with sidecar(replica, engine_url, upstream=Upstream(connections=1)) as url:
         body = {"model": "a1", "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as first:

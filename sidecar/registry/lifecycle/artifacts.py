@@ -66,18 +66,27 @@ def _open_each(folder: Path) -> int:
 
 @contextmanager
 def opened(folder: Path, *, follow: bool) -> Iterator[int]:
-    """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
+    """A folder, held open: whatever is put in its place meanwhile, its own files are read.
+
+    Raises:
+        SymbolicLink: it, or a folder on its way, is a symlink, and none is followed.
+        VolumeUnavailable: it cannot be opened.
+    """
     try:
         handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
     except OSError as error:
         if not follow and any(path.is_symlink() for path in (folder, *folder.parents)):
-            raise InputError(f"{folder} is a symlink or behind one, which is not followed") from error
+            raise SymbolicLink(f"{folder} is a symlink or behind one, which is not followed") from error
         raise atomic.unavailable(error, f"cannot open {folder}") from error
     try:
         yield handle
     finally:
         with suppress(OSError):
             os.close(handle)
+
+
+class SymbolicLink(InputError):
+    """A folder is a symlink or behind one, and none may be followed."""
 
 
 class TargetUnavailable(VolumeUnavailable):
@@ -183,12 +192,12 @@ def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = N
     return tuple(_copy_hashing(folder / name, None, progress) for name in files)
 
 
-def size_of_served(folder: Path) -> int:
-    """What an adapter's served files have at least, in bytes, unopened; 0 where it cannot be told."""
+def size_of_served(folder: int) -> int:
+    """What the served files of an open folder have at least, in bytes; 0 where it cannot be told."""
     found = 0
     for name in SERVED:
         with suppress(OSError):
-            found += (folder / name).lstat().st_size
+            found += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
     return found
 
 
@@ -206,6 +215,7 @@ def copy_files(
     *,
     sync: bool = True,
     follow: bool = True,
+    folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
 ) -> tuple[FileEntry, ...]:
     """Copy and hash the served files into a new folder, and copy those carried along.
@@ -213,12 +223,13 @@ def copy_files(
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
         follow: whether ``source``, or a folder on its way, may be a symlink.
+        folder_fd: ``source``, opened by the caller.
     Raises:
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
     make_draft(target)
-    with opened(source, follow=follow) as folder:
+    with opened(source, follow=follow) if folder_fd is None else nullcontext(folder_fd) as folder:
         entries = tuple(
             _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
         )
@@ -240,10 +251,9 @@ def make_draft(folder: Path, *, marked: bool = False) -> None:
             (folder / REGISTERING).open("xb").close()
 
 
-def carry(source: Path, draft: Path, folder_fd: int | None) -> None:
-    """Copy what is no part of the digest into a draft, and sync its names."""
-    with nullcontext(folder_fd) if folder_fd is not None else opened(source, follow=True) as folder:
-        _carry(source, draft, folder, sync=True)
+def carry(source: Path, draft: Path, folder_fd: int) -> None:
+    """Copy what is no part of the digest from an open folder into a draft, and sync its names."""
+    _carry(source, draft, folder_fd, sync=True)
     with _writing(draft):
         atomic.sync_folder(draft)
 
@@ -313,38 +323,46 @@ class Sight:
     crowded: bool = False
 
 
-def look(folder: str | Path) -> Sight | None:
+def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     """Look at a folder without opening its files; None if it is gone, or no folder (a link is none).
 
+    Args:
+        folder_fd: the folder, opened by the caller: what lies at its path is not looked at.
     Raises:
         VolumeUnavailable: it cannot be told.
     """
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if folder_fd is not None:
+            return _look_into(folder_fd)
+        handle = os.open(folder, _FOLDER | os.O_NOFOLLOW)
         try:
-            rows: list[tuple[str, int, int]] = []
-            crowded = False
-            with os.scandir(handle) as entries:
-                for entry in entries:
-                    if crowded := len(rows) == MAX_ENTRIES:
-                        break
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        rows.append((entry.name, -1, -1))  # removed since: the folder is still there
-                        continue
-                    rows.append((entry.name, status.st_size, status.st_mtime_ns))
+            return _look_into(handle)
         finally:
             os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
+
+
+def _look_into(folder: int) -> Sight:
+    rows: list[tuple[str, int, int]] = []
+    crowded = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if crowded := len(rows) == MAX_ENTRIES:
+                break
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                rows.append((entry.name, -1, -1))  # removed since: the folder is still there
+                continue
+            rows.append((entry.name, status.st_size, status.st_mtime_ns))
     digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
     return Sight(digest[:32], frozenset(name for name, _, _ in rows), crowded)
 
 
-def fingerprint(folder: Path) -> str | None:
-    """The fingerprint of a folder; None if it is gone."""
-    seen = look(folder)
+def fingerprint(folder: Path, folder_fd: int | None = None) -> str | None:
+    """The fingerprint of a folder; None if it is gone. ``folder_fd``: see ``look``."""
+    seen = look(folder, folder_fd)
     return seen.fingerprint if seen is not None else None

@@ -2,7 +2,8 @@
 
 A source that its owner may change is copied into ``.incoming/`` as it is validated: each part that was
 read is validated, hashed and written, so the three never differ. What lies in ``.incoming/`` already, or
-stays where it is, is validated and hashed in one pass alike, and compared with how it looked before.
+stays where it is, is validated and hashed in one pass alike, and compared with how it looked before. The
+source is opened once, and nothing of it is looked for by its path again.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import Expectation, Report, validate
+from lora_fs.sidecar.validate import Expectation, Report, open_adapter, validate
 
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
+
+
+class NotWhole(InputError):
+    """A dropped folder has its full size while some of its bytes have not arrived."""
 
 
 class Taken(Conflict):
@@ -37,10 +42,12 @@ class Judged:
 
     Attributes:
         source: where they were read.
+        folder: ``source``, open: what is read of it later is read there.
         draft: the private copy of them; None: there is none yet.
     """
 
     source: Path
+    folder: int
     report: Report
     files: tuple[FileEntry, ...]
     draft: Path | None
@@ -100,52 +107,78 @@ class _Taker:
             self._name = ""
 
 
+def opened(source: Path, called: str, *, follow: bool) -> AbstractContextManager[int]:
+    """Open a source once: all that is asked of it is asked through this handle.
+
+    A folder that is swapped for another and back, or for a link, is so never read for the one that it was.
+
+    Args:
+        called: what its sender calls it.
+        follow: whether ``source``, or a folder on its way, may be a symlink.
+    Raises:
+        InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
+        VolumeUnavailable: the volume did not answer.
+    """
+    return open_adapter(source, called) if follow else artifacts.opened(source, follow=False)
+
+
 @contextmanager
 def judged(
     source: Path,
+    folder: int,
     expectation: Expectation,
     draft: Path | None,
     *,
     called: str,
+    still: str | None,
     progress: Progress | None = None,
-    follow: bool = True,
 ) -> Iterator[Judged]:
     """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
 
     Args:
+        folder: ``source``, opened.
         draft: a folder that is not there; None: the bytes stay where they are.
         called: what its sender calls it.
-        follow: whether ``source``, or a folder on its way, may be a symlink.
+        still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
-        InvalidAdapter: it cannot be served. InputError: the source is a symlink that is not followed.
-        TargetUnavailable: writing failed. VolumeUnavailable: reading did.
+        InvalidAdapter: it cannot be served.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
     """
     try:
-        with nullcontext(None) if follow else artifacts.opened(source, follow=False) as folder:
-            with _Taker(draft) as taker:
-                report = validate(source, expectation, progress=progress, taking=taker, folder_fd=folder)
-                if not report.ok or report.shape is None:
-                    raise InvalidAdapter(called, report.errors)
-                taker.end()
-            if draft is not None:
-                artifacts.carry(source, draft, folder)
-        yield Judged(source, report, tuple(taker.files), draft)
+        if still is not None:
+            _check_still(source, folder, still)
+        with _Taker(draft) as taker:
+            report = validate(source, expectation, progress=progress, taking=taker, folder_fd=folder)
+            if not report.ok or report.shape is None:
+                raise InvalidAdapter(called, report.errors)
+            taker.end()
+        if draft is not None:
+            artifacts.carry(source, draft, folder)
+        if still is not None:
+            _check_still(source, folder, still)
+        yield Judged(source, folder, report, tuple(taker.files), draft)
     finally:
         if draft is not None:
             artifacts.discard(draft)
 
 
-def looks_like(source: Path, artifact: Path, record: Record) -> bool:
-    """Whether a source has a record's sizes and the last bytes of its files: read before it is copied."""
+def _check_still(source: Path, folder: int, still: str) -> None:
+    """Of both: the bytes come from the folder that is open, and a record names the one at its place."""
+    if {artifacts.fingerprint(source, folder), artifacts.fingerprint(source)} != {still}:
+        raise VolumeUnavailable(f"{source} changed while it was read: it is looked at again")
+
+
+def looks_like(folder: int, artifact: Path, record: Record) -> bool:
+    """Whether an open folder has a record's sizes and the last bytes of its files."""
     with suppress(OSError, InputError):
         return all(
-            _end(source / one.path, one) == _end(artifact / one.path, one) != b"" for one in record.spec.files
+            _end(one.path, one, folder) == _end(artifact / one.path, one) != b"" for one in record.spec.files
         )
     return False
 
 
-def _end(path: Path, entry: FileEntry) -> bytes:
-    with os.fdopen(artifacts.open_regular(path), "rb", buffering=0) as file:
+def _end(path: str | Path, entry: FileEntry, dir_fd: int | None = None) -> bytes:
+    with os.fdopen(artifacts.open_regular(path, dir_fd), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size_bytes:
             return b""
         return os.pread(file.fileno(), ENDS_BYTES, max(0, entry.size_bytes - ENDS_BYTES))
@@ -157,14 +190,12 @@ class Copy:
 
     Attributes:
         moved: ``judged.source`` lies in ``.incoming/``: it is moved there.
-        follow: whether the source, or a folder on its way, may be a symlink.
     """
 
     registry: Registry
     key: AdapterKey
     judged: Judged
     moved: bool
-    follow: bool
 
     @property
     def target(self) -> Path:
@@ -211,11 +242,11 @@ class Copy:
             yield known
             return
         draft = new_draft(self.registry, self.key.scope)
-        names = [entry.path for entry in self.judged.files]
+        names, source = [entry.path for entry in self.judged.files], self.judged.source
         try:
-            copied = artifacts.copy_files(self.judged.source, draft, names, follow=self.follow)
+            copied = artifacts.copy_files(source, draft, names, folder_fd=self.judged.folder)
             if artifacts.digest_of(copied) != self.judged.digest:
-                raise Conflict(f"{self.judged.source} changed while it was copied: try again")
+                raise Conflict(f"{source} changed while it was copied: try again")
             yield draft
         finally:
             artifacts.discard(draft)

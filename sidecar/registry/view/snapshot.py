@@ -99,6 +99,13 @@ class Growing(Generic[Key, Value]):
     def drop(self, key: Key) -> None:
         del self._own_part(key)[key]
 
+    def set(self, key: Key, value: Value | None) -> None:
+        """Put a value; None drops the one that is there."""
+        if value is not None:
+            self.put(key, value)
+        elif self.get(key) is not None:
+            self.drop(key)
+
     def _own_part(self, key: Key) -> dict[Key, Value]:
         scope = self._before.scope_of(key)
         if scope not in self._own:

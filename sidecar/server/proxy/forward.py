@@ -7,11 +7,10 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
-import json
+import hmac
 import logging
-import re
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -25,21 +24,20 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
 from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
 from lora_fs.sidecar.server.proxy.paths import leaves_its_route
-from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
+from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
+_KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-_ERROR_BYTES = 65_536
-PIECE_BYTES = 1 << 18
-CONNECT_S = 5.0
 
 NO_WEBSOCKET = (
     "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
@@ -62,25 +60,14 @@ class _Through:
     engine_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """Bounds on connections to the engine.
-
-    Attributes:
-        connections: at once; a request that finds none free waits CONNECT_S.
-        idle_timeout_s: in which the engine sends no byte of an answer.
-    """
-
-    connections: int = ENGINE_CONNECTIONS
-    idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S
-
-
 class Proxy:
     """Forward requests while ``running`` is open.
 
     Args:
         max_body_bytes: of one request; those under way may have twice as much.
         user_header: the request's header that says who asks, for canaries.
+        engine_key: sent to the engine in place of a client's ``Authorization``, which never goes there. A
+            client shows this key, or a token of the token file, to use the engine.
     """
 
     def __init__(
@@ -93,32 +80,21 @@ class Proxy:
         max_body_bytes: int,
         user_header: str | None = None,
         upstream: Upstream | None = None,
+        engine_key: str | None = None,
     ) -> None:
         upstream = upstream or Upstream()
         self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._user_header = user_header
+        self._key = None if engine_key is None else digest_of(engine_key)
+        self._key_header = [] if engine_key is None else [("authorization", f"Bearer {engine_key}")]
         self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
         self._upstream = upstream
-        self._full = (
-            f"the engine took no connection in {CONNECT_S:g} s, or all {upstream.connections} are in use "
-            "(LORA_FS_ENGINE_CONNECTIONS)"
-        )
         self.session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the connections to the engine while the context is open."""
-        # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
-        connector = aiohttp.TCPConnector(limit=self._upstream.connections, keepalive_timeout=4)
-        timeout = aiohttp.ClientTimeout(
-            total=None,
-            connect=CONNECT_S,
-            sock_connect=CONNECT_S,
-            sock_read=self._upstream.idle_timeout_s,
-        )
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
-        ) as session:
+        async with connected(self._upstream) as session:
             self.session = session
             yield
 
@@ -147,6 +123,8 @@ class Proxy:
         content_type = headers.get("content-type", "")
         try:
             field = find_model(content_type, held.body)
+            if scope["method"] != "OPTIONS":
+                await self._check_key(scope["path"], headers)
             sight = await self._admin.sight(headers)
             if sight != ALL and hides_its_model(content_type, held.body):
                 raise InputError(_HIDDEN)
@@ -173,7 +151,7 @@ class Proxy:
                     through = _Through(chosen, model, engine_name)
                     body = held.body if engine_name == model else field.renamed(engine_name)
                     async with self._asked(scope, body, through) as answer:
-                        said = await _said(answer) if again and answer.status == 404 else b""
+                        said = await said_by(answer) if again and answer.status == 404 else b""
                         if not lost_the_adapter(said, engine_name):
                             del body, field
                             held.release()
@@ -186,6 +164,20 @@ class Proxy:
             await respond(error, "model")(scope, receive, send)
         except HTTPException as error:
             await refuse(error)(scope, receive, send)
+
+    async def _check_key(self, path: str, headers: Headers) -> None:
+        """Refuse, as the engine does, who shows no key where the engine has one: its key is sent for all."""
+        if self._key is None or not path.startswith(_KEY_IS_FOR):
+            return
+        given = bearer(headers.get("authorization", ""))
+        if given is not None and hmac.compare_digest(digest_of(given), self._key):
+            return
+        if not await self._admin.knows(headers):
+            raise HTTPException(
+                401,
+                "this call needs the engine's key or a token, as Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     def _here(self, location: bytes) -> bytes:
         """Where the engine sends on to itself, without its address, which no client has to reach."""
@@ -220,17 +212,15 @@ class Proxy:
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
         passed = appended(onward(scope["headers"], coded=through is None), scope)
         headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in passed
-            if not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
-        ]
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in passed
+        ] + self._key_header
         if len(body) > SMALL_BYTES:
             headers.append(("content-length", str(len(body))))
         try:
             answer = await self.session.request(
                 scope["method"],
                 url,
-                data=_pieces(body) if len(body) > SMALL_BYTES else body or None,
+                data=pieces(body) if len(body) > SMALL_BYTES else body or None,
                 headers=tracing.outgoing(headers),
                 skip_auto_headers=_NOT_ADDED,
                 allow_redirects=False,
@@ -241,7 +231,7 @@ class Proxy:
             raise gone from error
         except aiohttp.ConnectionTimeoutError as error:
             self._replica.engine_failed(None)
-            raise EngineUnavailable(self._full) from error
+            raise EngineUnavailable(self._upstream.full) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
@@ -279,41 +269,10 @@ class Proxy:
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 
-async def _pieces(body: Body) -> AsyncIterator[memoryview]:
-    """As the engine takes it: sent whole it would be copied twice."""
-    view = memoryview(body)
-    for at in range(0, len(body), PIECE_BYTES):
-        yield view[at : at + PIECE_BYTES]
-
-
 async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     yield said
     async for chunk in answer.content.iter_any():
         yield chunk
-
-
-async def _said(answer: aiohttp.ClientResponse) -> bytes:
-    """The beginning of an error's body, which is all of it, if it is vLLM's."""
-    said = b""
-    with suppress(aiohttp.ClientError, TimeoutError):  # told when it is passed on
-        while len(said) < _ERROR_BYTES and (more := await answer.content.readany()):
-            said += more
-    return said
-
-
-def lost_the_adapter(said: bytes, engine_name: str) -> bool:
-    """Return whether a 404's body is the engine's word that it does not have the adapter.
-
-    The error says in whatever sentence that something was not found, and names the adapter or the field
-    ``model``. The client's own name was resolved before, so it is no wrong name of the client's.
-    """
-    try:
-        error = json.loads(said)["error"]
-        kind, message = str(error["type"]).lower().replace("_", ""), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    name = rf"(?<![\w.@/-]){re.escape(engine_name)}(?![\w@/-])"
-    return "notfound" in kind and (error.get("param") == "model" or re.search(name, message) is not None)
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:

@@ -18,7 +18,7 @@ BY_HOP = frozenset(
 )
 _OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
 # "expect" was answered here, when the body was read.
-_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", HEADER.encode()}
+_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", b"authorization", HEADER.encode()}
 _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 _CORS = b"access-control-"  # who may read an answer is this server's to say, not the engine's
 
