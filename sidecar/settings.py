@@ -48,7 +48,8 @@ class Settings(BaseSettings):
         fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
         nim_source: a flat store of adapters that another system keeps, to be served, too; nim_refresh_s:
             how often it is looked at.
-        engine_url: where vLLM answers; engine_api_key: sent by the sidecar's own calls.
+        engine_url: where vLLM answers; engine_api_key: vLLM's ``--api-key``: sent with
+            every call to it; a client shows it, or a token, to use the engine.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
         audit_file: where admin acts are recorded besides the log.

@@ -16,6 +16,7 @@ from lora_fs.sidecar.cli.values import Duration
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
+from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease, take_over
 from lora_fs.sidecar.settings import writer_id
@@ -64,16 +65,16 @@ def collect_garbage(
             in_use, unknown = None, error
         ages = {"older_than_s": older_than, "history_s": history_older_than}
         found = gc.find(registry, scope, in_use, **ages, writer=writer_id())
-        refused = {} if dry_run else gc.collect(found)
+        refused = {} if dry_run else collect(found)
     found = [item for item in found if item.path not in refused]
-    freed = sum(item.size_bytes for item in found if item.withdraw is None)
-    later = sum(item.size_bytes for item in found if item.withdraw is not None)
+    freed = sum(item.size_bytes for item in found if item.what is not What.REVISION)
+    later = sum(item.size_bytes for item in found if item.what is What.REVISION)
     items = [
         {
             "path": str(item.path),
             "why": item.why,
             "size_bytes": item.size_bytes,
-            "withdrawn": item.withdraw is not None,
+            "withdrawn": item.what is What.REVISION,
         }
         for item in found
     ]
@@ -85,7 +86,7 @@ def collect_garbage(
     }
     if not context.printed(told, output, [str(item.path) for item in found]):
         for item in found:
-            did = "unregister" if item.withdraw is not None else "remove"
+            did = "unregister" if item.what is What.REVISION else "remove"
             done = f"would {did}" if dry_run else f"{did.removesuffix('e')}ed"
             context.say(f"{done} {item.path} ({shown_bytes(item.size_bytes)}): {item.why}")
         things = f"{len(found)} {'thing' if len(found) == 1 else 'things'}"

@@ -32,10 +32,10 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.connection import BoundedHeads
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
-from lora_fs.sidecar.server.heads import BoundedHeads
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import BaseOfEngine
 
@@ -125,6 +125,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 trail=Trail(settings.audit_file),
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
+                engine_key=settings.engine_api_key,
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),

@@ -142,7 +142,7 @@ def _assemble(
         expectation,
         settle_s=settle_s,
         writer=settings.replica_id,
-        may_read=lambda folder: allowed.find(folder, follow=False) is not None,
+        find=lambda folder: allowed.find(folder, follow=False),
     )
     volume = Volume(registry.layout, view, adopter, poll_s=timing.poll_s, notify=kind in LOCAL)
     flat = None
@@ -170,6 +170,7 @@ def _assemble(
                 one.settle_s = settle_s
 
     volume.found = found
+    remotes = AllowedRemotes(settings.allowed_remotes)
     registrations = Registrations(
         registry,
         scopes,
@@ -179,8 +180,7 @@ def _assemble(
         timeout_s=settings.engine_timeout_s,
         mounts=settings.mounts(),
         fetching=Fetching.by(
-            settings,
-            Options(AllowedRemotes(settings.allowed_remotes).check, netrc_file=settings.netrc_file),
+            settings, Options(remotes.check, remotes.check_address, netrc_file=settings.netrc_file)
         ),
         wait_s=min(settings.hold_timeout_s, settings.engine_timeout_s),
     )

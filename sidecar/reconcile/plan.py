@@ -24,7 +24,9 @@ class Resident:
 
     ``current``: what is loaded are that record's bytes. ``idle_s``: since its last request.
     ``tenant``: whose share of the places it takes. ``leaving``: an unload of it is under way, or failed and
-    waits out its delay: it takes a place, and nothing is decided about it.
+    waits out its delay: it takes a place, and nothing is decided about it. ``unknown``: the volume says
+    nothing of it, as while a record cannot be read, or of a namespace that was served before. It takes a
+    place, and goes when it is idle or makes room, and not for being absent.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Resident:
     policy: Policy
     tenant: str = ""
     leaving: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +227,9 @@ class _Shares:
 
 
 def _reason_to_unload(entry: Resident) -> str | None:
-    if entry.wanted is None:
+    if entry.wanted is None and not entry.unknown:
         return "Withdrawn: unregistered"
-    if not entry.current:
+    if not entry.current and not entry.unknown:
         return "Superseded: the name serves another revision"
     if entry.policy.kind is PolicyKind.LAZY and entry.idle_s >= entry.policy.ttl_s:
         return f"Idle: no request for {entry.policy.ttl_s} s"

@@ -18,7 +18,7 @@ from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download
 from lora_fs.sidecar.reconcile import status
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, public_name
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, public_name
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
 from lora_fs.sidecar.reconcile.residents.eviction import Room
@@ -56,7 +56,7 @@ class Replica:
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
         self.events = EventLog()
-        self.names = Names(model, namespaces, volume, limits.default_policy)
+        self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.events, clock)
         self._tally = Tally()
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
@@ -147,7 +147,7 @@ class Replica:
 
     def readiness(self) -> Readiness:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
-        return Readiness(self._loop.ready and self._volume.read_once, conditions)
+        return Readiness(self._loop.ready and self._loop.decided, conditions)
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)

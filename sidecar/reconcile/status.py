@@ -91,7 +91,7 @@ def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus
     """What is to go and has not gone: by its name, or with its revision where the name goes on."""
     found = {}
     for engine_name, record in residents.held():
-        if engine_name not in residents.draining and not catalog.is_withdrawn(record):
+        if engine_name not in residents.draining and not catalog.has_tombstone(record.key):
             continue
         plain = engine_name.partition("@")[0]
         name = f"{plain}@{record.revision}" if plain in catalog.served else public_of(engine_name)

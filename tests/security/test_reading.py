@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.worker_patch.api.asked import asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine

@@ -32,8 +32,8 @@ from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.heads import BoundedHeads
+from lora_fs.sidecar.server.connection import BoundedHeads
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import LoadRequest, Readiness
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation, Report

@@ -24,7 +24,7 @@ from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase, side_name
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
@@ -251,7 +251,7 @@ def test_a_load_whose_body_does_not_come(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """It is given up, as one of a request to the engine is."""
-    monkeypatch.setattr("lora_fs.sidecar.server.acts.BODY_S", 0.2)
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.admin.BODY_S", 0.2)
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
     with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=20) as sock:
         head = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"

@@ -28,14 +28,14 @@ from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
 from lora_fs.sidecar.reconcile.catalog import Catalog
-from lora_fs.sidecar.server.auth import ALL, Sight
 from lora_fs.sidecar.server.dashboard.columns import column_of, row_of, summary_of
 from lora_fs.sidecar.server.dashboard.fleet import Fleet, Look
 from lora_fs.sidecar.server.dashboard.grid import Grid
 from lora_fs.sidecar.server.dashboard.history import EVERY_S, History, Sample
-from lora_fs.sidecar.server.listing import around
-from lora_fs.sidecar.server.made import Made
+from lora_fs.sidecar.server.middleware.access import ALL, Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.routes.listing import around
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Board:
         # What threads read and write, under the lock:
         self._lock = threading.Lock()
         self._grid = Grid()
-        self._rows = Made(row_of)
+        self._rows = RenderCache(row_of)
         self._reports: dict[str, ReplicaStatus] = {}  # without their adapters
         self._summaries: dict[str, tuple[int, dict[str, Any]]] = {}  # replica → as of which version, what
         self._problem: str | None = None

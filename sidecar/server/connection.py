@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from lora_fs.sidecar.server.errors_http import error_response
+from lora_fs.sidecar.server.middleware.errors import error_response
 
 HEAD_BYTES = 1 << 16  # what nginx, Envoy and node take is between 8 and 60 KiB
 HEAD_S = 60.0

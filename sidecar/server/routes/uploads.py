@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
-from lora_fs.sidecar.server.acts import Acts
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody, Uploaded
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, full_name
-from lora_fs.sidecar.server.tokens import Verb
-from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.sources.tarball import TAKEN
 
@@ -40,7 +40,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
-    routes, acts = APIRouter(tags=["adapters"]), Acts(replica, admin, trail)
+    routes, calls = APIRouter(tags=["adapters"]), AdminCalls(replica, admin, trail)
 
     @routes.post(
         "/v1/lora_adapters",
@@ -57,7 +57,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
     ) -> Response:
         name = full_name(name, replica.namespaces)
-        async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
+        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
             length = request.headers.get("content-length", "")
             size = int(length) if length.isdecimal() else None
             sent = Upload(name, _files(request), revision, activate, size)

@@ -1,23 +1,18 @@
-"""Which revision answers a request: who asks, what is reported of it, and the name in the answer.
+"""Which revision answers a request: who asks, and the name in the answer.
 
 A client asks for a plain name and is answered under it, whatever the engine calls what answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.server.ports import ReplicaPort
 
 ADAPTER: Final = b"x-lora-fs-adapter"
 REVISION: Final = b"x-lora-fs-revision"
-MAX_SERIES: Final = 1_000
 _NAMED = ("application/json", "text/event-stream")
 
 
@@ -67,23 +62,3 @@ class Renamed:
 def _ends_with_the_beginning_of(form: bytes, data: bytes) -> int:
     longest = min(len(form) - 1, len(data))
     return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
-
-
-class Requests(Collector):
-    """Requests by the revision that answered them, and which share a canary has. Read at each scrape."""
-
-    def __init__(self, replica: ReplicaPort) -> None:
-        self._replica = replica
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["adapter_name", "revision"]
-        requests = CounterMetricFamily("lora_fs_revision_requests", "By what answered", labels=labels)
-        for (name, revision), count in sorted(self._replica.requests().items())[:MAX_SERIES]:
-            requests.add_metric([name, revision], count)
-        share = GaugeMetricFamily("lora_fs_canary_percent", "Of the requests for the name", labels=labels)
-        for name, trial in sorted(self._replica.catalog().trials.items()):
-            share.add_metric([name, trial.served.record.revision], trial.percent)
-        yield from (requests, share)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lora_fs.sidecar.server.auth import HEADER
-from lora_fs.sidecar.server.hops import onward
+from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.proxy.headers import onward
 
 IDENTITY = (b"accept-encoding", b"identity")
 GZIP = (b"accept-encoding", b"gzip")

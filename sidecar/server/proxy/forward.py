@@ -7,6 +7,7 @@ leaves cancels the engine's request at once and releases the adapter.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -24,17 +25,19 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server import hops
-from lora_fs.sidecar.server.auth import ALL, Admin, Sight
-from lora_fs.sidecar.server.canary import Renamed, answered_by, user_of
-from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.intake import SMALL_BYTES, Held, Intake
-from lora_fs.sidecar.server.model_field import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
+from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
+from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
+from lora_fs.sidecar.server.proxy.headers import BY_HOP, onward
+from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
 
 PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
 _LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+_KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -64,6 +67,8 @@ class Proxy:
     Args:
         max_body_bytes: of one request; those under way may have twice as much.
         user_header: the request's header that says who asks, for canaries.
+        engine_key: sent to the engine in place of a client's ``Authorization``, which never goes there. A
+            client shows this key, or a token of the token file, to use the engine.
     """
 
     def __init__(
@@ -75,9 +80,12 @@ class Proxy:
         hold_timeout_s: float,
         max_body_bytes: int,
         user_header: str | None = None,
+        engine_key: str | None = None,
     ) -> None:
         self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._user_header = user_header
+        self._key = None if engine_key is None else digest_of(engine_key)
+        self._key_header = [] if engine_key is None else [("authorization", f"Bearer {engine_key}")]
         self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
         self.session: aiohttp.ClientSession | None = None
 
@@ -102,6 +110,8 @@ class Proxy:
         content_type = headers.get("content-type", "")
         try:
             field = find_model(content_type, held.body)
+            if scope["method"] != "OPTIONS":
+                await self._check_key(scope["path"], headers)
             sight = await self._admin.sight(headers)
             if sight != ALL and hides_its_model(content_type, held.body):
                 raise InputError(_HIDDEN)
@@ -140,6 +150,20 @@ class Proxy:
         except HTTPException as error:
             await refuse(error)(scope, receive, send)
 
+    async def _check_key(self, path: str, headers: Headers) -> None:
+        """Refuse, as the engine does, who shows no key where the engine has one: its key is sent for all."""
+        if self._key is None or not path.startswith(_KEY_IS_FOR):
+            return
+        given = bearer(headers.get("authorization", ""))
+        if given is not None and hmac.compare_digest(digest_of(given), self._key):
+            return
+        if not await self._admin.knows(headers):
+            raise HTTPException(
+                401,
+                "this call needs the engine's key or a token, as Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
     def _here(self, location: bytes) -> bytes:
         """Where the engine sends on to itself, without its address, which no client has to reach."""
         rest = location.removeprefix(self._engine_url.encode())
@@ -173,9 +197,8 @@ class Proxy:
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in hops.onward(scope["headers"], coded=through is None)
-            if not (name == b"authorization" and await self._admin.is_ours(value.decode("latin-1")))
-        ]
+            for name, value in onward(scope["headers"], coded=through is None)
+        ] + self._key_header
         if len(body) > SMALL_BYTES:
             headers.append(("content-length", str(len(body))))
         try:
@@ -208,7 +231,7 @@ class Proxy:
         raw = [
             (n, self._here(v) if n.lower() == b"location" else v)
             for n, v in answer.raw_headers
-            if n.lower() not in hops.BY_HOP | _OURS
+            if n.lower() not in BY_HOP | _OURS
         ]
         names: Renamed | None = None
         if through is not None:

@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from lora_fs.sidecar.server import heads
-from lora_fs.sidecar.server.heads import HEAD_BYTES, BoundedHeads
+from lora_fs.sidecar.server import connection
+from lora_fs.sidecar.server.connection import HEAD_BYTES, BoundedHeads
 from tests.server.conftest import serving
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -128,7 +128,7 @@ def test_one_that_is_over_the_bound(over: int) -> None:
 
 def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it was begun or not, and after another; one that was answered in time was not late."""
-    monkeypatch.setattr(heads, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
     for begun in (b"", LINE):
         with connected(address) as sock:
             sock.sendall(begun)
@@ -147,7 +147,7 @@ def test_one_that_sends_what_begins_nothing(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, more: bytes
 ) -> None:
     """Behind an answer: to uvicorn it is not idle then, and to the parser no request has begun."""
-    monkeypatch.setattr(heads, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
     with connected(address) as sock:
         sock.sendall(LINE + b"\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -159,7 +159,7 @@ def test_one_that_was_answered_before_its_end(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its body drips on, and nobody reads it."""
-    monkeypatch.setattr(heads, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
     with connected(address) as sock:
         sock.sendall(LINE.replace(b"/", b"/none", 1) + b"Content-Length: 1000\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 404 ")

@@ -7,10 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.model import Policy
-from lora_fs.sidecar.reconcile.catalog import Catalog, build
-from lora_fs.sidecar.server.made import Made
+from lora_fs.sidecar.reconcile.catalog import Catalog, Terms, build
 from lora_fs.sidecar.server.ports import Served
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
 from tests.reconcile.test_catalog import ONE, SEVERAL, Volume, pointer, record
 
 
@@ -18,12 +17,12 @@ from tests.reconcile.test_catalog import ONE, SEVERAL, Volume, pointer, record
 def test_it_is_of_what_is_served(seed: int, namespaces: tuple[str, ...]) -> None:
     """After any changes: those names and no other, each of its record; another mapping if one is another."""
     chance, volume, catalog = random.Random(seed), Volume(namespaces), Catalog()
-    made = Made(lambda one: (one.name, one.record))
+    made = RenderCache(lambda one: (one.name, one.record))
     last = made.of({})
     for number in range(20):
         before = dict(last)
         volume.walk(chance)
-        catalog = build(volume.desired, namespaces, (), number, Policy(), catalog)
+        catalog = build(volume.desired, Terms("tiny", namespaces), number, catalog)
         now = made.of(catalog.served)
         assert now == {name: (name, one.record) for name, one in catalog.served.items()}
         assert now is not last or now == before
@@ -38,14 +37,14 @@ def test_what_stayed_is_not_made_again() -> None:
         made_of.append(one.name)
         return one.name
 
-    made = Made(make)
+    made = RenderCache(make)
     volume.fill(3)
-    catalog = build(volume.desired, SEVERAL, (), 1, Policy())
+    catalog = build(volume.desired, Terms("tiny", SEVERAL), 1)
     made.of(catalog.served)
     assert len(made_of) == 9
     made_of.clear()
     for there in (True, False):
         volume.write(record("team-b", "new", "v1", "new", None, there), pointer("team-b", "new", "v1", None))
-        catalog = build(volume.desired, SEVERAL, (), 2, Policy(), catalog)
+        catalog = build(volume.desired, Terms("tiny", SEVERAL), 2, catalog)
         assert made.of(catalog.served) is made.of(catalog.served)
         assert made_of == ["team-b/new"]

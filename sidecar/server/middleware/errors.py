@@ -1,12 +1,16 @@
-"""One table: which HTTP status and which OpenAI error type each kind of error becomes."""
+"""Errors become answers: one table of statuses and OpenAI error types, and the layer around all others."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Final
 
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import (
     Conflict,
@@ -79,3 +83,52 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     """FastAPI's handler for the whole tree."""
     assert isinstance(error, LoraFsError)
     return respond(error)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":  # its place is one in the text, and no field's name
+        why = f"the body is no JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
+        return error_response(why, 400, "Bad Request")
+    if first["type"] == "model_attributes_type" and isinstance(first["input"], bytes):
+        sent = request.headers.get("content-type", "")[:80]
+        why = f"the body was sent as {sent!a}: send JSON, with Content-Type: application/json"
+        return error_response(why, 400, "Bad Request")
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    return error_response(f"{field or 'body'}: {first['msg']}", 400, "Bad Request", field or None)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return refuse(error)
+
+
+HANDLERS: Final[dict[int | type[Exception], Callable[[Request, Any], Any]]] = {
+    LoraFsError: on_error,
+    RequestValidationError: _invalid,
+    HTTPException: _refused,
+}
+
+
+class Errors:
+    """Answer an error that another layer raises, unless its answer has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except (LoraFsError, HTTPException) as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            answer = respond(error) if isinstance(error, LoraFsError) else refuse(error)
+            await answer(scope, receive, send)

@@ -3,8 +3,7 @@
 Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
 in others it takes a token. A token adds to what is public and takes nothing away. The file is read
 at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart. One that
-cannot be used lets nobody in, and is a condition from the start. What stands in Authorization goes on to
-the engine unless it is a token of the file, or was one; until the file was read once, any may be.
+cannot be used lets nobody in, and is a condition from the start.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,14 +24,11 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from lora_fs.sidecar.concurrency import Threads
-from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
+from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
 FRESH_S: Final = 1.0
 READ_WAIT_S: Final = 5.0
-GLANCE_S: Final = 0.25  # at most, before a request goes on to the engine
-FORMER: Final = 1_000  # tokens that were taken out of the file, and are known as such
-WORDS: Final = 16  # of an Authorization that goes on; each is compared with every token
 AT_ONCE: Final = 4
 LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
 EVERY: Final = "*"
@@ -86,9 +82,7 @@ class Admin:
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
         self._failed_at: float | None = None
-        self._tokens: tuple[Token, ...] = ()
-        self._former: tuple[Token, ...] = ()
-        self._looking: asyncio.Task[None] | None = None
+        self._tokens: Mapping[bytes, Token] = {}
         self._problem: str | None = None
         self._threads = Threads(AT_ONCE)
 
@@ -132,7 +126,7 @@ class Admin:
         address = address_of(request.scope)
         if self._token_file is None:
             return Caller(None, address)
-        given = _given(request.headers)
+        given = given_token(request.headers)
         token = find(await self._read(), given) if given is not None else None
         if token is None:
             raise HTTPException(
@@ -154,7 +148,7 @@ class Admin:
         """
         if self._public is None:
             return ALL
-        given = _given(headers)
+        given = given_token(headers)
         if given is None or self._token_file is None:
             return Sight(self._public)
         token = find(await self._read(FRESH_S), given)
@@ -164,32 +158,21 @@ class Admin:
             return Sight(self._public)
         return ALL if token.namespaces is None else Sight(self._public | token.namespaces)
 
-    async def is_ours(self, authorization: str) -> bool:
-        """Whether an Authorization header is to be kept from the engine, as it carries a token.
+    async def knows(self, headers: Headers) -> bool:
+        """Whether a request shows a token of the file.
 
-        One of the file, or one that was in it, whatever the scheme; anything until the file was read once,
-        and what has too many words to look for it. It goes by what is known, and waits for the file for
-        ``GLANCE_S`` at most.
+        Raises:
+            HTTPException: 503 if the file cannot be read.
         """
-        if self._token_file is None:
+        given = given_token(headers)
+        if given is None or self._token_file is None:
             return False
-        await self._glance()
-        words, known = authorization.split(), (*self._tokens, *self._former)
-        return self._read_at is None or len(words) > WORDS or any(find(known, word) for word in words)
-
-    async def _glance(self) -> None:
-        """Look at the file if it was not for ``FRESH_S``; where it cannot be used nothing is waited for."""
-        if self._is_recent(self._read_at, FRESH_S) or self._is_recent(self._failed_at, FRESH_S):
-            return
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self.look(), name="a glance at the token file")
-        if self._problem is None:
-            await asyncio.wait([self._looking], timeout=GLANCE_S)
+        return find(await self._read(FRESH_S), given) is not None
 
     def _is_recent(self, at: float | None, within_s: float) -> bool:
         return at is not None and self._clock() - at < within_s
 
-    async def _read(self, fresh_s: float = 0.0) -> tuple[Token, ...]:
+    async def _read(self, fresh_s: float = 0.0) -> Mapping[bytes, Token]:
         """The tokens, at most ``fresh_s`` old; and so is a failure."""
         if self._is_recent(self._read_at, fresh_s):
             return self._tokens
@@ -202,13 +185,11 @@ class Admin:
         except HTTPException as error:
             self._failed_at, self._problem = self._clock(), error.detail
             raise
-        if tokens != self._tokens:
-            gone = {*self._tokens}.difference(tokens)
-            self._tokens, self._former = tokens, (*self._former, *gone)[-FORMER:]
+        self._tokens = tokens
         self._read_at, self._failed_at, self._problem = now, None, None
         return tokens
 
-    async def _parsed(self, path: Path) -> tuple[Token, ...]:
+    async def _parsed(self, path: Path) -> Mapping[bytes, Token]:
         try:
             data = await self._threads.run(partial(_contents, path), READ_WAIT_S)
             return parse(data.decode())
@@ -243,11 +224,13 @@ def _contents(path: Path) -> bytes:
     return data
 
 
-def _given(headers: Headers) -> str | None:
+def given_token(headers: Headers) -> str | None:
+    """What a request shows: ``X-Lora-Fs-Token``, else the bearer of ``Authorization``; None: nothing."""
     own = headers.get(HEADER)
-    return own.strip() if own is not None else _bearer(headers.get("authorization", ""))
+    return own.strip() if own is not None else bearer(headers.get("authorization", ""))
 
 
-def _bearer(authorization: str) -> str | None:
+def bearer(authorization: str) -> str | None:
+    """The credentials of an ``Authorization`` header of the scheme Bearer; None of any other."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None

@@ -11,7 +11,7 @@ from lora_fs.sidecar.server.ports import Served
 One = TypeVar("One")
 
 
-class Made(Generic[One]):
+class RenderCache(Generic[One]):
     """Of those that were served when it was last asked. One thread at a time."""
 
     def __init__(self, make: Callable[[Served], One]) -> None:

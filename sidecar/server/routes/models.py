@@ -15,12 +15,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.model import JsonObject
-from lora_fs.sidecar.server.auth import Admin, Sight
 from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
-from lora_fs.sidecar.server.errors_http import error_response
-from lora_fs.sidecar.server.listing import around
-from lora_fs.sidecar.server.made import Made
+from lora_fs.sidecar.server.middleware.access import Admin, Sight
+from lora_fs.sidecar.server.middleware.errors import error_response
 from lora_fs.sidecar.server.ports import Catalog, ReplicaPort, Served
+from lora_fs.sidecar.server.routes.listing import around
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
 
 MAX_SIGHTS = 16  # lists kept rendered, each for callers who may read the same namespaces
 _MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
@@ -59,7 +59,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     routes = APIRouter(tags=["models"])
     rendered: dict[Sight, bytes] = {}
     rendered_from: object = None
-    cards: dict[str, Made[bytes]] = {}  # by the parent that they name
+    cards: dict[str, RenderCache[bytes]] = {}  # by the parent that they name
 
     def parent() -> str:
         bases = replica.base_cards()
@@ -69,7 +69,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         base = parent()
         if base not in cards:
             cards.clear()
-            cards[base] = Made(lambda one: json.dumps(card(one, base)).encode())
+            cards[base] = RenderCache(lambda one: json.dumps(card(one, base)).encode())
         made = cards[base].of(catalog.served)
         seen = (made[one.name] for one in catalog.in_order() if one.record.namespace in sight)
         data = b", ".join([*(json.dumps(one).encode() for one in bases), *seen])

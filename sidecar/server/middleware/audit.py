@@ -12,7 +12,7 @@ import anyio
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.concurrency import AllTaken, Threads
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.auth import Caller
+from lora_fs.sidecar.server.middleware.access import Caller
 
 WRITE_WAIT_S: Final = 2.0
 AT_ONCE: Final = 4

@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
     Health,
     LoadedLora,
@@ -34,10 +33,11 @@ from lora_fs.sidecar.server.bodies import (
     ReadinessBody,
     ServedModel,
 )
-from lora_fs.sidecar.server.canary import Requests
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 MAX_NAMES = 1000  # with series of their own, at four series each
+MAX_SERIES = 1000  # of requests by name and revision
 
 
 class Scrape(Collector):
@@ -93,6 +93,26 @@ class Scrape(Collector):
         yield why
         left_out = len(every) - len(names)
         yield GaugeMetricFamily("lora_fs_adapters_without_series", "Over the bound", value=left_out)
+
+
+class Requests(Collector):
+    """Requests by the revision that answered them, and which share a canary has. Read at each scrape."""
+
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["adapter_name", "revision"]
+        requests = CounterMetricFamily("lora_fs_revision_requests", "By what answered", labels=labels)
+        for (name, revision), count in sorted(self._replica.requests().items())[:MAX_SERIES]:
+            requests.add_metric([name, revision], count)
+        share = GaugeMetricFamily("lora_fs_canary_percent", "Of the requests for the name", labels=labels)
+        for name, trial in sorted(self._replica.catalog().trials.items()):
+            share.add_metric([name, trial.served.record.revision], trial.percent)
+        yield from (requests, share)
 
 
 class _Collected(Collector):

@@ -15,7 +15,7 @@ import anyio.to_thread
 from lora_fs.sidecar.model import AdapterStatus, Condition, JsonObject, Phase
 from lora_fs.sidecar.reconcile.status import resting
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
-from lora_fs.sidecar.server.auth import Sight
+from lora_fs.sidecar.server.middleware.access import Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 AT_ONCE = 2  # renderings; further callers wait for one of them

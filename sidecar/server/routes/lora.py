@@ -15,8 +15,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
-from lora_fs.sidecar.server.acts import Acts
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import (
     AdapterList,
     DynamoList,
@@ -26,10 +24,12 @@ from lora_fs.sidecar.server.bodies import (
     SageMakerBody,
     UnloadBody,
 )
-from lora_fs.sidecar.server.listing import Listing
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served, full_name
-from lora_fs.sidecar.server.tokens import Verb
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.routes.listing import Listing
 from lora_fs.sidecar.sources.uri import redacted
 
 # With a response class that has a media type of its own, FastAPI gives it to the errors, too.
@@ -55,8 +55,8 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
-    acts = Acts(replica, admin, trail)
-    token_first = acts.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
+    calls = AdminCalls(replica, admin, trail)
+    token_first = calls.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)
 
     @routes.post(
@@ -67,7 +67,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     )
     async def load(body: LoadBody, request: Request) -> Response:
         name = full_name(body.lora_name, replica.namespaces)
-        async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
+        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
             what["source"] = redacted(body.lora_path)
             sight = await admin.sight(request.headers)
             wanted = LoadRequest(name, body.lora_path, body.load_inplace, sight.namespaces)
@@ -83,7 +83,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     )
     async def unload(body: UnloadBody, request: Request) -> Response:
         name = full_name(body.lora_name, replica.namespaces)
-        async with acts.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
             await replica.unload_adapter(name, writer=caller.writer)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 

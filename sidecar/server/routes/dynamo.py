@@ -20,12 +20,12 @@ from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.server.acts import Acts
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
-from lora_fs.sidecar.server.tokens import Verb
-from lora_fs.sidecar.server.trail import Trail
 from lora_fs.sidecar.sources.local import path_of
 from lora_fs.sidecar.sources.offer import is_of
 from lora_fs.sidecar.sources.uri import parse, redacted, scheme_of
@@ -79,8 +79,8 @@ def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
     """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
-    acts = Acts(replica, admin, trail)
-    routes = APIRouter(tags=["dynamo"], route_class=acts.token_first(load=Verb.REGISTER))
+    calls = AdminCalls(replica, admin, trail)
+    routes = APIRouter(tags=["dynamo"], route_class=calls.token_first(load=Verb.REGISTER))
 
     async def loaded(name: str, uri: str) -> Record | None:
         """The record of a name that is served from ``uri``, once it is loaded here; None: it is not served.
@@ -107,7 +107,7 @@ def router(
     )
     async def load(body: LoadLora, request: Request) -> Response:
         name, uri, how = full_name(body.lora_name, replica.namespaces), body.source.uri, "already loaded"
-        async with acts.admitted(request, Verb.REGISTER, name) as (caller, what):
+        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
             what["source"] = redacted(uri)
             record = await loaded(name, uri)
             if record is None:
@@ -136,7 +136,7 @@ def router(
     )
     async def unload(lora_name: _Name, request: Request) -> Response:
         name = full_name(lora_name, replica.namespaces)
-        async with acts.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
             served = replica.lookup(name)
             try:
                 await replica.unload_adapter(name, writer=caller.writer)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, TemporaryError, TooLarge
-from lora_fs.sidecar.server.intake import SMALL_BYTES, Intake
+from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Intake
 
 pytestmark = pytest.mark.anyio
 LARGE = 2 * SMALL_BYTES
@@ -92,7 +92,7 @@ async def test_a_client_that_leaves() -> None:
 
 async def test_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have a room of their own: who fills it keeps no large one out, and one that grows leaves it."""
-    monkeypatch.setattr("lora_fs.sidecar.server.intake.SMALL_ROOM_BYTES", 2 * SMALL_BYTES)
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.body_limit.SMALL_ROOM_BYTES", 2 * SMALL_BYTES)
     intake, small = Intake(LARGE), b"x" * SMALL_BYTES
     for _ in range(3):
         async with intake.read({}, sending(small)), intake.read({}, sending(small)):
@@ -105,7 +105,7 @@ async def test_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on for ever, and is given up all the same."""
-    monkeypatch.setattr("lora_fs.sidecar.server.intake.LEAST_BYTES_S", 1 << 30)
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.body_limit.LEAST_BYTES_S", 1 << 30)
 
     async def receive() -> Message:
         await asyncio.sleep(0.01)
@@ -117,7 +117,7 @@ async def test_one_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_that_is_large_and_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has come gives it time for more."""
-    monkeypatch.setattr("lora_fs.sidecar.server.intake.LEAST_BYTES_S", 1)
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.body_limit.LEAST_BYTES_S", 1)
     idle_s, sent = 0.2, iter(range(8))
 
     async def receive() -> Message:

@@ -17,16 +17,16 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.server.auth import Admin, Caller, NotPermitted, address_of
+from lora_fs.sidecar.server.middleware.access import Admin, Caller, NotPermitted, address_of
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, namespace_of
-from lora_fs.sidecar.server.tokens import Verb
-from lora_fs.sidecar.server.trail import Trail
 
 MAX_BODY_BYTES: Final = 1 << 20  # of a load or an unload, which are names and a path
 BODY_S: Final = 60.0  # in which all of it comes
 
 
-class Acts:
+class AdminCalls:
     """``trail``: where admin calls are recorded; None: in the log alone."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
@@ -38,7 +38,7 @@ class Acts:
         Args:
             verbs: by the name of the route's function; other routes are as they were.
         """
-        acts = self
+        calls = self
 
         class TokenFirst(APIRoute):
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -47,7 +47,7 @@ class Acts:
                     return handle
 
                 async def bounded(request: Request) -> Response:
-                    await acts._ask_for_a_token(request, verb)
+                    await calls._ask_for_a_token(request, verb)
                     return await handle(Request(request.scope, _at_most(MAX_BODY_BYTES, request.receive)))
 
                 return bounded

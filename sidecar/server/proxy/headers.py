@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lora_fs.sidecar.server.auth import HEADER
+from lora_fs.sidecar.server.middleware.access import HEADER
 
 BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
@@ -12,7 +12,7 @@ BY_HOP = frozenset(
 )
 _OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
 # "expect" was answered here, when the body was read.
-_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", HEADER.encode()}
+_NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", b"authorization", HEADER.encode()}
 
 
 def onward(headers: Iterable[tuple[bytes, bytes]], *, coded: bool) -> Iterator[tuple[bytes, bytes]]:

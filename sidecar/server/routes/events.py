@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from lora_fs.sidecar.server.auth import ALL, Admin
 from lora_fs.sidecar.server.bodies import ErrorBody, Events
+from lora_fs.sidecar.server.middleware.access import ALL, Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 

@@ -11,9 +11,8 @@ all, and the error names the line, not what is in it.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -51,8 +50,8 @@ class Token:
         return verb in self.verbs and (self.namespaces is None or namespace in self.namespaces)
 
 
-def parse(text: str) -> tuple[Token, ...]:
-    """Read a token file. Empty lines and those that begin with ``#`` are passed over.
+def parse(text: str) -> Mapping[bytes, Token]:
+    """Read a token file: each token by its SHA-256. Empty lines and comments (``#``) are skipped.
 
     Raises:
         BadTokenFile: a line is no token with its limits, or repeats one.
@@ -66,16 +65,21 @@ def parse(text: str) -> tuple[Token, ...]:
         known = found.setdefault(token.sha256, token)
         if known is not token:
             raise BadTokenFile(f"line {number} repeats a token: each may stand there once")
-    return tuple(found.values())
-
-
-def find(tokens: Iterable[Token], given: str) -> Token | None:
-    """The token that was given, in a time that does not tell which one or how much of it is right."""
-    digest, found = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest(), None
-    for token in tokens:
-        if hmac.compare_digest(token.sha256, digest):
-            found = token
     return found
+
+
+def find(tokens: Mapping[bytes, Token], given: str) -> Token | None:
+    """Return the token that was given.
+
+    It is looked up by its SHA-256. The time depends on the hash, which nobody can choose, and not on the
+    number of tokens.
+    """
+    return tokens.get(digest_of(given))
+
+
+def digest_of(given: str) -> bytes:
+    """The SHA-256 of what a header carried."""
+    return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
 
 
 def _token(number: int, words: list[str]) -> Token:

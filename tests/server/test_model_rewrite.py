@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.server.model_field import (
+from lora_fs.sidecar.server.proxy.model_rewrite import (
     MAX_UNUSUAL_BYTES,
     Fields,
     ModelField,
