@@ -113,7 +113,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 api_key=settings.engine_api_key,
                 learn=base.learn,
             )
-            admin = Admin(settings.token_file, settings.public_namespaces)
+            admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
