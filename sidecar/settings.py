@@ -55,6 +55,7 @@ class Settings(BaseSettings):
             every call to it; a client shows it, or a token, to use the engine.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
+        allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
         audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
             ``user`` does.
@@ -121,6 +122,7 @@ class Settings(BaseSettings):
     advertise_url: str | None = None
     token_file: Path | None = None
     public_namespaces: CommaList = ("*",)
+    allowed_hosts: CommaList = ()
     audit_file: Path | None = None
     user_header: str | None = None
     body_max_bytes: int = Field(BODY_MAX_BYTES, ge=1)
@@ -156,6 +158,7 @@ class Settings(BaseSettings):
         "pvc_mounts",
         "public_namespaces",
         "cors_origins",
+        "allowed_hosts",
         "namespace_weights",
         mode="before",
     )
@@ -206,6 +209,11 @@ class Settings(BaseSettings):
         """Shares of the engine by namespace; empty where none are kept."""
         pairs = (item.rpartition("=") for item in self.namespace_weights)
         return {namespace: int(weight) for namespace, _, weight in pairs}
+
+    def hosts(self) -> tuple[str, ...]:
+        """Host names by which clients reach a replica: those that are set, and those that it tells others."""
+        told = urlsplit(self.advertise_url or "").hostname
+        return (*self.allowed_hosts, socket.gethostname(), *((told,) if told else ()))
 
     def serves(self) -> tuple[str, ...]:
         """The namespaces a sidecar serves."""

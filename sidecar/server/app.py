@@ -19,6 +19,7 @@ from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
 from lora_fs.sidecar.server.ports import ReplicaPort
@@ -44,7 +45,7 @@ def layers(cors_origins: Sequence[str] = ()) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=[ADAPTER.decode(), REVISION.decode()],
     )
-    return [*([cors] if cors_origins else []), Middleware(Errors)]
+    return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), Middleware(Errors)]
 
 
 def create_app(
@@ -74,6 +75,7 @@ def create_app(
     Returns:
         The application; ``state.end()`` lets those who wait for news go, before the server ends.
     """
+    trail = trail or Trail(None)
     board = Board(replica, fleet)
     proxy = Proxy(
         replica,
@@ -110,7 +112,7 @@ def create_app(
     app.include_router(uploads.router(replica, admin, trail))
     app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
     app.include_router(events.router(replica, admin))
-    app.include_router(observe.router(replica, admin))
+    app.include_router(observe.router(replica, admin, trail))
     app.include_router(routes.router(replica, admin, board))
     app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
     for path in ("/v1/{path:path}", *INFERENCE):

@@ -549,6 +549,52 @@ def test_a_name_that_comes_back_where_head_was_lost(
     assert view.desired.records == {record.key: record}
 
 
+def test_a_reader_that_slept_since_before_head_was_made_anew(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """HEAD's numbers began anew meanwhile, and its floor is below the last one that it saw."""
+    put(registry, scope, make_adapter("kept"), name="kept")
+    put(registry, scope, make_adapter(), link=True)
+    for number in range(20):
+        amend.amend(registry, scope, "a1", [amend.with_labels({"n": str(number)})], writer="test")
+    slept, seen = look(registry, scope), parse_head(read_head(registry.layout.root))
+    registry.layout.head.unlink()
+    release.unregister(registry, scope, "a1", writer="test")
+    compact_whole(registry, scope)
+    head = parse_head(read_head(registry.layout.root))
+    assert head is not None
+    assert seen is not None
+    assert 0 < head.gc_floor < seen.seq
+    slept.refresh()
+    assert [name for _, name, _ in slept.desired.active()] == ["kept"]
+    assert slept.desired.frozen is None
+
+
+def test_a_listing_that_lags_withdraws_nothing_that_was_told(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """A reader that missed tombstones reads anew through it: what HEAD told of stays, and as it was told."""
+    put(registry, scope, make_adapter(), name="gone", link=True)
+    put(registry, scope, make_adapter("kept"), name="kept")
+    lagging, clock = Lagging(registry.layout.root), Clock()
+    slept = look(lagging, scope, clock=clock, lag_s=20.0)
+    lagging.lags = True
+    put(registry, scope, make_adapter("new", seed=1), name="new")
+    release.unregister(registry, scope, "kept", writer="test")
+    slept.refresh()
+    assert {name for _, name, _ in slept.desired.active()} == {"gone", "new"}
+    release.unregister(registry, scope, "gone", writer="test")
+    compact_whole(registry, scope)
+    for _ in range(3):
+        clock.now += 2.0
+        slept.refresh()
+        assert {name for _, name, _ in slept.desired.active()} - {"gone"} == {"new"}
+    lagging.lags = False
+    clock.now += 20.0
+    slept.refresh()
+    assert {name for _, name, _ in slept.desired.active()} == {"new"}
+
+
 def test_the_floor_survives_other_writers(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:

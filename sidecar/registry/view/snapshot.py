@@ -87,6 +87,10 @@ class Growing(Generic[Key, Value]):
     def __len__(self) -> int:
         return sum(map(len, self._parts.values()))
 
+    @property
+    def grew(self) -> bool:
+        return bool(self._own)
+
     def get(self, key: Key) -> Value | None:
         return self.part(self._before.scope_of(key)).get(key)
 
@@ -133,11 +137,6 @@ class _Values(ValuesView[Value]):
         return chain.from_iterable(part.values() for part in self._mapping.parts.values())
 
 
-def of_pointer(key: tuple[Scope, str]) -> Scope:
-    """A pointer's scope."""
-    return key[0]
-
-
 def no_records() -> ByScope[AdapterKey, Record]:
     """None yet."""
     return ByScope(lambda key: key.scope)
@@ -145,7 +144,7 @@ def no_records() -> ByScope[AdapterKey, Record]:
 
 def no_pointers() -> ByScope[tuple[Scope, str], Pointer]:
     """None yet."""
-    return ByScope(of_pointer)
+    return ByScope(lambda key: key[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, address_of, bearer
 from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
@@ -109,7 +109,7 @@ class Proxy:
             await error_response(NO_WEBSOCKET, 501, "NotImplementedError")(scope, receive, send)
             return
         try:
-            async with self._intake.read(headers, receive) as held:
+            async with self._intake.read(headers, receive, address_of(scope)) as held:
                 about = {"http__request__method": scope["method"], "url__path": path[:200]}
                 with tracing.span("proxy", carrier=headers, **about):
                     await _while_it_waits(self._answer(scope, held, receive, send), receive)
@@ -122,6 +122,8 @@ class Proxy:
         headers = Headers(scope=scope)
         content_type = headers.get("content-type", "")
         try:
+            if len(headers.getlist("content-type")) > 1:
+                raise InputError("the request has two Content-Type headers: send one")
             field = find_model(content_type, held.body)
             if scope["method"] != "OPTIONS":
                 await self._check_key(scope["path"], headers)
