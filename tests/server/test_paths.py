@@ -102,7 +102,7 @@ def test_a_path_with_escapes_is_passed_on_as_it_came(
 
 
 def test_every_route_that_vllm_declares_is_known() -> None:
-    """Whatever the model's task: each is forwarded, the sidecar's own, or the operator's at the engine's port.
+    """Whatever the model's task: each is forwarded, or the operator's at the engine's port.
 
     Which routes an engine has depends on its model and its flags; its source has them all.
     """
