@@ -19,6 +19,7 @@ from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin_port import AdminPort
 from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
@@ -28,9 +29,10 @@ from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe,
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
 
-def layers() -> list[Middleware]:
+def layers(admin_port: int | None = None) -> list[Middleware]:
     """List what every request passes before its route, the outermost first."""
-    return [Middleware(AnswerHeaders), Middleware(Errors)]
+    apart = [] if admin_port is None else [Middleware(AdminPort, port=admin_port)]
+    return [Middleware(AnswerHeaders), *apart, Middleware(Errors)]
 
 
 def create_app(
@@ -43,6 +45,7 @@ def create_app(
     max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
     engine_key: str | None = None,
+    admin_port: int | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,
 ) -> FastAPI:
@@ -52,6 +55,7 @@ def create_app(
         admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
         engine_key: the engine's ``--api-key``: see ``Proxy``.
+        admin_port: see ``AdminPort``; None: every port answers all.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
     Returns:
@@ -87,7 +91,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        middleware=layers(),
+        middleware=layers(admin_port),
         exception_handlers=HANDLERS,
     )
     app.state.end = board.end
