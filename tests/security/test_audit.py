@@ -118,7 +118,8 @@ def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Pat
     assert told["from"] == "127.0.0.1"
 
 
-READS = set("list show status top events wait validate doctor export sidecar install-plugin demo".split())
+READS = set("list show get version help status top events wait validate doctor export".split())
+READS |= {"sidecar", "install-plugin", "demo"}
 
 
 def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:

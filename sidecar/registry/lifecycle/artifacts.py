@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.lifecycle.taking import LEAST_BYTES, Taker, writing
@@ -172,6 +172,30 @@ def copy_files(
         entries = tuple(taker.files)
         carry(source, folder, taker, carried)
     return entries
+
+
+@contextmanager
+def drafted(
+    source: Path,
+    draft: Path,
+    files: Sequence[FileEntry],
+    *,
+    folder_fd: int | None = None,
+    carried: Sequence[str] = CARRIED,
+) -> Iterator[Path]:
+    """A private copy of files that are known, for as long as the block lasts. Args: see ``copy_files``.
+
+    Raises:
+        Conflict: they hold other bytes than those known. What ``copy_files`` raises.
+    """
+    try:
+        names = [entry.path for entry in files]
+        copied = copy_files(source, draft, names, folder_fd=folder_fd, carried=carried)
+        if digest_of(copied) != digest_of(files):
+            raise Conflict(f"{source} changed while it was copied: try again")
+        yield draft
+    finally:
+        discard(draft)
 
 
 def carry(source: Path, folder: int, taker: Taker, names: Sequence[str] = CARRIED) -> None:

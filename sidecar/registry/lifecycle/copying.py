@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,10 +168,6 @@ class Copy:
         """Its place."""
         return self.registry.layout.artifact(self.key)
 
-    def is_there(self) -> bool:
-        """Whether a folder lies in its place."""
-        return atomic.is_folder(self.target)
-
     def lost(self, record: Record) -> bool:
         """Whether a file is gone that the registry keeps for a record of these bytes, or has another size.
 
@@ -180,7 +176,7 @@ class Copy:
         if self.registry.layout.resolve(record.spec.path) != self.target:
             return False  # it refers to a folder that is its owner's
         if record.origin == "folder":
-            return not self.is_there()
+            return not atomic.is_folder(self.target)
         return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
@@ -188,15 +184,14 @@ class Copy:
         lost = self.lost(record)
         if lost:
             with self.private() as draft:
-                if record.origin == "folder" or not self.is_there():
+                if record.origin == "folder" or not atomic.is_folder(self.target):
                     self.place(draft, recorded=True)
                 else:
                     mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
         return lost
 
-    @contextmanager
-    def private(self) -> Iterator[Path]:
+    def private(self) -> AbstractContextManager[Path]:
         """A folder of these bytes that nobody else changes, for as long as the block lasts.
 
         Raises:
@@ -206,17 +201,9 @@ class Copy:
         source = self.judged.source
         known = source.path if self.moved else self.judged.draft
         if known is not None:
-            yield known
-            return
+            return nullcontext(known)
         draft = new_draft(self.registry, self.key.scope)
-        names = [entry.path for entry in self.judged.files]
-        try:
-            copied = artifacts.copy_files(source.path, draft, names, folder_fd=source.folder)
-            if artifacts.digest_of(copied) != self.judged.digest:
-                raise Conflict(f"{source.path} changed while it was copied: try again")
-            yield draft
-        finally:
-            artifacts.discard(draft)
+        return artifacts.drafted(source.path, draft, self.judged.files, folder_fd=source.folder)
 
     def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.

@@ -142,11 +142,8 @@ def register(
         likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
         stays = dry_run or in_place or wanted.takes or likely
         draft = None if stays else new_draft(registry, scope)
-        still = wanted.fingerprint or (
-            artifacts.fingerprint(source.path, source.folder) if in_place else None
-        )
-        judging = judged(source, expectation, draft, still=still, progress=progress)
-        found = stack.enter_context(judging)
+        still = wanted.fingerprint or (source.fingerprint if in_place else None)
+        found = stack.enter_context(judged(source, expectation, draft, still=still, progress=progress))
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
         task = _Task(
@@ -305,7 +302,9 @@ class _Task:
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if not wanted.link and not copy.is_there():  # gc took what a withdrawn revision had left
+            if not wanted.link and not atomic.is_folder(
+                copy.target
+            ):  # gc took what a withdrawn revision had left
                 if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)
