@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, cast
 
-from lora_fs.sidecar.validate.report import shown
+from lora_fs.sidecar.escaping import shown
 
 KINDS: Final = ".tar or .tar.gz"
 BROKEN: Final = (EOFError, ValueError, zlib.error)  # and an OSError without a number
