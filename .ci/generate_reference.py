@@ -20,8 +20,8 @@ from lora_fs.sidecar.errors import (
     TooManyRegistrations,
 )
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.errors_http import KINDS, TABLE
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.errors import KINDS, TABLE
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 ROOT = Path(__file__).parents[1]

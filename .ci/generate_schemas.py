@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
 from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker
-from lora_fs.sidecar.server import bodies, dynamo
+from lora_fs.sidecar.server import bodies
+from lora_fs.sidecar.server.routes import dynamo
 
 FOLDER = Path(__file__).parents[1] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -41,8 +41,8 @@ from lora_fs.demo.engine import MAX_LORAS, EngineFarm
 from lora_fs.demo.process import Process
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
-from lora_fs.sidecar.model import Policy, Scope
-from lora_fs.sidecar.reconcile.catalog import build, find
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.reconcile.catalog import Terms, build
 from lora_fs.sidecar.registry.view.view import RegistryView
 
 CONCURRENT, MANY, REPEATS, UNLOADED = 32, 8, 5, 4
@@ -221,7 +221,7 @@ def resolve(work: Path, adapter: Path) -> None:
     scope = Scope("default", "tiny")
     view = RegistryView(registry, (scope,))
     view.refresh()
-    catalog = build(view.desired, ("default",), (), 1, Policy())
+    catalog = build(view.desired, Terms("tiny", ("default",)), 1)
     names = list(catalog.served)
     for what, asked in {
         "a name": names,
@@ -229,7 +229,7 @@ def resolve(work: Path, adapter: Path) -> None:
         "an unknown name": [f"no-{name}" for name in names],
     }.items():
         started = time.perf_counter()
-        found = [find(catalog, view.desired, "tiny", ("default",), name) for name in asked]
+        found = [catalog.find(name) for name in asked]
         took_us = 1e6 * (time.perf_counter() - started) / len(asked)
         assert all(one is None for one in found) if "unknown" in what else all(found)
         print(f"resolve {what} among {RESOLVED}: {took_us:.2f} µs")

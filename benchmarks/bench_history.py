@@ -29,7 +29,7 @@ from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import release
-from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance import garbage, gc
 from lora_fs.sidecar.registry.store.reader import Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -42,7 +42,7 @@ def collect(registry: Registry) -> None:
     """Run gc, as if all were old, until it finds nothing."""
     registry.close()
     while found := gc.find(registry, SCOPE, frozenset(), 0.0, history_s=0.0):
-        refused = gc.collect(found)
+        refused = garbage.collect(found)
         assert not refused, refused
 
 

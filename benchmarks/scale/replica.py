@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.model import Policy, Record
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
-from lora_fs.sidecar.server import models
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.routes import models
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 

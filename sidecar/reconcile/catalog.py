@@ -7,17 +7,14 @@ the parts of the scopes in which nothing changed, and in another all but the nam
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, touched
-
-Value = TypeVar("Value")
+from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, Growing, touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +36,32 @@ class Trial:
 class Terms(NamedTuple):
     """What a catalog is made with besides the desired state."""
 
-    namespaces: tuple[str, ...] = ()
+    model: str = ""
+    namespaces: tuple[str, ...] = ("",)
     engine_names: frozenset[str] = frozenset()
     default_policy: Policy = Policy()
 
+    def policy(self, record: Record) -> Policy:
+        """Return the record's own policy, or the default."""
+        return record.spec.policy or self.default_policy
+
     def always(self, record: Record) -> bool:
         """Whether it is to be loaded before anyone asks."""
-        return (record.spec.policy or self.default_policy).kind in ALWAYS
+        return self.policy(record).kind in ALWAYS
 
+    def scoped(self, plain: str) -> tuple[Scope, str] | None:
+        """Return the scope and the bare name of a public name without revision; None if it is none."""
+        namespace, slash, bare = plain.partition("/")
+        if bool(slash) != (len(self.namespaces) > 1):
+            return None
+        if not slash:
+            namespace, bare = self.namespaces[0], plain
+        return (Scope(namespace, self.model), bare) if namespace in self.namespaces else None
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one scope gives; the rest is as a catalog has it."""
-
-    digests: Counter[str] = field(default_factory=Counter)  # of how many revisions each is
-    served: Mapping[str, Served] = field(default_factory=dict)
-    unasked: Mapping[str, Served] = field(default_factory=dict)
-    conflicts: Mapping[str, Record] = field(default_factory=dict)
-    trials: Mapping[str, Trial] = field(default_factory=dict)
-
-
-_NOTHING = Part()
-
-
-class Digests(Container[str]):
-    """Of every adapter there is in some scopes."""
-
-    def __init__(self, parts: Collection[Part]) -> None:
-        self._parts = parts
-
-    def __contains__(self, digest: object) -> bool:
-        return isinstance(digest, str) and any(part.digests[digest] for part in self._parts)
+    def home(self, name: str) -> Scope:
+        """Return the scope of a public name; of what is none, one that serves nothing."""
+        scoped = self.scoped(name.partition("@")[0])
+        return scoped[0] if scoped is not None else Scope("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +81,47 @@ class Catalog:
     unasked: Mapping[str, Served] = field(default_factory=dict)
     conflicts: Mapping[str, Record] = field(default_factory=dict)
     trials: Mapping[str, Trial] = field(default_factory=dict)
-    parts: Mapping[Scope, Part] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
     source: Desired = field(default_factory=Desired)
 
     def in_order(self) -> Iterator[Served]:
         """What is served, sorted by name."""
-        parts = self.served.parts.values() if isinstance(self.served, ByScope) else [self.served]
-        return chain.from_iterable(map(part.__getitem__, sorted(part)) for part in parts)
+        parts = self.served.parts if isinstance(self.served, ByScope) else {Scope("", ""): self.served}
+        in_order = sorted(parts, key=lambda scope: f"{scope.namespace}/")
+        return chain.from_iterable(map(parts[scope].__getitem__, sorted(parts[scope])) for scope in in_order)
 
-    @property
-    def digests(self) -> Container[str]:
-        """Of every adapter there is, served or not."""
-        return Digests(self.parts.values())
+    def find(self, name: str) -> Served | None:
+        """Resolve a plain name or ``name@revision``; a look-up in memory, whatever the name is.
 
-    def is_withdrawn(self, record: Record) -> bool:
+        A name of the engine's own is none, with an ``@`` in it or without.
+        """
+        if name in self.terms.engine_names:
+            return None
+        served = self.served.get(name)
+        if served is not None:
+            return served
+        plain, at, revision = name.rpartition("@")
+        scoped = self.terms.scoped(plain) if at and plain not in self.conflicts else None
+        if scoped is None:
+            return None
+        record = _present(self.source, *scoped, revision)
+        return Served(name, record) if record is not None else None
+
+    def is_withdrawn(self, name: str) -> bool:
+        """Whether the volume says that a public name is gone: by a tombstone. Absence says nothing."""
+        plain, at, revision = name.rpartition("@")
+        scoped = self.terms.scoped(plain if at else name)
+        if scoped is None:
+            return False
+        pointer = self.source.pointers.get(scoped)
+        if not at and (pointer is None or pointer.revision is None):
+            return pointer is not None
+        wanted = revision if at else str(pointer and pointer.revision)
+        return self.has_tombstone(AdapterKey(*scoped[0], wanted, scoped[1]))
+
+    def has_tombstone(self, key: AdapterKey) -> bool:
         """Whether a revision that was there has a tombstone now. Absence says nothing."""
-        now = self.source.records.get(record.key)
+        now = self.source.records.get(key)
         return now is not None and not now.present
 
     def choose(self, served: Served, user: str | None, chance: Callable[[], float]) -> Served:
@@ -122,15 +138,14 @@ class Catalog:
         at = place(served.record, user) if user else chance() * 100
         return trial.served if at < trial.percent else served
 
-    def policy_of(self, served: Served, default: Policy) -> Policy:
+    def policy_of(self, served: Served) -> Policy:
         """A canary is loaded before it is asked for where the revision that it may replace is."""
-        own = served.record.spec.policy or default
         plain, _, _ = served.name.partition("@")
         trial, active = self.trials.get(plain), self.served.get(plain)
-        if trial is None or active is None or trial.served.record is not served.record:
-            return own
-        of_active = active.record.spec.policy or default
-        return of_active if of_active.kind in ALWAYS else own
+        is_trial = trial is not None and trial.served.record is served.record
+        if is_trial and active is not None and self.terms.always(active.record):
+            return self.terms.policy(active.record)
+        return self.terms.policy(served.record)
 
 
 def place(record: Record, user: str) -> int:
@@ -160,155 +175,46 @@ def full_name(name: str, namespaces: tuple[str, ...]) -> str:
     return name if "/" in name or len(namespaces) == 1 else f"{namespaces[0]}/{name}"
 
 
-def build(
-    desired: Desired,
-    namespaces: Collection[str],
-    engine_names: Collection[str],
-    version: int,
-    default_policy: Policy,
-    before: Catalog | None = None,
-) -> Catalog:
+def build(desired: Desired, terms: Terms, version: int, before: Catalog | None = None) -> Catalog:
     """Name every active record; a name the engine itself has keeps meaning what it means there.
 
     Args:
         before: an earlier catalog, of which is taken over what did not change.
     """
-    terms = Terms(tuple(namespaces), frozenset(engine_names), default_policy)
     last = before if before is not None and before.terms == terms else Catalog()
-    keys: dict[Scope, list[AdapterKey]] = defaultdict(list)
-    for key in touched(last.source.records, desired.records):
-        keys[key.scope].append(key)
-    names: dict[Scope, dict[str, None]] = defaultdict(dict)  # in order
-    for scope, name in touched(last.source.pointers, desired.pointers):
-        names[scope][name] = None
-    for scope in keys:
-        names[scope] |= dict.fromkeys(key.name for key in keys[scope])
-    scopes = desired.records.parts.keys() | desired.pointers.parts.keys()
-    parts = {scope: last.parts.get(scope, _NOTHING) for scope in sorted(scopes, key=_order)}
-    for scope in names.keys() & scopes:
-        parts[scope] = _part(parts[scope], scope, keys[scope], names[scope], last.source, desired, terms)
-    several = len(namespaces) > 1
-    homes = {scope.namespace if several else "": scope for scope in parts}
-
-    def home(name: str) -> Scope:
-        return homes[name.partition("/")[0] if several else ""]
-
-    def whole(tables: Iterable[Mapping[str, Value]]) -> ByScope[str, Value]:
-        return ByScope(home, dict(zip(parts, tables, strict=True)))
-
-    every = parts.values()
-    renamed = [public_name(scope, name, namespaces) for scope in names for name in names[scope]]
-    earlier = last.served if isinstance(last.served, ByScope) else None
+    changed = dict.fromkeys(touched(last.source.pointers, desired.pointers))
+    changed |= dict.fromkeys((key.scope, key.name) for key in touched(last.source.records, desired.records))
+    served, unasked, conflicts, trials = (
+        Growing[str, Any](one if isinstance(one, ByScope) else ByScope(terms.home))
+        for one in (last.served, last.unasked, last.conflicts, last.trials)
+    )
+    for scope, bare in changed:
+        name, pointer = public_name(scope, bare, terms.namespaces), desired.pointers.get((scope, bare))
+        canary = pointer.canary if pointer is not None else None
+        active = _present(desired, scope, bare, pointer.revision if pointer is not None else None)
+        tried = _present(desired, scope, bare, canary.revision if canary is not None else None)
+        is_conflict = active is not None and name in terms.engine_names
+        serves = Served(name, active) if active is not None and not is_conflict else None
+        trial = None
+        if serves is not None and tried is not None and tried is not active:
+            trial = Served(f"{name}@{tried.revision}", tried)
+        if trial is None or trial.name in terms.engine_names:  # it could not be found by it
+            canary = trial = None
+        former = trials.get(name)
+        if former is not None:
+            unasked.set(former.served.name, None)
+        always = serves is not None and terms.always(serves.record)
+        served.set(name, serves)
+        unasked.set(name, serves if always else None)
+        conflicts.set(name, active if is_conflict else None)
+        trials.set(name, Trial(trial, canary.percent) if trial is not None and canary is not None else None)
+        if trial is not None and (always or terms.always(trial.record)):
+            unasked.set(trial.name, trial)
     return Catalog(
-        version,
-        ByScope(home, {scope: part.served for scope, part in parts.items()}, earlier, renamed),
-        whole(part.unasked for part in every),
-        whole(part.conflicts for part in every),
-        whole(part.trials for part in every),
-        parts,
-        terms,
-        desired,
+        version, served.whole(), unasked.whole(), conflicts.whole(), trials.whole(), terms, desired
     )
 
 
-def _order(scope: Scope) -> str:
-    return f"{scope.namespace}/"
-
-
-def _part(
-    last: Part,
-    scope: Scope,
-    keys: Iterable[AdapterKey],
-    names: Iterable[str],
-    before: Desired,
-    after: Desired,
-    terms: Terms,
-) -> Part:
-    """``last`` but for the ``names`` that changed, and the records that did (``keys``)."""
-    records, pointers = after.records_of(scope), after.pointers.parts.get(scope, {})
-    digests = Counter(last.digests)
-    for key in keys:
-        for count, record in ((-1, before.records.get(key)), (1, records.get(key))):
-            if record is not None and record.present:
-                digests[record.spec.digest] += count
-    served, unasked = dict(last.served), dict(last.unasked)
-    conflicts, trials = dict(last.conflicts), dict(last.trials)
-    for bare in names:
-        name = public_name(scope, bare, terms.namespaces)
-        former = trials.pop(name, None)
-        if former is not None:
-            unasked.pop(former.served.name, None)
-        unasked.pop(name, None)
-        conflicts.pop(name, None)
-        pointer = pointers.get((scope, bare))
-        active = _present(records, scope, bare, pointer.revision if pointer is not None else None)
-        if pointer is None or active is None:
-            served.pop(name, None)
-            continue
-        if name in terms.engine_names:
-            conflicts[name] = active
-            continue
-        served[name] = Served(name, active)
-        if terms.always(active):
-            unasked[name] = served[name]
-        canary = pointer.canary
-        tried = _present(records, scope, bare, canary.revision if canary is not None else None)
-        if canary is None or tried is None or tried is active:
-            continue
-        trial = Served(f"{name}@{tried.revision}", tried)
-        if trial.name in terms.engine_names:  # it could not be found by it
-            continue
-        trials[name] = Trial(trial, canary.percent)
-        if terms.always(active) or terms.always(tried):
-            unasked[trial.name] = trial
-    return Part(digests, served, unasked, conflicts, trials)
-
-
-def _present(
-    records: Mapping[AdapterKey, Record], scope: Scope, name: str, revision: str | None
-) -> Record | None:
-    record = records.get(AdapterKey(*scope, revision, name)) if revision is not None else None
+def _present(desired: Desired, scope: Scope, name: str, revision: str | None) -> Record | None:
+    record = desired.records.get(AdapterKey(*scope, revision, name)) if revision is not None else None
     return record if record is not None and record.present else None
-
-
-def find(
-    catalog: Catalog, desired: Desired, model: str, namespaces: tuple[str, ...], name: str
-) -> Served | None:
-    """Resolve a plain name or ``name@revision``; a look-up in memory, whatever the name is.
-
-    A name of the engine's own is none, with an ``@`` in it or without.
-    """
-    if name in catalog.terms.engine_names:
-        return None
-    served = catalog.served.get(name)
-    if served is not None:
-        return served
-    plain, at, revision = name.rpartition("@")
-    scoped = _scoped(model, namespaces, plain) if at and plain not in catalog.conflicts else None
-    if scoped is None:
-        return None
-    record = desired.records.get(AdapterKey(*scoped[0], revision, scoped[1]))
-    return Served(name, record) if record is not None and record.present else None
-
-
-def is_withdrawn(desired: Desired, model: str, namespaces: tuple[str, ...], name: str) -> bool:
-    """Whether the volume says that ``name`` is gone: by a tombstone. Absence says nothing."""
-    plain, at, revision = name.rpartition("@")
-    scoped = _scoped(model, namespaces, plain if at else name)
-    if scoped is None:
-        return False
-    pointer = desired.pointers.get(scoped)
-    if not at and (pointer is None or pointer.revision is None):
-        return pointer is not None
-    wanted = revision if at else str(pointer and pointer.revision)
-    record = desired.records.get(AdapterKey(*scoped[0], wanted, scoped[1]))
-    return record is not None and not record.present
-
-
-def _scoped(model: str, namespaces: tuple[str, ...], plain: str) -> tuple[Scope, str] | None:
-    namespace, slash, bare = plain.partition("/")
-    if bool(slash) != (len(namespaces) > 1):
-        return None
-    if not slash:
-        namespace, bare = namespaces[0], plain
-    return (Scope(namespace, model), bare) if namespace in namespaces else None

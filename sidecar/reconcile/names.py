@@ -2,51 +2,64 @@
 
 from __future__ import annotations
 
-from lora_fs.sidecar.model import Policy
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served, build, find, is_withdrawn
+from collections import Counter
+from collections.abc import Container
+
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, build
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
+from lora_fs.sidecar.registry.view.snapshot import touched
 
 
 class Names:
     """Of one replica.
 
     Attributes:
-        default: the policy of an adapter that has none.
         of_engine: names that the engine itself serves; they may be set before it answers.
     """
 
-    def __init__(self, model: str, namespaces: tuple[str, ...], volume: Volume, default: Policy) -> None:
-        self.model, self.namespaces, self.default = model, namespaces, default
-        self.of_engine: frozenset[str] = frozenset()
+    def __init__(self, terms: Terms, volume: Volume) -> None:
+        self.terms, self.of_engine = terms, frozenset[str]()
         self._volume = volume
         self._catalog = Catalog()
-        self._built_from: tuple[int, frozenset[str]] | None = None
+        self._digests: Counter[str] = Counter()  # of how many revisions each is
 
     def catalog(self) -> Catalog:
         """Return the catalog; it is built anew after a change of the volume or of the engine's own names."""
-        desired = self._volume.desired
-        key = (desired.version, self.of_engine)
-        if self._built_from != key:
-            version = self._catalog.version + 1
-            self._catalog = build(
-                desired, self.namespaces, self.of_engine, version, self.default, self._catalog
-            )
-            self._built_from = key
+        last, desired = self._catalog, self._volume.desired
+        if last.source is not desired or last.terms.engine_names != self.of_engine:
+            terms = self.terms._replace(engine_names=self.of_engine)
+            self._catalog = build(desired, terms, last.version + 1, last)
+            self._count(last)
         return self._catalog
+
+    def digests(self) -> Container[str]:
+        """Return those of every adapter there is, served or not."""
+        self.catalog()
+        return self._digests
+
+    def _count(self, last: Catalog) -> None:
+        before, after = last.source.records, self._catalog.source.records
+        changed = touched(before, after)
+        for records, more in ((after, 1), (before, -1)):  # a thread that sweeps misses none that stays
+            for record in map(records.get, changed):
+                if record is not None and record.present:
+                    self._digests[record.spec.digest] += more
+                    if not self._digests[record.spec.digest]:
+                        del self._digests[record.spec.digest]
 
     def lookup(self, name: str) -> Served | None:
         """Resolve a public name; None if it is unknown."""
-        return find(self.catalog(), self._volume.desired, self.model, self.namespaces, name)
+        return self.catalog().find(name)
 
     def is_withdrawn(self, name: str) -> bool:
         """Whether a tombstone says that a public name is gone. Absence says nothing."""
-        return is_withdrawn(self._volume.desired, self.model, self.namespaces, name)
+        return self.catalog().is_withdrawn(name)
 
     def may_be_asked_for(self, engine_name: str) -> bool:
         """Whether a public name of this replica looks so; others are from when it served other namespaces."""
-        namespace, slash, _ = engine_name.partition("/")
-        return bool(slash) and namespace in self.namespaces if len(self.namespaces) > 1 else not slash
+        return self.terms.scoped(engine_name) is not None
 
     def tenant(self, name: str) -> str:
         """Return the namespace of a public name or an engine's."""
-        return name.partition("/")[0] if len(self.namespaces) > 1 else self.namespaces[0]
+        namespaces = self.terms.namespaces
+        return name.partition("/")[0] if len(namespaces) > 1 else namespaces[0]

@@ -24,7 +24,9 @@ class Resident:
 
     ``current``: what is loaded are that record's bytes. ``idle_s``: since its last request.
     ``tenant``: whose share of the places it takes. ``leaving``: an unload of it is under way, or failed and
-    waits out its delay: it takes a place, and nothing is decided about it.
+    waits out its delay: it takes a place, and nothing is decided about it. ``unknown``: the volume says
+    nothing of it, as while a record cannot be read, or of a namespace that was served before. It takes a
+    place, and goes when it is idle or makes room, and not for being absent.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Resident:
     policy: Policy
     tenant: str = ""
     leaving: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,46 +190,40 @@ class _Shares:
 
     def give_way(self, entries: Iterable[Resident], count: int) -> Iterator[Resident]:
         """Up to ``count`` of these, in their order, each from the tenant that has most."""
-        queues = self._queues(entries)
-        for _ in range(count):
-            if not queues:
-                return
-            tenant = max(queues, key=lambda one: self._has[one] / self._weights.get(one, 1))
-            self._has[tenant] -= 1
-            yield self._next(queues, tenant)
+        return self._in_turn(entries, count, -1)
 
     def take(self, before: Iterable[_Entry], entries: Iterable[_Entry], count: int) -> Iterator[_Entry]:
         """Up to ``count`` of these, in their order, each of the tenant that has least, ``before`` counted."""
         self._has.update(map(self._tenant, before))
-        queues = self._queues(entries)
+        return self._in_turn(entries, count, 1)
+
+    def _in_turn(self, entries: Iterable[_Entry], count: int, change: int) -> Iterator[_Entry]:
+        """``change``: what a tenant has more by each; the tenant with the least of it comes next."""
+        queues: dict[str, deque[_Entry]] = {}
+        for entry in entries:
+            queues.setdefault(self._tenant(entry), deque()).append(entry)
+
+        def share(tenant: str) -> float:
+            has = self._has[tenant] + max(change, 0)
+            return change * has / self._weights.get(tenant, 1)
+
         for _ in range(count):
             if not queues:
                 return
-            tenant = min(queues, key=lambda one: (self._has[one] + 1) / self._weights.get(one, 1))
-            self._has[tenant] += 1
-            yield self._next(queues, tenant)
+            tenant = min(queues, key=share)
+            self._has[tenant] += change
+            yield queues[tenant].popleft()
+            if not queues[tenant]:
+                del queues[tenant]
 
     def _tenant(self, entry: Resident | Absent) -> str:
         return entry.tenant if self._weights else ""
 
-    def _queues(self, entries: Iterable[_Entry]) -> dict[str, deque[_Entry]]:
-        queues: dict[str, deque[_Entry]] = {}
-        for entry in entries:
-            queues.setdefault(self._tenant(entry), deque()).append(entry)
-        return queues
-
-    @staticmethod
-    def _next(queues: dict[str, deque[_Entry]], tenant: str) -> _Entry:
-        entry = queues[tenant].popleft()
-        if not queues[tenant]:
-            del queues[tenant]
-        return entry
-
 
 def _reason_to_unload(entry: Resident) -> str | None:
-    if entry.wanted is None:
+    if entry.wanted is None and not entry.unknown:
         return "Withdrawn: unregistered"
-    if not entry.current:
+    if not entry.current and not entry.unknown:
         return "Superseded: the name serves another revision"
     if entry.policy.kind is PolicyKind.LAZY and entry.idle_s >= entry.policy.ttl_s:
         return f"Idle: no request for {entry.policy.ttl_s} s"

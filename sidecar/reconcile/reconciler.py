@@ -62,6 +62,7 @@ class Reconciler:
         on_decided: called in a pass once it has decided; after_pass: after every pass, failed ones included.
 
     Attributes:
+        decided: whether a pass decided: what is registered later was not there at the start.
         foreign: what the engine lists and this replica did not load.
         max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
             are. None where the engine does not say.
@@ -88,6 +89,7 @@ class Reconciler:
         self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
         self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
         self._subjects = Subjects(names, residents, stager, limits.max_loaded)
+        self.decided = False
         self.foreign = Foreign()
         self.max_loras: int | None = None
         self.slots: int | None = None
@@ -111,6 +113,8 @@ class Reconciler:
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
+        if self.decided and not self._volume.desired.records:
+            yield from self.foreign.model_problem(self._names.terms.model)
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded at once; None where nothing bounds them."""
@@ -143,13 +147,13 @@ class Reconciler:
                     with tracing.span("reconcile", lora_fs__replica=self._replica_id), self.passes.measured():
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
-                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.catalog().digests)
+                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.digests())
                 with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
                 pause_s = self._limits.resync_s if self._problem is None else ENGINE_RETRY_S
                 with anyio.move_on_after(pause_s):
                     await self._wake.wait()
-                    await asyncio.sleep(GATHER_S)
+                    await asyncio.sleep(GATHER_S if self.decided else 0)
         except Exception as error:
             self._ended = f"internal error: the reconcile loop ended, restart this replica: {error!r}"
             raise
@@ -182,6 +186,7 @@ class Reconciler:
         limits = self._limits
         decided = plan.decide(resident, self._subjects.absent(), self._residents.limit, limits.weights)
         self._workers.follow(self._work(decided, len(resident)))
+        self.decided = True
         self._on_decided()
         self._look_again()
 

@@ -3,18 +3,17 @@
 Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of
 the replica; the events when there are new ones and at most every ``EVENTS_S``. Nothing is written to another
 registry that is mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+Heartbeats count from a random number: a file with another's heartbeat shows another process of this id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import hashlib
 import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +35,12 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 EVENTS_S = 5.0
 GATHER_S = 0.1
+SHARED_S = 3 * HEARTBEAT_S  # for so long after its last write another process counts as living
 WITHDRAW_S = 5.0
+SHARED = (
+    "another process writes {} as well, so that status and --wait see one of the two: give each replica an "
+    "id of its own (--replica-id, LORA_FS_REPLICA_ID)"
+)
 _LEFT = event("status_file.left")
 
 
@@ -55,7 +59,7 @@ class Reporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
-        self._heartbeat = secrets.randbelow(1 << 30)  # so that no other process writes the same bytes
+        self._heartbeat = self._began = secrets.randbelow(1 << 30)
         self._written: object = None
         self._written_at = clock()
         self._events_written, self._events_written_at = 0, -EVENTS_S
@@ -63,8 +67,8 @@ class Reporter:
         self._due = False
         self._writing, self._withdrawn = threading.Lock(), False
         self._threads = Daemons(2, "lora-fs-status")  # one writes, one withdraws
-        self._own: deque[bytes] = deque(maxlen=8)  # status files that this process wrote last, hashed
         self._wrote = False
+        self._shared_until = clock()  # with another process of this id
 
     async def beat(self, replica: Replica) -> None:
         """Write at every heartbeat, whatever the replica waits for, until cancelled."""
@@ -131,13 +135,12 @@ class Reporter:
                     return None
                 self._registry.check_identity()
                 atomic.make_folder(path.parent)
-                data, problem = seal(value), None
-                if isinstance(value, ReplicaStatus):
-                    problem = self._written_by_another(path)
-                    self._own.append(hashlib.sha256(data).digest())  # also if it may not have been written
-                atomic.replace(path, data)
-                self._wrote = self._wrote or isinstance(value, ReplicaStatus)
-                return problem
+                is_status = isinstance(value, ReplicaStatus)
+                if is_status and self._written_by_another(path):
+                    self._shared_until = self._clock() + SHARED_S
+                atomic.replace(path, seal(value))
+                self._wrote = self._wrote or is_status
+                return SHARED.format(path) if self._clock() < self._shared_until else None
 
         try:
             problem = await self._threads.run(write)
@@ -146,22 +149,15 @@ class Reporter:
         except LoraFsError as error:
             self._volume.status_problem = str(error)
             return False
-        if isinstance(value, ReplicaStatus):
-            self._volume.status_problem = problem
+        self._volume.status_problem = problem
         return True
 
-    def _written_by_another(self, path: Path) -> str | None:
-        """What is wrong if a living process beside this one writes its status file, too."""
+    def _written_by_another(self, path: Path) -> bool:
+        """Whether a process beside this one wrote its status file since this one did."""
         data = atomic.read_bytes(path) if self._wrote else None  # before, it may be an earlier process's
-        if data is None or hashlib.sha256(data).digest() in self._own:
-            return None
-        with suppress(CorruptRecord):
-            unseal(data)
-            return (
-                f"another process writes {path} as well, so that status and --wait see one of the two: "
-                "give each replica an id of its own (--replica-id, LORA_FS_REPLICA_ID)"
-            )
-        return None
+        with suppress(CorruptRecord, KeyError, TypeError):
+            return data is not None and not self._began <= unseal(data)["heartbeat"] <= self._heartbeat
+        return False
 
     async def withdraw(self, replica_id: str) -> None:
         """Remove both files at shutdown, for good, unless another process of that id writes them. Bounded."""
@@ -172,7 +168,7 @@ class Reporter:
         def remove() -> None:
             with self._writing:  # by the thread of the report just cancelled, which goes on
                 self._withdrawn = True
-                own = self._written_by_another(layout.replica(replica_id)) is None
+                own = not self._written_by_another(layout.replica(replica_id))
                 for path in (layout.replica(replica_id), layout.event_list(replica_id)) if own else ():
                     path.unlink(missing_ok=True)
             self._registry.close()

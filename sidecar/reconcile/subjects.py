@@ -26,13 +26,11 @@ class Subjects:
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     def resident(self) -> list[plan.Resident]:
-        """What is loaded. Leaves out adapters of which nothing is known, as while a record cannot be read."""
+        """What is loaded, adapters of which the volume says nothing among them."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public = public_of(name)
             served = names.lookup(public)
-            if served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public):
-                continue
             found.append(
                 plan.Resident(
                     name,
@@ -43,6 +41,7 @@ class Subjects:
                     self._policy(name, served),
                     names.tenant(name),
                     leaving,
+                    served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public),
                 )
             )
         return found
@@ -55,7 +54,7 @@ class Subjects:
             self._to_preload = frozenset(catalog.served) if fits else frozenset()
         self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
         policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
-        policies |= {name: catalog.policy_of(one, names.default) for name, one in catalog.unasked.items()}
+        policies |= {name: catalog.policy_of(one) for name, one in catalog.unasked.items()}
         found = map(names.lookup, policies)
         missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
         waits = self._residents.waits
@@ -64,8 +63,7 @@ class Subjects:
     def pin_problem(self, capacity: int | None) -> str | None:
         """More is pinned than may be, in words."""
         catalog = self._names.catalog()
-        policies = (catalog.policy_of(one, self._names.default) for one in catalog.unasked.values())
-        pinned = sum(policy.kind is PolicyKind.PINNED for policy in policies)
+        pinned = sum(catalog.policy_of(one).kind is PolicyKind.PINNED for one in catalog.unasked.values())
         if capacity is None or pinned < capacity:
             return None
         return (
@@ -76,12 +74,12 @@ class Subjects:
     def _policy(self, name: str, served: Served | None) -> Policy:
         """A copy that the plain name does not serve, nor tries, is lazy, whatever the adapter's policy."""
         if served is None:
-            return self._names.default
+            return self._names.terms.default_policy
         catalog = self._names.catalog()
         plain = name.partition("@")[0]
-        policy = catalog.policy_of(served, self._names.default)
+        policy = catalog.policy_of(served)
         active, trial = catalog.served.get(plain), catalog.trials.get(plain)
-        named = [*([active] if active is not None else []), *([trial.served] if trial is not None else [])]
-        if not any(one.record is served.record for one in named):
+        named = (active, trial.served if trial is not None else None)
+        if not any(one is not None and one.record is served.record for one in named):
             return policy.model_copy(update={"kind": PolicyKind.LAZY})
         return policy

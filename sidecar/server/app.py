@@ -1,29 +1,51 @@
-"""The application: which routes there are, and how errors leave it."""
+"""The application: which layers a request passes, in their order, and which routes there are.
+
+A layer that every request passes is an ASGI middleware of ``layers``. What needs the route first is at
+the route: the verb that a token must allow, the audit of what was done, the room for a proxied body.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
-import aiohttp
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.server import dynamo, events, lora, models, observe, upload
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
-from lora_fs.sidecar.server.errors_http import error_response, on_error, refuse
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
 from lora_fs.sidecar.server.ports import ReplicaPort
-from lora_fs.sidecar.server.proxy import METHODS, PATHS, Proxy
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
+from lora_fs.sidecar.server.proxy.forward import Proxy
+from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS
+from lora_fs.sidecar.server.proxy.upstream import Upstream
+from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
+from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
+
+
+def layers(cors_origins: Sequence[str] = ()) -> list[Middleware]:
+    """List what every request passes before its route, the outermost first.
+
+    Args:
+        cors_origins: see ``Settings.cors_origins``; errors carry the headers, too.
+    """
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=cors_origins,
+        allow_methods=METHODS,
+        allow_headers=["*"],
+        expose_headers=[ADAPTER.decode(), REVISION.decode()],
+    )
+    return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), Middleware(Errors)]
 
 
 def create_app(
@@ -35,19 +57,25 @@ def create_app(
     hold_timeout_s: float = 120.0,
     max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
+    engine_key: str | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,
+    cors_origins: Sequence[str] = (),
+    upstream: Upstream | None = None,
 ) -> FastAPI:
     """Assemble the API.
 
     Args:
         admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
+        engine_key: the engine's ``--api-key``: see ``Proxy``.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
+        cors_origins: whose pages may read answers. upstream: bounds on connections to the engine.
     Returns:
         The application; ``state.end()`` lets those who wait for news go, before the server ends.
     """
+    trail = trail or Trail(None)
     board = Board(replica, fleet)
     proxy = Proxy(
         replica,
@@ -56,53 +84,37 @@ def create_app(
         hold_timeout_s=hold_timeout_s,
         max_body_bytes=max_body_bytes,
         user_header=user_header,
+        upstream=upstream,
+        engine_key=engine_key,
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
-        ) as session:
-            proxy.session = session
-            async with board.running(), background() if background is not None else nullcontext():
-                yield
+        async with (
+            proxy.running(),
+            board.running(),
+            background() if background is not None else nullcontext(),
+        ):
+            yield
 
     app = FastAPI(
-        title="lora-fs sidecar", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="lora-fs sidecar",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        middleware=layers(cors_origins),
+        exception_handlers=HANDLERS,
     )
     app.state.end = board.end
     app.include_router(models.router(replica, admin))
     app.include_router(lora.router(replica, admin, trail))
-    app.include_router(upload.router(replica, admin, trail))
+    app.include_router(uploads.router(replica, admin, trail))
     app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
     app.include_router(events.router(replica, admin))
-    app.include_router(observe.router(replica, admin))
+    app.include_router(observe.router(replica, admin, trail))
     app.include_router(routes.router(replica, admin, board))
-    for path in ("/v1/{path:path}", *PATHS):
+    app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
+    for path in ("/v1/{path:path}", *INFERENCE):
         app.router.routes.append(Route(path, proxy, methods=list(METHODS)))
-    app.add_exception_handler(LoraFsError, on_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
     return app
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":  # its place is one in the text, and no field's name
-        why = f"the body is no JSON: {first['ctx']['error']}, at character {first['loc'][-1]}"
-        return error_response(why, 400, "Bad Request")
-    if first["type"] == "model_attributes_type" and isinstance(first["input"], bytes):
-        sent = request.headers.get("content-type", "")[:80]
-        why = f"the body was sent as {sent!a}: send JSON, with Content-Type: application/json"
-        return error_response(why, 400, "Bad Request")
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    return error_response(f"{field or 'body'}: {first['msg']}", 400, "Bad Request", field or None)
-
-
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return refuse(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.uri import Uri, parse, scheme_of
 
 EVERY = "*"
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: an IPv4 address is its last 32 bits
 
 
 class Allowed:
@@ -45,6 +47,7 @@ class AllowedRemotes:
     """URIs up to a segment: ``hf://``, ``hf://org``, ``s3://bucket/loras``, ``https://host:8443/a``, ``*``.
 
     Compared by scheme, host and whole segments: ``https://host`` does not cover ``https://host.org``.
+    An entry without a host (``*``, ``https://``) covers public addresses alone: see ``check_address``.
 
     Raises:
         InputError: an entry is no such prefix.
@@ -70,6 +73,40 @@ class AllowedRemotes:
         raise InputError(
             f"{uri} is not allowed here: name it, or what it begins with, in LORA_FS_ALLOWED_REMOTES"
         )
+
+    def check_address(self, uri: Uri, address: str) -> None:
+        """Refuse to connect to an address that is not public, unless an entry names the host of ``uri``.
+
+        Args:
+            address: the IP address that the host of ``uri`` resolved to, or the host's name where a
+                proxy resolves it.
+        Raises:
+            InputError: it is loopback, link-local or private. The message leaves the address out: who
+                sends the request must not learn the names of this network.
+        """
+        if is_public(address) or any(
+            (one.scheme, one.place) == (uri.scheme, uri.place) for one in self._prefixes
+        ):
+            return
+        raise InputError(
+            f"{uri} leads to an address that is not public: name {uri.scheme}://{uri.place} in "
+            "LORA_FS_ALLOWED_REMOTES if it is meant"
+        )
+
+
+def is_public(host: str) -> bool:
+    """Whether an IP address is one of the internet; a name is, unless it is this machine's own."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return not f".{host.lower().rstrip('.')}".endswith(".localhost")
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if address in _TRANSLATED:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return address.is_global and not address.is_multicast
 
 
 def _covers(prefix: Uri, uri: Uri) -> bool:

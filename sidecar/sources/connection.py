@@ -1,6 +1,7 @@
 """Connections of the standard library whose answers are waited for in steps: each asks whether to go on.
 
 A socket's own timeout begins anew with every byte: a server that sends one now and then is never done.
+Each address that a host resolves to is checked before it is connected to, so no later DNS answer counts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import urllib.request
 from collections.abc import Callable
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from lora_fs.sidecar.errors import InputError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -23,17 +27,24 @@ if TYPE_CHECKING:
 STEP_S = 0.25
 
 Alive = Callable[[], None]
+CheckAddress = Callable[[str], None]
 Got = TypeVar("Got")
 
 
-def opener(alive: Alive) -> urllib.request.OpenerDirector:
-    """Opens ``http`` and ``https``, by the environment's proxies; follows no redirect.
+def opener(alive: Alive, check_address: CheckAddress = lambda _: None) -> urllib.request.OpenerDirector:
+    """Open ``http`` and ``https``, by the environment's proxies; follow no redirect.
 
     Args:
         alive: asked before each wait, for headers and body; what it raises ends the answer.
+        check_address: raises InputError for an address that may not be connected to. A proxy resolves
+            names itself: with one it gets the host as the URL has it.
     """
     made = urllib.request.OpenerDirector()
-    for handler in (urllib.request.ProxyHandler(), _Plain(alive), _Secure(alive)):
+    for handler in (
+        urllib.request.ProxyHandler(),
+        _Plain(alive, check_address),
+        _Secure(alive, check_address),
+    ):
         made.add_handler(handler)
     return made
 
@@ -60,31 +71,61 @@ def waited(call: Callable[[], Got], alive: Alive) -> Got:
 
 
 class _Plain(urllib.request.HTTPHandler):
-    def __init__(self, alive: Alive) -> None:
+    def __init__(self, alive: Alive, check_address: CheckAddress) -> None:
         super().__init__()
-        self._alive = alive
+        self._alive, self._check_address = alive, check_address
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        connect: Any = functools.partial(_connection, http.client.HTTPConnection, self._alive)
+        connect = _connecting(http.client.HTTPConnection, req, self._alive, self._check_address)
         return self.do_open(connect, req)
 
 
 class _Secure(urllib.request.HTTPSHandler):
-    def __init__(self, alive: Alive) -> None:
+    def __init__(self, alive: Alive, check_address: CheckAddress) -> None:
         super().__init__()
-        self._alive = alive
+        self._alive, self._check_address = alive, check_address
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        connect: Any = functools.partial(_connection, http.client.HTTPSConnection, self._alive)
+        connect = _connecting(http.client.HTTPSConnection, req, self._alive, self._check_address)
         return self.do_open(connect, req, context=ssl.create_default_context())
 
 
-def _connection(
-    kind: type[http.client.HTTPConnection], alive: Alive, host: str, **more: Any
-) -> http.client.HTTPConnection:
-    made = kind(host, **more)
-    made.response_class = functools.partial(_Answer, alive)  # type: ignore[assignment]
+def _connecting(
+    kind: type[http.client.HTTPConnection],
+    req: urllib.request.Request,
+    alive: Alive,
+    check_address: CheckAddress,
+) -> Any:
+    """Make connections for one request."""
+    asked = urlsplit(req.full_url)
+    proxied = req.host != asked.netloc
+    if proxied:
+        check_address(asked.hostname or "")
+
+    def made(host: str, **more: Any) -> http.client.HTTPConnection:
+        one = kind(host, **more)
+        one.response_class = functools.partial(_Answer, alive)  # type: ignore[assignment]
+        if not proxied:
+            one._create_connection = functools.partial(_connected, check_address)  # type: ignore[attr-defined]
+        return one
+
     return made
+
+
+def _connected(
+    check_address: CheckAddress, address: tuple[str, int], timeout: Any, source_address: Any = None
+) -> socket.socket:
+    """Connect to the first address of a host that may be connected to and answers."""
+    host, port = address
+    failure: InputError | OSError = OSError("the host has no address")
+    for *_, found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        numeric = str(found[0])  # resolves to itself: the address checked is the one connected to
+        try:
+            check_address(numeric)
+            return socket.create_connection((numeric, port), timeout, source_address)
+        except (InputError, OSError) as error:
+            failure = error
+    raise failure
 
 
 class _Answer(http.client.HTTPResponse):

@@ -43,8 +43,15 @@ class Hub:
         except InputError as error:
             raise InputError(f"{self._uri}: {error}") from error
         headers = build_hf_headers(library_name="lora-fs")
-        # The hub redirects to wherever it keeps large files: it is trusted with that.
-        options = replace(self._options, check=lambda _: None)
+        # The hub redirects to wherever it keeps large files, by names that nobody can list: it is trusted
+        # with any public address. Where HF_ENDPOINT leads is the operator's to say.
+        hub = parse(constants.ENDPOINT)
+
+        def check_address(to: Uri, address: str) -> None:
+            if (to.scheme, to.place) != (hub.scheme, hub.place):
+                self._options.check_address(to, address)
+
+        options = replace(self._options, check=lambda _: None, check_address=check_address)
         pieces = []
         for name in names:
             size, sha256, oid = files[posixpath.join(self._folder, name)]

@@ -140,12 +140,15 @@ class Options:
 
     Attributes:
         check: raises InputError for a URI that may not be asked, as a redirect may name.
+        check_address: raises InputError for an IP address that a URI's host resolved to and that may not
+            be connected to; called before each connection.
         stall_s: how long to wait for a connection, and for its next byte.
         netrc_file: holds the passwords of web servers.
         alive: asked while an answer is waited for; raises SourceUnavailable to end that.
     """
 
     check: Callable[[Uri], None] = lambda _: None
+    check_address: Callable[[Uri, str], None] = lambda _, __: None
     stall_s: float = 30.0
     netrc_file: Path | None = None
     alive: Callable[[], None] = lambda: None

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from urllib.parse import unquote, urljoin
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
@@ -102,7 +103,6 @@ class Http:
     def __init__(self, options: Options, headers: Mapping[str, str] | None = None) -> None:
         """``headers`` are sent to the host that is asked, and to none that it redirects to."""
         self._options, self._headers = options, dict(headers or {})
-        self._opener = opener(options.alive)
 
     def look(self, uri: Uri) -> Seen:
         """What there is, by asking for the first byte: a signed URL is good for GET alone."""
@@ -185,7 +185,8 @@ class Http:
         asked = {"User-Agent": "lora-fs", "Accept-Encoding": "identity", **headers}
         request = urllib.request.Request(uri.request, headers=asked)
         try:
-            answer = self._opener.open(request, timeout=self._options.stall_s)
+            opened = opener(self._options.alive, partial(self._options.check_address, uri))
+            answer = opened.open(request, timeout=self._options.stall_s)
         except (OSError, http.client.HTTPException, urllib.error.URLError, UnicodeError) as error:
             raise SourceUnavailable(f"{uri.scheme}://{uri.place} does not answer: {_why(error)}") from error
         assert isinstance(answer, Answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lora_fs.sidecar.validate.base_config import BaseOfEngine, expect, load_base_config
 from lora_fs.sidecar.validate.codes import CODES, Code
-from lora_fs.sidecar.validate.folder import looks_preallocated, validate
+from lora_fs.sidecar.validate.folder import looks_preallocated, open_adapter, validate
 from lora_fs.sidecar.validate.report import Expectation, Report
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "expect",
     "load_base_config",
     "looks_preallocated",
+    "open_adapter",
     "validate",
 ]

@@ -6,11 +6,12 @@ answer raises. Nothing is written, no pickle is loaded, no link is followed, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_fs.sidecar.errors import InvalidAdapter
 from lora_fs.sidecar.model import LoraShape, Severity
 from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
 from lora_fs.sidecar.validate.contents import BUFFER_BYTES, is_preallocated, scan_contents
@@ -82,18 +83,42 @@ def validate(
     return Report(found.freeze(), shape=None, base_model=None, served_files=())
 
 
-def looks_preallocated(folder: Path) -> bool:
+@contextmanager
+def open_adapter(folder: Path, called: str) -> Iterator[int]:
+    """Open an adapter's folder, links followed, to be judged and read through this one handle.
+
+    Args:
+        called: what its sender calls it.
+    Raises:
+        InvalidAdapter: it is not there, is no folder, or may not be read.
+        VolumeUnavailable: the volume did not answer.
+    """
+    try:
+        with open_folder(folder) as fd:
+            yield fd
+    except Refused as refused:
+        found = Findings()
+        found.add(refused.code, str(folder), "", refused.message, hint=refused.hint)
+        raise InvalidAdapter(called, found.freeze()) from refused
+
+
+def looks_preallocated(folder: Path, folder_fd: int | None = None) -> bool:
     """Whether the weights have their full size while some of their bytes have not arrived.
 
     Reads the header and a few hundred bytes of the tensors. False where there are no weights,
     or where ``validate`` refuses them for another reason.
 
+    Args:
+        folder_fd: as for ``validate``.
     Raises:
         VolumeUnavailable: the volume did not answer.
     """
     found = Findings()
     try:
-        with open_folder(folder) as fd, open_file(fd, WEIGHTS_FILE) as file:
+        with (
+            open_folder(folder) if folder_fd is None else nullcontext(folder_fd) as fd,
+            open_file(fd, WEIGHTS_FILE) as file,
+        ):
             if file is None:
                 return False
             header = _read_header(file, found)

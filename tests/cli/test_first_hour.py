@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import aiohttp
@@ -114,6 +116,34 @@ def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str 
     assert answer.status_code == 503
     assert condition in log.read_text()
     assert "s3cr3t" not in log.read_text() + condition + answer.text
+
+
+def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
+    """Both serve, and both tell it: each overwrites what the other reports. The one that goes on reports."""
+    ports = [free_port() for _ in range(2)]
+    with ExitStack() as running:
+
+        def conditions(port: int) -> list[str]:
+            with suppress(httpx.TransportError):
+                told = httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).json()["conditions"]
+                return [one for one in told if "another process writes" in one]
+            return []
+
+        processes = []
+        for port in ports:
+            words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--replica-id", "pod"]
+            words += ["--host", "127.0.0.1", "--port", str(port), "--engine", "http://127.0.0.1:9"]
+            processes.append(process := subprocess.Popen(words, stderr=subprocess.DEVNULL))
+            running.callback(process.wait, 20)
+            running.callback(process.terminate)
+        wait_until("both tell it", lambda: all(map(conditions, ports)), timeout_s=90)
+        assert all("StatusNotWritten" in one and "--replica-id" in one for one in conditions(ports[0]))
+        processes[0].terminate()
+        processes[0].wait(20)
+        report = root / ".replicas" / "pod.json"
+        wait_until("the other reports", report.exists, timeout_s=30)
+        assert json.loads(report.read_text())["replica"] == "pod"
+    assert not report.exists()
 
 
 def test_a_stage_folder_in_the_registry(root: Path) -> None:

@@ -15,7 +15,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.format.layout import parse_generation
 from lora_fs.sidecar.registry.lifecycle import artifacts, release
-from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance import garbage, gc
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 from lora_fs.sidecar.registry.volume import atomic
@@ -35,7 +35,7 @@ def collect(registry: Registry) -> None:
     """What ``lora-fs gc`` does."""
     with lease(registry.layout.lease("gc"), wait_s=0) as had:
         if had:
-            gc.collect(gc.find(registry, SCOPE, gc.in_use(registry), 3600.0, history_s=3600.0))
+            garbage.collect(gc.find(registry, SCOPE, gc.in_use(registry), 3600.0, history_s=3600.0))
 
 
 def age(root: Path) -> None:

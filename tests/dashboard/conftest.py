@@ -24,8 +24,8 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine

@@ -16,8 +16,8 @@ import pytest
 from lora_fs.sidecar.model import Phase, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import board
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.dashboard.conftest import HERE, Live, sidecar
 from tests.registry.conftest import Clock
 

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lora_fs.sidecar.model import Download, Phase
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.dashboard.conftest import HERE, Live, sidecar
 from tests.server.conftest import FakeReplica, serving
 

@@ -20,12 +20,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.cli.main import run
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import parse
@@ -140,9 +139,6 @@ class Reader:
             background=assembly.running,
         )
         self._urls[port] = self._stack.enter_context(serving(app, assembly.replica))
-        # With --max-loaded it loads all that its first decision finds; a reader registers later than that.
-        subjects = assembly.replica._loop._subjects
-        wait_until("the first decision", lambda: subjects._to_preload is not None, timeout_s=30)
         return self._urls[port]
 
     def _asks(self, words: list[str]) -> tuple[int, str]:

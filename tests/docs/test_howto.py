@@ -23,9 +23,9 @@ from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
-from lora_fs.sidecar.server import observe
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.routes import observe
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import CODES
 from lora_fs.worker_patch.api.metrics import Tiers

@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 from tests.docs.blocks import ROOT
 

@@ -26,8 +26,9 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def settings(hub: Hub) -> dict[str, str]:
-    """Requests may make a replica fetch from one organisation."""
-    return {"settle_s": "0.5", "allowed_remotes": "hf://acme"}
+    """Requests may make a replica fetch from one organisation, and follow the redirect to large files."""
+    stored = f"http://localhost:{hub.web.port}"
+    return {"settle_s": "0.5", "allowed_remotes": f"hf://acme,{stored}"}
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from lora_fs.sidecar.registry.format.layout import Generation
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration, register
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
@@ -134,7 +135,7 @@ def one_compacts_the_other_slept(here: Path, there: Path, local: Path) -> Compac
     wait(awake, lambda desired: served(desired) == {"kept": "v1"})
     registry.close()
     while found := gc.find(registry, SCOPE, frozenset(), 0.0, history_s=0.0):
-        refused = gc.collect(found)
+        refused = collect(found)
         assert not refused, refused
     files = sum(1 for _ in here.glob("*/*/*/*.@*.json"))
     wait(slept, lambda desired: served(desired) == {"kept": "v1"})

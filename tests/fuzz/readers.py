@@ -33,8 +33,8 @@ from lora_fs.sidecar.registry.store import head, marker
 from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.registry.volume import leases
-from lora_fs.sidecar.server import tokens
-from lora_fs.sidecar.server.model_field import find_model
+from lora_fs.sidecar.server.middleware import tokens
+from lora_fs.sidecar.server.proxy.model_rewrite import find_model
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from lora_fs.sidecar.validate.config import parse_config
 from lora_fs.sidecar.validate.report import Findings
@@ -202,14 +202,14 @@ def read_tokens(data: bytes) -> None:
         if told is not None:
             raise told
         written = [word for word in first if not word.startswith("#")]
-        assert [tokens.find(read, word) for word in written] == list(read)
+        assert [tokens.find(read, word) for word in written] == list(read.values())
 
 
-def _parsed(text: str) -> tuple[tuple[tokens.Token, ...], tokens.BadTokenFile | None]:
+def _parsed(text: str) -> tuple[Mapping[bytes, tokens.Token], tokens.BadTokenFile | None]:
     try:
         return tokens.parse(text), None
     except tokens.BadTokenFile as error:
-        return (), error
+        return {}, error
 
 
 def _small_export() -> bytes:

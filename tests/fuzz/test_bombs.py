@@ -19,8 +19,8 @@ from lora_fs.sidecar.errors import CorruptRecord, InputError
 from lora_fs.sidecar.model import Record, ReplicaStatus
 from lora_fs.sidecar.registry.backup import archive
 from lora_fs.sidecar.registry.format.sealed import _checksum, decode
-from lora_fs.sidecar.server.model_field import find_model
-from lora_fs.sidecar.server.tokens import parse
+from lora_fs.sidecar.server.middleware.tokens import parse
+from lora_fs.sidecar.server.proxy.model_rewrite import find_model
 from lora_fs.sidecar.validate import Expectation, validate
 from tests.fuzz.readers import GOLDEN
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE, Draft, raw_safetensors

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.drops import adopt
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.sealed import decode, seal
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
+from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest
 from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_CARRIED_BYTES, MAX_ENTRIES
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -290,14 +291,14 @@ def test_a_folder_swapped_for_a_link_after_it_was_looked_at(
     """What was read through the link is not recorded; put back, the folder is adopted as what it is."""
     secret, mine = write_adapter(tmp_path / "secret", seed=99), write_adapter(site.at("mine"), seed=1)
 
-    def swap_first(folder: Path) -> bool:
+    def swap_first(folder: Path, folder_fd: int) -> bool:
         if folder == mine and not mine.is_symlink():
             mine.rename(tmp_path / "aside")
             mine.symlink_to(secret)
-        return looks_preallocated(folder)
+        return looks_preallocated(folder, folder_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(adopt, "looks_preallocated", swap_first)
+        patch.setattr(copying, "looks_preallocated", swap_first)
         assert site.settle() == {"good"}
     mine.unlink()
     (tmp_path / "aside").rename(mine)
@@ -306,6 +307,44 @@ def test_a_folder_swapped_for_a_link_after_it_was_looked_at(
     record = site.view.desired.records[AdapterKey(*SCOPE, "v1", "mine")]
     own = artifacts.hash_files(mine, [entry.path for entry in record.spec.files])
     assert record.spec.digest == artifacts.digest_of(own)
+
+
+@contextmanager
+def swapped_at_open(folder: Path, other: Path, number: int) -> Iterator[list[int]]:
+    """Let a link to ``other`` lie in the place of ``folder`` while it is opened for the ``number``th time."""
+    aside, real, opened = folder.with_name(".aside"), os.open, list[int]()
+
+    def swapping(path: Any, flags: int, *args: Any, **more: Any) -> int:
+        is_folder = os.fspath(path) in (str(folder), folder.name) and flags & os.O_DIRECTORY
+        opened.extend([1] if is_folder else [])
+        if not is_folder or len(opened) != number:
+            return real(path, flags, *args, **more)
+        folder.rename(aside)
+        folder.symlink_to(other)
+        try:
+            return real(path, flags, *args, **more)
+        finally:
+            folder.unlink()
+            aside.rename(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", swapping)
+        yield opened
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_folder_that_is_a_link_at_the_moment_it_is_opened(site: Site, tmp_path: Path, number: int) -> None:
+    """Looked at before and after it is the same folder: what lies behind the link is never read for it."""
+    secret, mine = write_adapter(tmp_path / "secret", seed=99), write_adapter(site.at("mine"), seed=1)
+    own = artifacts.digest_of(artifacts.hash_files(mine, ["adapter_config.json", WEIGHTS]))
+    reads = open_folders(secret)
+    with swapped_at_open(mine, secret, number) as opened:
+        site.settle()
+    assert reads() == 0
+    assert len(opened) >= number
+    site.clock.now += adopt.RETRY_S
+    assert site.settle() == {"good", "mine"}
+    assert site.view.desired.records[AdapterKey(*SCOPE, "v1", "mine")].spec.digest == own
 
 
 def test_a_folder_swapped_for_a_link_while_it_is_adopted(site: Site, tmp_path: Path) -> None:
@@ -379,7 +418,7 @@ def guarded(tmp_path: Path) -> Site:
     """As a replica has it: it reads under the registry alone."""
     site = Site(tmp_path)
     allowed = Allowed(site.registry.layout.root)
-    site.adopter._may_read = lambda folder: allowed.find(folder, follow=False) is not None
+    site.adopter._find = lambda folder: allowed.find(folder, follow=False)
     site.locate = locator(site.registry.layout, allowed)
     return site
 

@@ -32,10 +32,10 @@ from vllm.entrypoints.serve.exception_handling.handlers.validation import valida
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
-from lora_fs.sidecar.server import dynamo, lora, models, observe
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.errors_http import on_error
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.errors import on_error
+from lora_fs.sidecar.server.routes import dynamo, lora, models, observe
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine

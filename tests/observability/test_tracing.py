@@ -19,7 +19,7 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.logs import JsonLines
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.conftest import Rig, make_rig
 from tests.server.conftest import FakeEngine, FakeReplica, engine, engine_url, replica, serving
 

@@ -21,7 +21,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.worker_patch.api import gate
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate

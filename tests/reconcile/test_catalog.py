@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, PolicyKind, Record, Scope, State
-from lora_fs.sidecar.reconcile.catalog import Catalog, build, find
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, build
+from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.plan import ALWAYS
-from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, no_pointers, no_records
+from lora_fs.sidecar.reconcile.watch.watcher import Volume as Watched
+from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, Growing, no_pointers, no_records
 from tests.reconcile.test_plan import RECORD
 
 ONE = ("team",)
@@ -91,6 +95,11 @@ class Volume:
         self.write(*kept, *written, restored=restored)
 
 
+def parts(catalog: Catalog) -> Mapping[Scope, Mapping[str, Served]]:
+    assert isinstance(catalog.served, ByScope)
+    return catalog.served.parts
+
+
 def said(catalog: Catalog) -> tuple[object, ...]:
     """What a catalog says; the plain names in their order."""
     trials = catalog.trials.items()
@@ -99,7 +108,6 @@ def said(catalog: Catalog) -> tuple[object, ...]:
         {name: one.record for name, one in catalog.unasked.items()},
         dict(catalog.conflicts),
         {name: (one.served.name, one.served.record, one.percent) for name, one in trials},
-        {digest for digest in DIGESTS if digest in catalog.digests},
     )
 
 
@@ -129,8 +137,7 @@ def defined(
                 trials[name] = (f"{name}@{tried.revision}", tried, to.canary.percent)
                 if always or (tried.spec.policy or default).kind in ALWAYS:
                     unasked[f"{name}@{tried.revision}"] = tried
-    digests = {one.spec.digest for one in desired.records.values() if one.present}
-    return sorted(served.items()), unasked, conflicts, trials, digests
+    return sorted(served.items()), unasked, conflicts, trials
 
 
 @given(st.integers(0, 2**32), st.sampled_from([ONE, SEVERAL]), st.sampled_from(PolicyKind))
@@ -140,29 +147,35 @@ def test_made_from_the_last_is_made_from_nothing(
     """After any changes, conflicts, canaries and restores among them, it says what it is defined to say."""
     chance, volume, default = random.Random(seed), Volume(namespaces), Policy(kind=kind)
     catalog, engine_names = Catalog(), frozenset[str]()
+    names = Names(Terms("tiny", namespaces, default_policy=default), cast("Watched", volume))
     for number in range(40):
         volume.walk(chance)
         if chance.random() < 0.1:
             engine_names = frozenset(chance.sample(OF_ENGINES, 2))
         given = volume.desired, namespaces, engine_names
-        catalog = build(*given, number, default, catalog)
-        assert said(catalog) == said(build(*given, number, default)) == defined(*given, default)
+        terms = Terms("tiny", namespaces, engine_names, default)
+        catalog = build(volume.desired, terms, number, catalog)
+        assert said(catalog) == said(build(volume.desired, terms, number)) == defined(*given, default)
+        there = {one.spec.digest for one in volume.desired.records.values() if one.present}
+        assert {digest for digest in DIGESTS if digest in names.digests()} == there
         assert all(name == one.name for name, one in (*catalog.served.items(), *catalog.unasked.items()))
-        assert all(find(catalog, volume.desired, "tiny", namespaces, name) is None for name in engine_names)
+        assert all(catalog.find(name) is None for name in engine_names)
 
 
 def test_a_change_makes_what_it_changes() -> None:
     """Other scopes' parts, and the other names of its own, are the very ones of the catalog before."""
     volume = Volume(SEVERAL)
     volume.fill(5)
-    before = build(volume.desired, SEVERAL, (), 1, Policy())
+    terms = Terms("tiny", SEVERAL)
+    before = build(volume.desired, terms, 1)
     volume.write(record("team", "a3", "v1", "new", None, True))
-    after = build(volume.desired, SEVERAL, (), 2, Policy(), before)
-    others = [scope for scope in after.parts if scope.namespace != "team"]
-    assert all(after.parts[scope] is before.parts[scope] for scope in others)
+    after = build(volume.desired, terms, 2, before)
+    others = [scope for scope in parts(after) if scope.namespace != "team"]
+    assert len(others) == 2
+    assert all(parts(after)[scope] is parts(before)[scope] for scope in others)
     assert [name for name, one in after.served.items() if before.served[name] is not one] == ["team/a3"]
-    again = build(replace(volume.desired, version=9), SEVERAL, (), 3, Policy(), after)
-    assert all(again.parts[scope] is after.parts[scope] for scope in after.parts)
+    again = build(replace(volume.desired, version=9), terms, 3, after)
+    assert again.served is after.served
 
 
 def test_names_that_are_none_are_not_found() -> None:
@@ -171,13 +184,13 @@ def test_names_that_are_none_are_not_found() -> None:
     for namespaces in (ONE, SEVERAL):
         volume = Volume(namespaces)
         volume.fill(2)
-        desired = volume.desired
-        catalog = build(desired, namespaces, (), 1, Policy())
+        terms = Terms("tiny", namespaces)
+        catalog = build(volume.desired, terms, 1)
         for name in (*odd, "a9", "team/a9"):
             assert name not in catalog.served
-            assert find(catalog, desired, "tiny", namespaces, name) is None
+            assert catalog.find(name) is None
         assert Catalog().served.get("a") is None
-        nothing = build(Desired(1, no_records(), no_pointers()), namespaces, (), 1, Policy())
+        nothing = build(Desired(1, no_records(), no_pointers()), terms, 1)
         assert [nothing.served.get(name) for name in odd] == [None] * len(odd)
 
 
@@ -190,9 +203,9 @@ def test_a_name_of_the_engines_own_with_a_revision_in_it() -> None:
     names = ("base", "base@v1", "base@v2")
 
     def found(*engine_names: str) -> list[bool]:
-        catalog = build(volume.desired, ONE, engine_names, 1, Policy())
+        catalog = build(volume.desired, Terms("tiny", ONE, frozenset(engine_names)), 1)
         assert all(one.served.name not in engine_names for one in catalog.trials.values())
-        return [find(catalog, volume.desired, "tiny", ONE, name) is not None for name in names]
+        return [catalog.find(name) is not None for name in names]
 
     assert found() == [True, True, True]
     assert found("base@v1") == [True, False, True]

@@ -14,16 +14,18 @@ import pytest
 from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.reconcile.watch.flat_store import LABEL, FlatStore
 from lora_fs.sidecar.registry.drops.candidates import QUOTA_RETRY_S, RETRY_S
-from lora_fs.sidecar.registry.lifecycle import amend, copying, ingest, release
+from lora_fs.sidecar.registry.lifecycle import amend, artifacts, copying, ingest, release
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
+from tests.fuzz.test_hostile_folders import swapped_at_open
 from tests.registry.conftest import Clock, write_adapter
 from tests.registry.test_view import names
 
 SCOPE = Scope("default", "tiny")
 SETTLE_S = 2.0
+WEIGHTS = "adapter_model.safetensors"
 
 
 class Site:
@@ -264,6 +266,19 @@ def test_a_symlink_and_a_transfer_are_told_of(site: Site, tmp_path: Path) -> Non
     assert site.rounds() == ["a0"]
     told = site.replicas[0].conditions()
     assert [one.split(": ")[2] for one in told] == ["SymbolicLink", "Unfinished"]
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_folder_that_is_a_link_at_the_moment_it_is_opened(site: Site, tmp_path: Path, number: int) -> None:
+    """What lies behind the link is never read for the folder, which is registered as what it is."""
+    secret, mine = write_adapter(tmp_path / "secret", seed=99), write_adapter(site.store / "mine", seed=1)
+    own = artifacts.digest_of(artifacts.hash_files(mine, ["adapter_config.json", WEIGHTS]))
+    with swapped_at_open(mine, secret, number) as opened:
+        site.rounds()
+    assert len(opened) >= number
+    site.clock.now += RETRY_S
+    assert site.rounds() == ["mine"]
+    assert {record.spec.digest for record in site.view.desired.records.values()} == {own}
 
 
 def test_a_folder_that_changes_while_it_is_read_is_not_registered(

@@ -56,7 +56,7 @@ class Site:
             Expectation(),
             allowed_sources=(folder,),
             timeout_s=timeout_s,
-            fetching=Fetching(Options(AllowedRemotes(("*",)).check), 1 << 20, BOUND_S),
+            fetching=Fetching(Options(AllowedRemotes(("http://",)).check), 1 << 20, BOUND_S),
             wait_s=BOUND_S,
         )
 

@@ -25,8 +25,8 @@ from lora_fs.sidecar.errors import (
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
-from lora_fs.sidecar.server import observe
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.routes import observe
 from tests.reconcile.conftest import FakeEngine, Rig
 
 pytestmark = pytest.mark.anyio
@@ -549,6 +549,16 @@ class BatchOfTwo(FakeEngine):
         return Activity(max_loras=2)
 
 
+@dataclass
+class Cards(FakeEngine):
+    """It lists these of its base models."""
+
+    of_base: tuple[dict[str, str], ...] = ()
+
+    async def loaded(self) -> Loaded:
+        return replace(await super().loaded(), base_cards=self.of_base)
+
+
 async def metadata_of(rig: Rig) -> dict[str, object]:
     """What ``/metadata`` tells of how many there may be."""
     app = FastAPI()
@@ -698,6 +708,59 @@ async def test_a_resident_whose_record_cannot_be_read(make_rig: MakeRig) -> None
     assert "a" not in rig.engine.adapters
 
 
+async def test_adapters_of_a_namespace_that_was_served_before_take_places(make_rig: MakeRig) -> None:
+    """Nobody can ask for them here: no more are loaded beside them than may be, and they give way first."""
+    rig = make_rig(max_loaded=2)
+    before = {"x": "/stage/0/x", "y": "/stage/0/y"}
+    rig.engine.adapters = dict(before)
+    for name in "abc":
+        rig.volume.put(name)
+    await rig.settle()
+    assert rig.engine.adapters == before, "what is absent may be a record that cannot be read"
+    for name, left in (("a", {"a", "x"}), ("b", {"a", "b"}), ("c", {"b", "c"})):
+        rig.clock.now += 1
+        await use(rig, name)
+        assert set(rig.engine.adapters) in (left, {"y" if one == "x" else one for one in left})
+
+
+async def test_who_registers_once_it_is_ready_was_not_there_at_the_start(make_rig: MakeRig) -> None:
+    """It is ready when it has decided what was: what comes later is loaded as its policy says."""
+    rig = make_rig(max_loaded=2)
+    rig.volume.read_once = False
+    rig.volume.put("early")
+    await rig.settle()
+    rig.volume.read_once = True
+    assert not rig.replica.readiness().ready
+    await rig.settle()
+    assert rig.replica.readiness().ready
+    rig.volume.put("late")
+    await rig.settle()
+    assert set(rig.engine.adapters) == {"early"}
+
+
+async def test_a_model_that_the_engine_has_not(make_rig: MakeRig) -> None:
+    """It is told while nothing was registered for it; whatever name or path of the engine's is right."""
+    chat, tiny = {"id": "chat", "root": "/m/x"}, {"id": "tiny", "root": "/m/x"}
+    renamed = {"id": "chat", "root": "/models/tiny"}
+    for cards, wrong in (
+        (({"id": "tny", "root": "org/tny"},), True),
+        ((renamed,), False),
+        ((chat, tiny), False),
+        ((), False),
+    ):
+        rig = make_rig()
+        rig.engine = Cards(of_base=cards)
+        rig.replica = rig.start()
+        assert rig.replica.readiness().conditions == ("EngineUnavailable: the engine has not answered yet",)
+        await rig.settle()
+        told = rig.replica.readiness().conditions
+        assert [one.partition(":")[0] for one in told] == ["ModelUnknown"] * wrong
+        assert all("tny, org/tny" in one for one in told)
+        rig.volume.put("a")
+        await rig.settle()
+        assert rig.replica.readiness().conditions == ()
+
+
 async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> None:
     """A thousand adapters that came, failed or served, and went leave nothing behind."""
     rig = make_rig()
@@ -721,7 +784,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
-    assert (len(residents.locks._locks), rig.replica._tally._counted) == (0, {})
+    assert (len(residents.locks._locks), rig.replica._asked) == (0, {})
     assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 

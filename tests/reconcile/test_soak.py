@@ -21,7 +21,7 @@ from filelock import SoftFileLease
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine

@@ -518,7 +518,7 @@ async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
     async def passes() -> None:
         while True:
             await pod.rig.replica.reconcile()
-            await asyncio.to_thread(pod.stager.sweep, pod.rig.replica.catalog().digests)
+            await asyncio.to_thread(pod.stager.sweep, pod.rig.replica.names.digests())
 
     running = asyncio.create_task(passes())
     await asyncio.gather(*(ask() for _ in range(5)))

@@ -341,11 +341,11 @@ def test_what_an_adopter_left_inactive_is_activated(site: Site) -> None:
 
 
 def vanish_before_reading(site: Site, patch: pytest.MonkeyPatch) -> None:
-    def gone(folder: Path) -> bool:
+    def gone(folder: Path, folder_fd: int) -> bool:
         shutil.rmtree(folder)
-        return looks_preallocated(folder)
+        return looks_preallocated(folder, folder_fd)
 
-    patch.setattr(adopt, "looks_preallocated", gone)
+    patch.setattr(copying, "looks_preallocated", gone)
 
 
 def vanish_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:
@@ -509,9 +509,9 @@ def test_the_refused_starve_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) 
     site.settle()
     real = artifacts.look
 
-    def slow(folder: Path) -> object:
+    def slow(*folder: Any) -> object:
         site.clock.now += adopt.ADOPTING_S / 10
-        return real(folder)
+        return real(*folder)
 
     monkeypatch.setattr(artifacts, "look", slow)
     write_adapter(site.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -15,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.errors import Conflict, UnknownOutcome
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
-from lora_fs.sidecar.registry.format.layout import Generation
+from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -28,7 +30,7 @@ from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import Clock, MakeAdapter, write_adapter
-from tests.registry.faults import without_links
+from tests.registry.faults import fail, without_links
 from tests.registry.test_operations import put, served
 
 YEAR_S = 365 * 24 * 3600.0
@@ -40,8 +42,8 @@ def compact(registry: Registry, scope: Scope, in_use: Any = NOBODY, history_s: f
     """One run of gc in which all is old; how many removals of history there were."""
     registry.close()
     found = gc.find(registry, scope, in_use, 0.0, history_s=history_s)
-    assert gc.collect(found) == {}
-    return sum(item.compact is not None for item in found)
+    assert collect(found) == {}
+    return sum(item.what is What.HISTORY for item in found)
 
 
 def compact_whole(registry: Registry, scope: Scope) -> None:
@@ -321,6 +323,54 @@ def test_a_clients_cache_gives_no_number_away(
     assert [one.generation for one in registry.generations(series)] == [3]
 
 
+def test_a_number_that_a_client_believes_taken(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose cache still has a removed name (sshfs) refuses the link: the write is lost."""
+    base = put(registry, scope, make_adapter()).record
+    for label in "bc":
+        amend.amend(registry, scope, "a1", [amend.with_labels({"n": label})], writer="test")
+    compact(registry, scope)
+    series, taken = registry.records(series_key(scope)), generation_name("a1", 2)
+    monkeypatch.setattr(atomic, "READ_BACK_S", (0.0,))
+    fail(monkeypatch, "link", errno.EEXIST, times=2, when=lambda _, path, **__: path.name == taken)
+    with pytest.raises(Conflict):
+        Asleep(registry.layout.root, base).append(series, lambda _: {}, writer="stale", expect=1)
+    assert [one.generation for one in registry.generations(series)] == [3]
+    stale = Asleep(registry.layout.root, base)
+    assert stale.append(series, lambda _: {}, writer="stale").generation == 4
+
+
+@pytest.mark.parametrize("follower", ["built on it", "damaged"])
+def test_a_write_that_others_may_have_built_on_is_unknown(
+    follower: str,
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that landed and does not show may count: what lies above it may rest on it."""
+    put(registry, scope, make_adapter())
+    series = registry.records(series_key(scope))
+    real, name = atomic.read_bytes, generation_name("a1", 2)
+
+    def unseen(path: Path, *args: Any) -> bytes | None:
+        if path.name != name:
+            return real(path, *args)
+        monkeypatch.setattr(atomic, "read_bytes", real)
+        if follower == "damaged":
+            (series.folder / generation_name("a1", 3)).write_text("{}")
+        else:
+            Registry(registry.layout.root).append(series, lambda _: {}, writer="other")
+        return None
+
+    monkeypatch.setattr(atomic, "read_bytes", unseen)
+    monkeypatch.setattr(atomic, "READ_BACK_S", (0.0,))
+    with pytest.raises(UnknownOutcome):
+        registry.append(series, lambda _: {}, writer="test", expect=1)
+    assert registry.read(series, Generation(2, "")).writer == "test"
+
+
 def series_key(scope: Scope) -> AdapterKey:
     return AdapterKey(*scope, "v1", "a1")
 
@@ -499,6 +549,52 @@ def test_a_name_that_comes_back_where_head_was_lost(
     assert view.desired.records == {record.key: record}
 
 
+def test_a_reader_that_slept_since_before_head_was_made_anew(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """HEAD's numbers began anew meanwhile, and its floor is below the last one that it saw."""
+    put(registry, scope, make_adapter("kept"), name="kept")
+    put(registry, scope, make_adapter(), link=True)
+    for number in range(20):
+        amend.amend(registry, scope, "a1", [amend.with_labels({"n": str(number)})], writer="test")
+    slept, seen = look(registry, scope), parse_head(read_head(registry.layout.root))
+    registry.layout.head.unlink()
+    release.unregister(registry, scope, "a1", writer="test")
+    compact_whole(registry, scope)
+    head = parse_head(read_head(registry.layout.root))
+    assert head is not None
+    assert seen is not None
+    assert 0 < head.gc_floor < seen.seq
+    slept.refresh()
+    assert [name for _, name, _ in slept.desired.active()] == ["kept"]
+    assert slept.desired.frozen is None
+
+
+def test_a_listing_that_lags_withdraws_nothing_that_was_told(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter
+) -> None:
+    """A reader that missed tombstones reads anew through it: what HEAD told of stays, and as it was told."""
+    put(registry, scope, make_adapter(), name="gone", link=True)
+    put(registry, scope, make_adapter("kept"), name="kept")
+    lagging, clock = Lagging(registry.layout.root), Clock()
+    slept = look(lagging, scope, clock=clock, lag_s=20.0)
+    lagging.lags = True
+    put(registry, scope, make_adapter("new", seed=1), name="new")
+    release.unregister(registry, scope, "kept", writer="test")
+    slept.refresh()
+    assert {name for _, name, _ in slept.desired.active()} == {"gone", "new"}
+    release.unregister(registry, scope, "gone", writer="test")
+    compact_whole(registry, scope)
+    for _ in range(3):
+        clock.now += 2.0
+        slept.refresh()
+        assert {name for _, name, _ in slept.desired.active()} - {"gone"} == {"new"}
+    lagging.lags = False
+    clock.now += 20.0
+    slept.refresh()
+    assert {name for _, name, _ in slept.desired.active()} == {"new"}
+
+
 def test_the_floor_survives_other_writers(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter
 ) -> None:
@@ -637,7 +733,7 @@ def test_a_file_that_stays_keeps_those_above_it(
         real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "unlink", refused)
-    kept = gc.collect(gc.find(registry, scope, NOBODY, 0.0, history_s=0.0))
+    kept = collect(gc.find(registry, scope, NOBODY, 0.0, history_s=0.0))
     assert len(kept) == 1
     left = [one.generation for one in registry.generations(registry.records(series_key(scope)))]
     assert left == [5, 4, 3, 2]

@@ -16,7 +16,8 @@ from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import release
-from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance import garbage, gc
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.validate import Expectation
@@ -62,7 +63,7 @@ def test_a_withdrawn_artifact_goes_when_it_is_old(registry: Registry, key: Adapt
     assert found(registry, DAY_S) == []
     age(artifact.parent / generation_name("a1", 2), DAY_S + 1)
     assert found(registry, DAY_S) == [artifact]
-    gc.collect(gc.find(registry, key.scope, frozenset(), DAY_S))
+    collect(gc.find(registry, key.scope, frozenset(), DAY_S))
     assert not artifact.exists()
     assert registry.latest(registry.records(key))[0].generation == 2
     assert os.listdir(registry.layout.incoming(key.scope)) == []
@@ -121,7 +122,7 @@ def test_a_copy_without_a_record_goes_when_it_is_old(registry: Registry, orphan:
     os.utime(orphan / "adapter_model.safetensors")
     assert found(registry, DAY_S) == []
     age(orphan / "adapter_model.safetensors", 2 * DAY_S)
-    gc.collect(gc.find(registry, Scope("default", "tiny"), frozenset(), DAY_S))
+    collect(gc.find(registry, Scope("default", "tiny"), frozenset(), DAY_S))
     assert not orphan.exists()
 
 
@@ -132,7 +133,7 @@ def test_a_copy_that_is_registered_meanwhile_stays(
     chosen = gc.find(registry, scope, frozenset(), DAY_S)
     assert orphan in [item.path for item in chosen]
     put(registry, scope, make_adapter())
-    gc.collect(chosen)
+    collect(chosen)
     assert served(registry, scope) == {"a1": "v1"}
     assert (orphan / "adapter_model.safetensors").exists()
 
@@ -184,9 +185,9 @@ def test_registered_again_in_between_stays(
     registry: Registry, scope: Scope, key: AdapterKey, make_adapter: MakeAdapter
 ) -> None:
     """What was garbage when it was found is looked at again before it goes."""
-    garbage = gc.find(registry, scope, frozenset(), 0)
+    chosen = gc.find(registry, scope, frozenset(), 0)
     put(registry, scope, make_adapter(), revision="v1")
-    gc.collect(garbage)
+    collect(chosen)
     assert registry.layout.artifact(key).is_dir()
 
 
@@ -196,7 +197,7 @@ def test_registered_again_at_the_worst_moment(
     """Whichever of gc's removal and register's record comes first, the adapter has its bytes."""
     source, artifact = make_adapter(), registry.layout.artifact(key)
     answers = [True, False]  # the record came between the look and the removal: put back
-    gc.collect([gc.Garbage(artifact, "test", lambda: answers.pop(0))])
+    collect([garbage.artifact(artifact, "test", lambda: answers.pop(0))])
     assert artifact.is_dir()
 
     def unknown() -> bool:  # the second time the volume does not answer
@@ -204,7 +205,7 @@ def test_registered_again_at_the_worst_moment(
             raise VolumeUnavailable("cannot list it")
         return True
 
-    assert str(gc.collect([gc.Garbage(artifact, "test", unknown)])[artifact]) == "cannot list it"
+    assert str(collect([garbage.artifact(artifact, "test", unknown)])[artifact]) == "cannot list it"
     assert artifact.is_dir()
     with pytest.MonkeyPatch.context() as patch:  # removed between register's look and its record
         real = Registry.append
@@ -233,7 +234,7 @@ def test_temporary_names_come_first(registry: Registry, scope: Scope, key: Adapt
     paths = found(registry)
     assert set(paths) == {*left, layout.incoming(scope) / "upload", layout.artifact(key)}
     assert set(paths[:4]) == set(left)
-    gc.collect(gc.find(registry, scope, frozenset(), 0))
+    collect(gc.find(registry, scope, frozenset(), 0))
     assert found(registry) == []
 
 
@@ -272,9 +273,9 @@ def test_a_removal_that_fails_is_told(
     registry: Registry, key: AdapterKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read-only volume is VolumeUnavailable, and the artifact stays whole."""
-    garbage, artifact = gc.find(registry, key.scope, frozenset(), 0), registry.layout.artifact(key)
+    chosen, artifact = gc.find(registry, key.scope, frozenset(), 0), registry.layout.artifact(key)
     fail(monkeypatch, "rename", errno.EROFS)
-    kept = gc.collect(garbage)
+    kept = collect(chosen)
     assert kept.keys() == {artifact}
     assert isinstance(kept[artifact], VolumeUnavailable)
     assert "read-only" in str(kept[artifact])
@@ -306,16 +307,16 @@ def test_gc_goes_on_after_what_it_may_not_remove(
     }[refused]
     target = left[1] if refused == "the artifact's own folder" else min(stays)
     fail(monkeypatch, call, errno.EACCES, when=lambda path, *_, **__: Path(path) == target)
-    assert gc.collect(gc.find(registry, scope, frozenset(), 0)).keys() == stays
+    assert collect(gc.find(registry, scope, frozenset(), 0)).keys() == stays
     assert {path for path in (*left, first, second) if path.exists()} == stays
 
 
 def test_what_is_gone_already_is_fine(registry: Registry, scope: Scope, key: AdapterKey) -> None:
     """Two collections of one list: the second finds nothing to do."""
     (registry.layout.root / ".tmp-dead").touch()
-    garbage = gc.find(registry, scope, frozenset(), 0)
-    gc.collect(garbage)
-    gc.collect(garbage)
+    chosen = gc.find(registry, scope, frozenset(), 0)
+    collect(chosen)
+    collect(chosen)
     assert found(registry) == []
 
 
@@ -330,7 +331,7 @@ def test_what_register_placed_anew_is_not_overwritten(
             write_adapter(artifact, seed=7)
         return answers.pop(0)
 
-    gc.collect([gc.Garbage(artifact, "test", still)])
+    collect([garbage.artifact(artifact, "test", still)])
     assert len(os.listdir(artifact)) == 2
     assert os.listdir(registry.layout.incoming(key.scope)) == []
 
@@ -363,7 +364,7 @@ def test_a_withdrawn_revision_that_is_registered_anew(
 
     def after_gc(self: Registry, *args: Any, **more: Any) -> Any:
         monkeypatch.undo()
-        gc.collect(gc.find(registry, key.scope, frozenset(), DAY_S))
+        collect(gc.find(registry, key.scope, frozenset(), DAY_S))
         return append(self, *args, **more)
 
     monkeypatch.setattr(Registry, "append", after_gc)
@@ -384,3 +385,58 @@ def test_a_mark_that_is_old_keeps_nothing(registry: Registry, key: AdapterKey) -
     for path in (*artifact.iterdir(), artifact):
         age(path, 2 * DAY_S)
     assert artifact in found(registry, DAY_S)
+
+
+def put_back(registry: Registry, key: AdapterKey, how: str) -> Path:
+    """A person's files in the place of a withdrawn revision, of which a copy kept the times."""
+    folder = registry.layout.artifact(key)
+    long_ago = folder.parent.stat().st_mtime - 100 * DAY_S
+    if how == "other weights":
+        shutil.rmtree(folder)
+        write_adapter(folder, seed=7)
+    elif how == "one more file":
+        (folder / "notes.txt").write_text("mine")
+    elif how == "an edited file":
+        (folder / "adapter_config.json").write_text("{}")
+    elif how == "moved there":
+        shutil.rmtree(folder)
+        mine = write_adapter(registry.layout.root / ".mine", seed=7)
+        mine.rename(folder)
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (long_ago, long_ago))
+    return folder
+
+
+@pytest.mark.parametrize("how", ["other weights", "one more file", "an edited file", "moved there"])
+def test_what_came_since_the_withdrawal_stays(registry: Registry, key: AdapterKey, how: str) -> None:
+    """What a person put in the place of a withdrawn revision is kept, whatever times its files have."""
+    folder = put_back(registry, key, how)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert found(registry) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("since", ["touched", "copied back"])
+def test_the_bytes_that_were_withdrawn_go(
+    registry: Registry, key: AdapterKey, tmp_path: Path, since: str
+) -> None:
+    """A copy of the volume gives every file a new time. Its withdrawn adapters are removed all the same."""
+    folder = registry.layout.artifact(key)
+    if since == "touched":
+        for path in (*folder.iterdir(), folder):
+            os.utime(path)
+    else:
+        shutil.move(shutil.copytree(folder, tmp_path / "copy"), folder.with_name("new"))
+        shutil.rmtree(folder)
+        folder.with_name("new").rename(folder)
+    assert found(registry) == [folder]
+    collect(gc.find(registry, key.scope, frozenset(), 0.0))
+    assert not folder.exists()
+
+
+def test_what_comes_between_the_look_and_the_removal_stays(registry: Registry, key: AdapterKey) -> None:
+    """gc looks at a withdrawn revision's files once more before it moves them aside."""
+    chosen = gc.find(registry, key.scope, frozenset(), 0.0)
+    folder = put_back(registry, key, "other weights")
+    assert collect(chosen) == {}
+    assert len(os.listdir(folder)) == 2

@@ -18,6 +18,7 @@ from lora_fs.sidecar.registry.format.ids import new_ids
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, mending, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import MakeAdapter, write_adapter
@@ -141,7 +142,7 @@ def test_a_clock_that_is_set(
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + shift_s)
     put(registry, scope, write_adapter(make_adapter().parent / "second", 1))
-    gc.collect(gc.find(registry, scope, gc.in_use(registry), HOUR_S))
+    collect(gc.find(registry, scope, gc.in_use(registry), HOUR_S))
     check(registry, scope, {"v2"})
     assert set(release.present_revisions(registry, scope, "a1")) == {"v1", "v2"}
 
@@ -209,7 +210,7 @@ def test_gc_beside_a_withdrawn_folder_that_is_registered_again(
     folder, real = registry.layout.artifact(record.key), registry.append
 
     def append(*args: Any, **more: Any) -> Any:
-        gc.collect(gc.find(registry, scope, frozenset(), 0.0))
+        collect(gc.find(registry, scope, frozenset(), 0.0))
         return real(*args, **more)
 
     monkeypatch.setattr(registry, "append", append)

@@ -27,6 +27,7 @@ from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
@@ -183,7 +184,7 @@ class RegistryMachine(RuleBasedStateMachine):
         """Withdraws what is too many, and nothing that a name serves, served before, tries, or is pinned."""
         before = {name: release.active(self.registry, SCOPE, name) for name in NAMES}
         revisions = {name: release.present_revisions(self.registry, SCOPE, name) for name in NAMES}
-        kept = gc.collect(gc.find(self.registry, SCOPE, frozenset(), 0.0, history_s=0.0))
+        kept = collect(gc.find(self.registry, SCOPE, frozenset(), 0.0, history_s=0.0))
         assert not kept
         self.registry.forget_compacted()
         for name, pointer in before.items():

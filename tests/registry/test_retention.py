@@ -17,6 +17,7 @@ from lora_fs.sidecar.model import AdapterKey, Policy, PolicyKind, Quota, Scope
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.lifecycle.retention import Revision, beyond
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance.garbage import What, collect
 from lora_fs.sidecar.registry.store.writer import Registry
 from tests.registry.conftest import write_adapter
 from tests.registry.test_operations import before_append, put, served
@@ -77,7 +78,7 @@ def withdrawn(
 ) -> list[str]:
     """The revisions that gc would withdraw."""
     found = gc.find(registry, scope, in_use, DAY_S)
-    return sorted(item.path.parent.name for item in found if item.withdraw is not None)
+    return sorted(item.path.parent.name for item in found if item.what is What.REVISION)
 
 
 def test_nothing_goes_unless_it_is_said(registry: Registry, scope: Scope, many: list[str]) -> None:
@@ -106,7 +107,7 @@ def test_gc_withdraws_and_a_day_later_removes(registry: Registry, scope: Scope, 
     assert [item.path.parent.name for item in garbage] == ["v4", "v3", "v2", "v1"]
     assert all(item.size_bytes > 500 and "keeps 3 revisions" in item.why for item in garbage)
     assert set(release.present_revisions(registry, scope, "a1")) == set(many)  # so far nothing happened
-    gc.collect(garbage)
+    collect(garbage)
     assert set(release.present_revisions(registry, scope, "a1")) == {"v5", "v6", "v7"}
     assert served(registry, scope) == {"a1": "v7"}
     assert gc.find(registry, scope, frozenset(), DAY_S) == []  # tombstones of today
@@ -114,7 +115,7 @@ def test_gc_withdraws_and_a_day_later_removes(registry: Registry, scope: Scope, 
     later = gc.find(registry, scope, frozenset(), DAY_S)
     assert sorted(item.path.parent.name for item in later) == ["v1", "v2", "v3", "v4"]
     assert [item.size_bytes for item in later] == [item.size_bytes for item in reversed(garbage)]
-    gc.collect(later)
+    collect(later)
     assert not registry.layout.artifact(AdapterKey(*scope, "v1", "a1")).exists()
 
 
@@ -150,7 +151,7 @@ def test_promoted_at_the_last_moment(
         release.promote(registry, scope, "a1", "v1", writer="another")
 
     before_append(monkeypatch, promote, to="Record")
-    gc.collect([item])
+    collect([item])
     assert served(registry, scope) == {"a1": "v1"}
     release.promote(registry, scope, "a1", "v7", writer="test")
     release.promote(registry, scope, "a1", "v6", writer="test")
@@ -168,7 +169,7 @@ def test_promoted_at_the_last_moment(
         return body
 
     monkeypatch.setattr(Registry, "append", append)
-    gc.collect([item])
+    collect([item])
     assert served(registry, scope) == {"a1": "v1"}
 
 

@@ -15,7 +15,7 @@ from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NotFound
 from lora_fs.sidecar.model import JsonObject
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeReplica, serving
 

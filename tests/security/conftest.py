@@ -13,9 +13,9 @@ import pytest
 from lora_fs.sidecar.model import JsonObject, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import LoadRequest
-from lora_fs.sidecar.server.trail import Trail
 from tests.cli.conftest import folder, lora_fs, root
 from tests.reconcile.test_plan import RECORD
 from tests.registry.conftest import make_adapter, registry, scope
@@ -80,9 +80,11 @@ def sidecar(replica: Tenants, engine_url: str, tmp_path: Path) -> Iterator[Sidec
     """``sidecar(token_file, public)``: a client of a sidecar that is set so, told to ``audit``."""
     with _open() as opened:
 
-        def start(token_file: Path | None, public: tuple[str, ...] = ("*",)) -> httpx.Client:
-            trail = Trail(tmp_path / "audit")
-            app = create_app(replica, engine_url=engine_url, admin=Admin(token_file, public), trail=trail)
+        def start(
+            token_file: Path | None, public: tuple[str, ...] = ("*",), engine_key: str | None = None
+        ) -> httpx.Client:
+            trail, admin = Trail(tmp_path / "audit"), Admin(token_file, public)
+            app = create_app(replica, engine_url=engine_url, admin=admin, trail=trail, engine_key=engine_key)
             return opened(app)
 
         yield start

@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import Desired
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import LoraFs
@@ -277,9 +277,7 @@ async def test_folders_on_the_way(
 
     if how == "adopted":
         drop = Site(registry, scope)
-        drop.adopter._may_read = lambda path: (
-            Allowed(registry.layout.root).find(path, follow=False) is not None
-        )
+        drop.adopter._find = lambda path: Allowed(registry.layout.root).find(path, follow=False)
         write_adapter(upper / "a")
         swap()
         drop.settle()

@@ -222,7 +222,7 @@ def test_never_refused(lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
 
 def test_over_http_it_is_told() -> None:
     """Over HTTP a quota's refusal is 403, and that of the rate 429 with `Retry-After`."""
-    from lora_fs.sidecar.server.errors_http import respond
+    from lora_fs.sidecar.server.middleware.errors import respond
 
     answers: list[LoraFsError] = [OverQuota("full"), TooManyRegistrations("often", retry_after_s=12.2)]
     told = [(one.status_code, one.headers.get("retry-after")) for one in map(respond, answers)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
+import socket
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ from lora_fs.sidecar.sources.offer import ARCHIVE, Options
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 from tests.security.test_files import NoVolume
-from tests.sources.conftest import WebServer, serving, tar_of
+from tests.sources.conftest import Hub, WebServer, serving, tar_of
 from tests.sources.test_tarball import named, pack
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +43,8 @@ def web() -> Iterator[WebServer]:
 
 def over_http(registry: Registry, scope: Scope, *remotes: str, plugin: str | None = None) -> Registrations:
     """What a load over HTTP registers with."""
-    options = Options(AllowedRemotes(remotes).check, stall_s=2.0)
+    allowed = AllowedRemotes(remotes)
+    options = Options(allowed.check, allowed.check_address, stall_s=2.0)
     return Registrations(
         registry,
         (scope,),
@@ -96,11 +100,65 @@ async def test_what_is_not_told(
     assert SECRET not in "".join(told) + caplog.text
 
 
+INSIDE = (
+    "127.0.0.1 10.0.0.7 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 ::1 :: "
+    "fe80::1 fd00::1 ::ffff:10.0.0.7 64:ff9b::a00:7 2002:a00:7::1"
+).split()
+
+
+async def test_what_is_inside_the_network(
+    registry: Registry, scope: Scope, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that names no host, as `*` or `https://`, covers no loopback, link-local, private or other
+    address that is not public: each address that a host resolves to is checked when it is connected to."""
+    web.put("/a.tar", data := tar_of(write_adapter(tmp_path / "a")))
+    pin = f"#sha256={hashlib.sha256(data).hexdigest()}"
+    answers: list[str] = []
+
+    def resolve(host: str, port: int, *_: object, **__: object) -> list[Any]:
+        if host == "models.example.com":
+            host = answers.pop(0)
+        return [(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for number, address in enumerate(INSIDE):
+        host = f"[{address}]" if ":" in address else address
+        for remotes in (("*",), ("http://", "https://")):
+            http = over_http(registry, scope, *remotes)
+            for place in (host, "models.example.com"):
+                answers[:] = [address]
+                source = f"http://{place}:{web.port}/a.tar{pin}"
+                with pytest.raises(InputError, match="not public") as refused:
+                    await http.register(LoadRequest(f"no-{number}", source), "test")
+                assert place == host or address not in str(refused.value)
+    assert web.asked == []
+    named = over_http(registry, scope, f"http://models.example.com:{web.port}")
+    answers[:] = ["127.0.0.1"] * 9
+    await named.register(LoadRequest("yes", f"http://models.example.com:{web.port}/a.tar{pin}"), "test")
+
+
+async def test_where_the_hub_redirects(
+    registry: Registry, scope: Scope, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redirect of the hub leads to public addresses, to the hub's own host, or to what an entry names."""
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, web.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", web.url)
+    Hub(web).publish(write_adapter(tmp_path / "a"), "c" * 40)
+    with pytest.raises(InputError, match=rf"http://localhost:{web.port}.* not public"):
+        await over_http(registry, scope, "hf://").register(LoadRequest("no", "hf://acme/sql-lora"), "test")
+    assert not [path for path, _, _ in web.asked if path.startswith("/lfs/")]
+    http = over_http(registry, scope, "hf://", f"http://localhost:{web.port}")
+    await http.register(LoadRequest("yes", "hf://acme/sql-lora"), "test")
+
+
 async def test_where_credentials_go(registry: Registry, scope: Scope, web: WebServer, tmp_path: Path) -> None:
     """A password or a token for a source's host is sent to no other one, wherever it redirects."""
     web.put("/a.tar", b"", location=f"http://localhost:{web.port}/b.tar")
     web.put("/b.tar", tar_of(write_adapter(tmp_path / "a")))
-    http = over_http(registry, scope, "*")
+    http = over_http(registry, scope, web.url, f"http://localhost:{web.port}")
     url = f"{web.url}/a.tar".replace("//", f"//me:{SECRET}@")
     await http.register(LoadRequest("good", url), "test")
     sent = base64.b64encode(f"me:{SECRET}".encode()).decode()

@@ -25,7 +25,7 @@ from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase, side_name
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
@@ -252,7 +252,7 @@ def test_a_load_whose_body_does_not_come(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """It is given up, as one of a request to the engine is."""
-    monkeypatch.setattr("lora_fs.sidecar.server.acts.BODY_S", 0.2)
+    monkeypatch.setattr("lora_fs.sidecar.server.middleware.admin.BODY_S", 0.2)
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
     with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=20) as sock:
         head = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
@@ -325,6 +325,24 @@ def test_what_the_engine_refuses_and_what_may_do_later(
         asyncio.run(load(url))
     assert str(tmp_path) not in str(told.value)
     assert SIDE_NAME not in str(told.value)
+
+
+def test_an_engine_that_cannot_load_adapters_is_unavailable() -> None:
+    """Each look asks for the route until it is there: an engine that was started anew may have it."""
+    cards = Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]}))
+    missing = Route("/v1/load_lora_adapter", lambda _: JSONResponse({"detail": "Not Found"}, 404))
+    app = Starlette(routes=[cards, missing])
+
+    async def look(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(session, url, timeout_s=5)
+            with pytest.raises(EngineUnavailable, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
+                await engine.loaded()
+            app.router.routes[1] = Route("/v1/load_lora_adapter", lambda _: Response(), methods=["POST"])
+            assert [card["id"] for card in (await engine.loaded()).base_cards] == ["tiny"]
+
+    with serving(app) as url:
+        asyncio.run(look(url))
 
 
 @pytest.mark.parametrize(

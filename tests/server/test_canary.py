@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.canary import Renamed
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.proxy.canary import Renamed
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 

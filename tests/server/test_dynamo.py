@@ -20,11 +20,11 @@ from lora_fs.sidecar.errors import Conflict, EngineRejected
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.server import dynamo
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import LoadRequest
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.routes import dynamo
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.waiting import wait_until
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import tenants
 from tests.sources.conftest import tar_of

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import JsonObject, Phase
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
-from lora_fs.sidecar.server import models, observe
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import Served
+from lora_fs.sidecar.server.routes import models, observe
 from tests.reconcile.conftest import Rig, make_rig
 from tests.server.conftest import FakeReplica
 

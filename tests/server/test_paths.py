@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 

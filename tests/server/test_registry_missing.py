@@ -20,7 +20,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine as Engine
@@ -28,7 +28,7 @@ from tests.registry.conftest import write_adapter
 from tests.server.conftest import FakeEngine, serving
 
 SOON_S = 30  # a marker that went alone is found by the next look at every folder
-BASE = "base"
+BASE = "tiny"
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from fastapi import HTTPException
@@ -17,13 +16,14 @@ from starlette.datastructures import Headers
 
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.server import auth, trail
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import board
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
+from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware import audit as trail
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import Served
-from lora_fs.sidecar.server.trail import Trail
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeReplica
 
@@ -64,42 +64,19 @@ def hang() -> Iterator[Hang]:
 
 async def test_the_token_file(hang: Hang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever shows a token is answered 503; one that was not read just now is not waited for anew."""
-    monkeypatch.setattr(auth, "READ_WAIT_S", SOON_S)
-    monkeypatch.setattr(auth, "_contents", hang)
+    monkeypatch.setattr(access, "READ_WAIT_S", SOON_S)
+    monkeypatch.setattr(access, "_contents", hang)
     admin = Admin(tmp_path / "tokens", ("-",))
     for _ in range(CALLERS):
         with pytest.raises(HTTPException, match="was not read") as told:
-            await admin.sight(Headers({auth.HEADER: "one"}))
+            await admin.sight(Headers({access.HEADER: "one"}))
         assert told.value.status_code == 503
     assert hang.times() == 1
-    monkeypatch.setattr(auth, "FRESH_S", 0)
+    monkeypatch.setattr(access, "FRESH_S", 0)
     for _ in range(CALLERS):
         with pytest.raises(HTTPException, match="was not read"):
-            await admin.sight(Headers({auth.HEADER: "one"}))
-    assert hang.times() == auth.AT_ONCE - 1 < CALLERS
-
-
-async def test_the_token_file_of_who_shows_none(
-    hang: Hang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Any number of requests look at it once together; once it is known to hang none of them waits."""
-    monkeypatch.setattr(auth, "GLANCE_S", SOON_S)
-    monkeypatch.setattr(auth, "_contents", hang)
-    admin, waits = Admin(tmp_path / "tokens"), []
-    real = asyncio.wait
-
-    async def counted(*tasks: Any, **within: Any) -> Any:
-        waits.append(within)
-        return await real(*tasks, **within)
-
-    monkeypatch.setattr(asyncio, "wait", counted)
-    assert await asyncio.gather(*(admin.is_ours("Bearer one") for _ in range(CALLERS))) == [True] * CALLERS
-    assert (hang.times(), waits) == (1, [{"timeout": SOON_S}] * CALLERS)
-    monkeypatch.setattr(auth, "READ_WAIT_S", SOON_S)
-    await admin.look()
-    monkeypatch.setattr(auth, "FRESH_S", 0)
-    assert [await admin.is_ours("Bearer one") for _ in range(CALLERS)] == [True] * CALLERS
-    assert len(waits) == CALLERS
+            await admin.sight(Headers({access.HEADER: "one"}))
+    assert hang.times() == access.AT_ONCE - 1 < CALLERS
 
 
 async def test_the_audit_file(

@@ -10,9 +10,9 @@ import pytest
 from fastapi import HTTPException
 from starlette.datastructures import Headers
 
-from lora_fs.sidecar.server import auth
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.tokens import MAX_FILE_BYTES
+from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -56,13 +56,13 @@ async def test_what_is_wrong_is_a_condition(tmp_path: Path, content: bytes | Non
     assert SECRET not in "".join(told)
     if why is not None:
         with pytest.raises(HTTPException) as refused:
-            await admin.sight(Headers({auth.HEADER: SECRET}))
+            await admin.sight(Headers({access.HEADER: SECRET}))
         assert refused.value.status_code == 503
 
 
 async def test_it_is_told_as_it_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotation that went wrong is told without a call, and so is that it was mended."""
-    monkeypatch.setattr(auth, "LOOK_S", 0.02)
+    monkeypatch.setattr(access, "LOOK_S", 0.02)
     file = tmp_path / "tokens"
     file.write_text(f"{SECRET}\n")
     admin = Admin(file)
@@ -89,26 +89,12 @@ async def test_a_secret(tmp_path: Path) -> None:
         data.symlink_to(version)
         await admin.look()
         assert admin.conditions() == ()
-        assert await admin.sight(Headers({auth.HEADER: version})) == auth.ALL
-
-
-async def test_what_was_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many of them are kept from the engine, the latest; and all that are tokens now."""
-    monkeypatch.setattr(auth, "FORMER", 2)
-    monkeypatch.setattr(auth, "FRESH_S", 0)
-    file = tmp_path / "tokens"
-    admin = Admin(file)
-    for number in range(6):
-        file.write_text(f"t{number} name=a\nstays\nstays-too\n")
-        await admin.look()
-    tokens = ("t0", "t2", "t3", "t4", "t5", "stays", "stays-too", "t9")
-    kept = [await admin.is_ours(f"Bearer {token}") for token in tokens]
-    assert kept == [False, False, True, True, True, True, True, False]
+        assert await admin.sight(Headers({access.HEADER: version})) == access.ALL
 
 
 async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is looked at."""
-    monkeypatch.setattr(auth, "LOOK_S", 0.0)
+    monkeypatch.setattr(access, "LOOK_S", 0.0)
     admin = Admin(None)
     await admin.look()
     async with admin.watching():
@@ -119,8 +105,8 @@ async def test_no_token_file(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_public_without_a_token_file() -> None:
     """A key of the engine's own is no token, as there are none: what is public is seen, and no more."""
     engines_own = Headers({"authorization": "Bearer sk-engine"})
-    assert await Admin(None, ("a",)).sight(engines_own) == auth.Sight(frozenset({"a"}))
-    assert await Admin(None).sight(engines_own) == auth.ALL
+    assert await Admin(None, ("a",)).sight(engines_own) == access.Sight(frozenset({"a"}))
+    assert await Admin(None).sight(engines_own) == access.ALL
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -133,8 +119,8 @@ async def test_a_token_file_is_bounded(tmp_path: Path, more: int) -> None:
     if more:
         assert f"it has more than {MAX_FILE_BYTES} bytes" in admin.conditions()[0]
         with pytest.raises(HTTPException) as refused:
-            await admin.sight(Headers({auth.HEADER: SECRET}))
+            await admin.sight(Headers({access.HEADER: SECRET}))
         assert refused.value.status_code == 503
     else:
         assert admin.conditions() == ()
-        assert await admin.sight(Headers({auth.HEADER: SECRET})) == auth.ALL
+        assert await admin.sight(Headers({access.HEADER: SECRET})) == access.ALL

@@ -19,8 +19,8 @@ import uvicorn
 from lora_fs.sidecar.model import Quota
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import FakeEngine
@@ -94,7 +94,7 @@ async def _running(tmp_path: Path, given: dict[str, Any]) -> AsyncIterator[Sidec
 async def test_a_load_from_the_hub(sidecar: Start, hub: Hub, adapter: Path) -> None:
     """It is fetched, registered with its commit, and loaded here."""
     hub.publish(adapter, "a" * 40)
-    one = await sidecar(allowed_remotes=("hf://acme",))
+    one = await sidecar(allowed_remotes=("hf://acme", f"http://localhost:{hub.web.port}"))
     answer = await one.load("sql", "hf://acme/sql-lora")
     assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
     (row,) = (await one.adapters())["data"]

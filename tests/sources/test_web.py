@@ -24,7 +24,11 @@ from tests.sources.conftest import CONFIG, WEIGHTS, LoraFs, WebServer, left_in, 
 def impatient() -> Iterator[None]:
     """Inside the block a download gives a silent server up after 0.3 s; a busy machine is as silent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offer.Options.__init__, "__defaults__", (lambda _: None, 0.3, None, lambda: None))
+        patch.setattr(
+            offer.Options.__init__,
+            "__defaults__",
+            (lambda _: None, lambda _, __: None, 0.3, None, lambda: None),
+        )
         yield
 
 

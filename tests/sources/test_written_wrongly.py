@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError, LoraFsError
 from lora_fs.sidecar.model import JsonObject
-from lora_fs.sidecar.server.auth import Admin
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import parse, redacted
 from tests.cli.conftest import LoraFs, lora_fs, root

@@ -28,13 +28,13 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.server import canary, dynamo, events, lora, models, observe, upload
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.dashboard import routes as dashboard
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
-from lora_fs.sidecar.server.errors_http import on_error
-from lora_fs.sidecar.server.trail import Trail
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.errors import on_error
+from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch.api.ending import Ending
@@ -97,14 +97,14 @@ class Endpoint:
             logging.getLogger("lora_fs").setLevel(logging.WARNING)
         self._end_tracing = tracing.start(settings.traces, settings.replica_id)
         replica = cast(Replica, self._late)
-        admin = self._admin = Admin(self._settings.token_file, self._settings.public_namespaces)
+        admin = self._admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
         trail = Trail(self._settings.audit_file)
         fleet = Fleet(Layout(settings.root)) if settings.root is not None else None
         board = Board(replica, fleet, most_wait_s=MOST_WAIT_S)
         routers = (
             models.router(replica, admin),
             lora.router(replica, admin, trail),
-            upload.router(replica, admin, trail),
+            uploads.router(replica, admin, trail),
             dynamo.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
             events.router(replica, admin),
             observe.discovery(replica, admin),
@@ -186,7 +186,7 @@ class Endpoint:
         bases = {base.name for base in serving.base_model_paths}
         replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
-        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), canary.Requests(replica)):
+        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Requests(replica)):
             self._series.register(collector)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))
         logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)

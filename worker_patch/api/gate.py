@@ -24,10 +24,10 @@ from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, T
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.server.auth import Admin
-from lora_fs.sidecar.server.canary import answered_by, user_of
-from lora_fs.sidecar.server.errors_http import error_response, refuse, respond
-from lora_fs.sidecar.server.model_field import ModelField, find_fields
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.proxy.canary import answered_by, user_of
+from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked
 from lora_fs.worker_patch.api.ending import TOLD, Ending

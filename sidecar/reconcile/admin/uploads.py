@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 import anyio
 
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, InvalidAdapter, SourceUnavailable, TooLarge
 from lora_fs.sidecar.model import AdapterKey, Finding, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
@@ -130,7 +130,6 @@ class Uploads:
                 if seen and ARCHIVE in (name, *seen):
                     raise InputError("a tar is sent with another file: send one tar, or the files alone")
                 seen.add(name)
-                await self._threads.run(partial(arriving.create, name))
                 current = name
             waiting += chunk
             if len(waiting) >= WRITE_BYTES:
@@ -178,36 +177,29 @@ class _Arriving:
             if not self._discarded:
                 atomic.make_folder(self._folder)
 
-    def create(self, name: str) -> None:
-        """Begin one of them."""
-        path = self._folder / name
-        with self._lock:
-            try:
-                self._files[name] = path.open("xb", buffering=0)
-            except OSError as error:
-                raise atomic.unavailable(error, f"cannot write {path}") from error
-
     def append(self, name: str, data: bytes) -> None:
-        """Write on."""
-        with self._lock:
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[self._files[name].write(view) :]
-            except OSError as error:
-                raise atomic.unavailable(error, f"cannot write {self._folder / name}") from error
+        """Begin one of them, or write on."""
+        with self._writing(name):
+            if name not in self._files:
+                self._files[name] = (self._folder / name).open("xb", buffering=0)
+            view = memoryview(data)
+            while view:
+                view = view[self._files[name].write(view) :]
 
     def close(self) -> None:
         """See that all of them are on the volume."""
+        for name, file in self._files.items():
+            with self._writing(name):
+                os.fsync(file.fileno())
+                file.close()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
         with self._lock:
             try:
-                for file in self._files.values():
-                    os.fsync(file.fileno())
-                    file.close()
+                yield
             except OSError as error:
-                raise VolumeUnavailable(
-                    f"cannot write the upload: {os.strerror(error.errno or 0)}"
-                ) from error
+                raise atomic.unavailable(error, f"cannot write {self._folder / name}") from error
 
     def discard(self) -> None:
         """Remove them; what stays behind is gc's business."""

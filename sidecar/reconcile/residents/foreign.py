@@ -8,12 +8,14 @@ it were served. It is not unloaded: it may be the other sidecar's. Pure: no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from lora_fs.sidecar.engine.protocol import Loaded
-from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, public_of
+from lora_fs.sidecar.errors import InvalidName
+from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, model_slug, public_of
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it
@@ -22,10 +24,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")  # what a stage folder calls a copy
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """As last read. ``cards``: the base models' first. ``roots``: of the adapters, by the engine's name."""
+    """As last read. ``cards``: the base models' first. ``roots``: of the adapters, by the engine's name.
+
+    ``base_cards``: of its base models alone; an engine has one for each ``--served-model-name``.
+    """
 
     cards: tuple[JsonObject, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
+    base_cards: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, loaded: Loaded, ours: Callable[[str], bool]) -> Foreign:
@@ -33,12 +39,21 @@ class Foreign:
         elsewhere = {name: loaded.adapters[name] for name in loaded.cards if not ours(loaded.adapters[name])}
         roots = {name: path for name, path in elsewhere.items() if not _is_side_copy(name, path)}
         cards = (*loaded.base_cards, *map(loaded.cards.__getitem__, roots))
-        return cls(tuple(map(dict, cards)), roots)
+        return cls(tuple(map(dict, cards)), roots, loaded.base_cards)
 
     @property
     def names(self) -> frozenset[str]:
         """Of all of them."""
         return frozenset(str(card["id"]) for card in self.cards)
+
+    def model_problem(self, model: str) -> Iterator[str]:
+        """Nothing is registered for ``model``, and no base model of the engine has its name."""
+        told = [str(card[field]) for card in self.base_cards for field in ("id", "root") if card.get(field)]
+        if told and model not in map(_slug, told):
+            yield (
+                f"ModelUnknown: nothing is registered for {model}, and the engine's model is "
+                f"{', '.join(dict.fromkeys(told))}: is LORA_FS_MODEL right?"
+            )
 
     def kept_to(
         self, name: str, desired: Desired | None, model: str, namespaces: tuple[str, ...]
@@ -63,6 +78,12 @@ class Foreign:
             if at and AdapterKey(*scope, revision, plain) in desired.records:
                 return scope.namespace
         return UNKNOWN if _is_copy(plain, root) else None
+
+
+def _slug(name: str) -> str | None:
+    with suppress(InvalidName):
+        return model_slug(name)
+    return None
 
 
 def _is_copy(plain: str, root: str) -> bool:

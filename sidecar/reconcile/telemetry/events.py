@@ -10,11 +10,10 @@ from __future__ import annotations
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import AdapterKey, Event, Pointer, Record, Scope
+from lora_fs.sidecar.model import AdapterKey, Event, Pointer, Record
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
 KEPT = 128
@@ -31,15 +30,6 @@ _Identity = tuple[AdapterKey | None, str, str]
 
 def utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something that was written to the volume: what it is called, in words, and of what."""
-
-    reason: str
-    message: str
-    key: AdapterKey
 
 
 class EventLog:
@@ -102,8 +92,10 @@ class News:
     def written(self, desired: Desired) -> None:
         """What the volume says; what was there at the first look is no news."""
         if self._seen is not None:
-            for change in changes(self._seen, desired):
-                self._log.tell(change.reason, change.message, change.key)
+            for key in touched(self._seen.records, desired.records):
+                self._written(self._seen.records.get(key), desired.records.get(key))
+            for name in touched(self._seen.pointers, desired.pointers):
+                self._moved(self._seen.pointers.get(name), desired.pointers.get(name))
         self._seen = desired
 
     def troubles(self, conditions: Iterable[str]) -> None:
@@ -120,44 +112,34 @@ class News:
             logger.info("%s is over", kind, extra=event("condition.ends", condition=kind))
         self._troubles = now
 
+    def _written(self, before: Record | None, after: Record | None) -> None:
+        if after is None:
+            return
+        was, by = before is not None and before.present, f"by {after.writer}"
+        if not after.present:
+            if was:
+                self._log.tell("Removed", f"unregistered {by}", after.key)
+        elif not was:
+            self._log.tell("Registered", by, after.key)
+        elif before is not None and before.spec != after.spec:
+            what = "its files" if before.spec.digest != after.spec.digest else "what is said of it"
+            self._log.tell("Changed", f"{what}, {by}", after.key)
 
-def changes(before: Desired, after: Desired) -> Iterator[Change]:
-    """What the volume says anew: of records, then of pointers."""
-    for key in touched(before.records, after.records):
-        yield from _written(before.records.get(key), after.records.get(key))
-    for name in touched(before.pointers, after.pointers):
-        yield from _moved(before.pointers.get(name), after.pointers.get(name))
-
-
-def _written(before: Record | None, after: Record | None) -> Iterator[Change]:
-    if after is None:
-        return
-    was, by = before is not None and before.present, f"by {after.writer}"
-    if not after.present:
-        if was:
-            yield Change("Removed", f"unregistered {by}", after.key)
-    elif not was:
-        yield Change("Registered", by, after.key)
-    elif before is not None and before.spec != after.spec:
-        what = "its files" if before.spec.digest != after.spec.digest else "what is said of it"
-        yield Change("Changed", f"{what}, {by}", after.key)
-
-
-def _moved(before: Pointer | None, after: Pointer | None) -> Iterator[Change]:
-    if before is None or after is None:
-        return  # a new name: its registration is an event of its own
-    scope = Scope(after.namespace, after.model)
-    revision = after.revision or before.revision
-    if revision is None:
-        return
-    key = AdapterKey(*scope, revision, after.name)
-    by = f"by {after.writer}"
-    if after.revision is None:
-        yield Change("Withdrawn", f"the plain name serves nothing any more, {by}", key)
-    elif after.revision != before.revision:
-        yield Change("Promoted", f"the plain name serves it after {before.revision or 'nothing'}, {by}", key)
-    elif after.canary != before.canary:
-        trial = after.canary or before.canary
-        assert trial is not None
-        share = f"answers {trial.percent} % of the requests" if after.canary else "answers no share any more"
-        yield Change("CanaryChanged", f"{share}, {by}", key._replace(revision=trial.revision))
+    def _moved(self, before: Pointer | None, after: Pointer | None) -> None:
+        if before is None or after is None:
+            return  # a new name: its registration is an event of its own
+        revision, trial = after.revision or before.revision, after.canary or before.canary
+        if revision is None:
+            return
+        key = AdapterKey(after.namespace, after.model, revision, after.name)
+        by = f"by {after.writer}"
+        if after.revision is None:
+            self._log.tell("Withdrawn", f"the plain name serves nothing any more, {by}", key)
+        elif after.revision != before.revision:
+            served = before.revision or "nothing"
+            self._log.tell("Promoted", f"the plain name serves it after {served}, {by}", key)
+        elif after.canary != before.canary and trial is not None:
+            share = (
+                f"answers {trial.percent} % of the requests" if after.canary else "answers no share any more"
+            )
+            self._log.tell("CanaryChanged", f"{share}, {by}", key._replace(revision=trial.revision))

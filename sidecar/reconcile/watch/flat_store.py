@@ -19,15 +19,16 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import JsonObject, Record, Scope, check_segment
-from lora_fs.sidecar.registry.drops.candidates import NOT_WHOLE, Candidates
+from lora_fs.sidecar.registry.drops.candidates import Candidates
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.amend import amend
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
+from lora_fs.sidecar.registry.volume.atomic import real_path
 from lora_fs.sidecar.registry.volume.leases import lease
 from lora_fs.sidecar.sources import nim
-from lora_fs.sidecar.validate import Expectation, looks_preallocated
+from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
 
@@ -132,20 +133,19 @@ class FlatStore:
         if candidate is None:
             return False
         task = f"adopt-{self._scope.namespace}--{self._scope.model}--nim--{name}"[:200]
-        wanted = Registration(
-            name,
-            folder,
-            folder.as_uri(),
-            labels={LABEL: sight.fingerprint},
-            again=False,
-            origin="import",
-            fingerprint=sight.fingerprint,
-        )
         try:
             check_segment("name", name)
             self._registry.check_writable()
-            if looks_preallocated(folder):
-                return self._candidates.refuse(folder, candidate, NOT_WHOLE)
+            wanted = Registration(
+                name,
+                real_path(folder.parent) / folder.name,
+                folder.as_uri(),
+                labels={LABEL: sight.fingerprint},
+                again=False,
+                origin="import",
+                resolved=True,
+                fingerprint=sight.fingerprint,
+            )
             with lease(self._registry.layout.lease(task), wait_s=0) as had:
                 if not had:
                     return False

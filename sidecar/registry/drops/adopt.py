@@ -16,17 +16,18 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.model import AdapterKey, Pointer, Policy, Record, Scope
-from lora_fs.sidecar.registry.drops.candidates import NOT_WHOLE, RETRY_S, Candidate, Candidates
+from lora_fs.sidecar.registry.drops.candidates import RETRY_S, Candidate, Candidates
 from lora_fs.sidecar.registry.drops.disappearances import Withdrawals, told
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest, release
+from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import lease
-from lora_fs.sidecar.validate import Expectation, looks_preallocated
+from lora_fs.sidecar.validate import Expectation
 
 __all__ = ["RETRY_S", "Adopter"]
 
@@ -48,6 +49,9 @@ FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
 class Adopter:
     """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``.
 
+    Args:
+        find: where a folder lies, with no link on its way, if it may be read; None if not. What it returns
+            is opened without following a link: one that is put on its way afterwards leads nowhere.
     Attributes:
         adopting_s: what the last step spent on reading and registering folders, in seconds.
     """
@@ -60,7 +64,7 @@ class Adopter:
         settle_s: float,
         writer: str,
         policy: Policy | None = None,
-        may_read: Callable[[Path], bool] = lambda _: True,
+        find: Callable[[Path], Path | None] = lambda folder: atomic.real_path(folder.parent) / folder.name,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -68,7 +72,7 @@ class Adopter:
         self.settle_s = settle_s
         self._writer = writer
         self._policy = policy
-        self._may_read = may_read
+        self._find = find
         self._clock = clock
         self._candidates = Candidates[AdapterKey]()
         self._withdrawals = Withdrawals(registry, writer)
@@ -195,13 +199,11 @@ class Adopter:
             if not had:
                 return False
             try:
-                if not self._may_read(folder):
+                source = self._find(folder)
+                if source is None:
                     return self._candidates.refuse(key, candidate, OUTSIDE, retried=True)
                 if is_new and self._registry.generations(self._registry.records(key)):
                     return False  # registered meanwhile, or damaged: whoever looks next knows which
-                self._registry.accounts.check(key, artifacts.size_of_served(folder))
-                if looks_preallocated(folder):
-                    return self._candidates.refuse(key, candidate, NOT_WHOLE)
                 pointer = release.active(self._registry, key.scope, key.name)
                 candidate.replaces = pointer.generation if pointer is not None else 0
                 ingest.register(
@@ -209,12 +211,13 @@ class Adopter:
                     key.scope,
                     Registration(
                         key.name,
-                        folder,
+                        source,
                         f"file://{folder}",
                         revision=key.revision,
                         policy=self._policy,
                         activate=_activates(key, pointer),
                         origin="folder",
+                        resolved=True,
                         fingerprint=candidate.fingerprint,
                     ),
                     self._expectation,

@@ -36,7 +36,6 @@ UNFINISHED = (
     f"a day. If it is your own folder, remove {REGISTERING} from it"
 )
 LINK = "SymbolicLink: it is not followed; `lora-fs register --link` refers to a folder"
-NOT_WHOLE = "NotWhole: its tensors end in zeros, as an unfinished copy does"
 CROWDED = f"TooManyFiles: it holds more than {artifacts.MAX_ENTRIES}: an adapter has a handful"
 
 Key = TypeVar("Key", bound=Hashable)
@@ -149,8 +148,9 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
 
 
 def _may_pass(error: InputError) -> bool:
-    """A mode or an owner is changed without a trace in the fingerprint."""
-    return isinstance(error, InvalidAdapter) and any(found.code == "permission" for found in error.findings)
+    """A mode, an owner, or a link on its way is changed without a trace in the fingerprint."""
+    refused = isinstance(error, InvalidAdapter) and any(one.code == "permission" for one in error.findings)
+    return refused or isinstance(error, artifacts.SymbolicLink)
 
 
 def _kind(refused: str) -> str:

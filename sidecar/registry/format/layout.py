@@ -75,6 +75,12 @@ class Place(NamedTuple):
     name: str
     generation: Generation
 
+    @property
+    def key(self) -> AdapterKey | tuple[Scope, str]:
+        if self.revision is None:
+            return self.scope, self.name
+        return AdapterKey(*self.scope, self.revision, self.name)
+
 
 def parse_place(path: str) -> Place | None:
     """Parse the path of a generation file, relative to the root. Returns None if it is not one."""
@@ -144,37 +150,19 @@ class Listing:
         return cls(pack(names), records, tuple(folders), siblings)
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The paths of one registry."""
 
-    root: Path
-
-    @property
-    def marker(self) -> Path:
-        return self.root / MARKER
-
-    @property
-    def head(self) -> Path:
-        return self.root / HEAD
-
-    @property
-    def replicas(self) -> Path:
-        return self.root / REPLICAS
-
-    @property
-    def leases(self) -> Path:
-        return self.root / LEASES
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.marker, self.head = root / MARKER, root / HEAD
+        self.leases, self.replicas, self.events = root / LEASES, root / REPLICAS, root / EVENTS
 
     def lease(self, task: str) -> Path:
         return self.leases / f"{task}.lock"
 
     def replica(self, replica_id: str) -> Path:
         return self.replicas / f"{replica_id}.json"
-
-    @property
-    def events(self) -> Path:
-        return self.root / EVENTS
 
     def event_list(self, replica_id: str) -> Path:
         return self.events / f"{replica_id}.json"

@@ -16,18 +16,17 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
+from lora_fs.sidecar.registry.lifecycle.taking import LEAST_BYTES, Taker, writing
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
 CHUNK_BYTES = 1 << 20
-LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
 SERVED = ("adapter_config.json", "adapter_model.safetensors")
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
@@ -35,7 +34,6 @@ MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int], None]
-Write = Callable[[memoryview], object]
 
 
 def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
@@ -66,12 +64,17 @@ def _open_each(folder: Path) -> int:
 
 @contextmanager
 def opened(folder: Path, *, follow: bool) -> Iterator[int]:
-    """A folder, held open: whatever is put in its place meanwhile, its own files are read."""
+    """A folder, held open: whatever is put in its place meanwhile, its own files are read.
+
+    Raises:
+        SymbolicLink: it, or a folder on its way, is a symlink, and none is followed.
+        VolumeUnavailable: it cannot be opened.
+    """
     try:
         handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
     except OSError as error:
         if not follow and any(path.is_symlink() for path in (folder, *folder.parents)):
-            raise InputError(f"{folder} is a symlink or behind one, which is not followed") from error
+            raise SymbolicLink(f"{folder} is a symlink or behind one, which is not followed") from error
         raise atomic.unavailable(error, f"cannot open {folder}") from error
     try:
         yield handle
@@ -80,115 +83,56 @@ def opened(folder: Path, *, follow: bool) -> Iterator[int]:
             os.close(handle)
 
 
-class TargetUnavailable(VolumeUnavailable):
-    """``target`` did not take what was to be written there; where the bytes came from is another matter."""
-
-    def __init__(self, target: Path, error: OSError) -> None:
-        super().__init__(str(atomic.unavailable(error, f"cannot write {target}")))
-        self.target, self.error = target, error
+class SymbolicLink(InputError):
+    """A folder is a symlink or behind one, and none may be followed."""
 
 
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TargetUnavailable(target, error) from error
-
-
-def _copy_hashing(
+def _take(
+    taker: Taker,
     source: Path,
-    target: Path | None,
-    progress: Progress | None,
-    *,
-    sync: bool = True,
     dir_fd: int | None = None,
+    progress: Progress | None = None,
     most_bytes: int = sys.maxsize,
-) -> FileEntry:
-    digest = hashlib.sha256()
-    size = 0
+) -> None:
+    """Read a file once. Raises InputError: it is no regular one. VolumeUnavailable: it cannot be read."""
     try:
         name = source if dir_fd is None else source.name
-        with (
-            os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
-            ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
-            written(target, sync=sync) as write,
-        ):
-            for chunk in _hashed(reader, digest, beside, most_bytes):
-                size += len(chunk)
-                write(chunk)
+        with os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader:
+            taker(source.name, memoryview(b""))
+            for part in _parts(reader, most_bytes):
+                taker(source.name, part)
                 if progress is not None:
-                    progress(len(chunk))
+                    progress(len(part))
+        taker.end()
     except OSError as error:
         raise atomic.unavailable(error, f"cannot copy {source}") from error
-    return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
 
 
-@contextmanager
-def written(target: Path | None, *, sync: bool) -> Iterator[Write]:
-    """Takes the bytes of a new file, in turn; of none, where ``target`` is None.
-
-    Raises:
-        TargetUnavailable: it did not take them.
-    """
-    if target is None:
-        yield len
-        return
-    with _writing(target):
-        writer = target.open("xb")
-        permissions.share_file(writer.fileno(), target.parent)
-
-    def write(chunk: memoryview) -> None:
-        with _writing(target):
-            writer.write(chunk)
-
-    try:
-        yield write
-        with _writing(target):
-            writer.flush()
-            if sync:
-                os.fsync(writer.fileno())
-    finally:
-        with _writing(target):
-            writer.close()
-
-
-def _hashed(
-    reader: io.FileIO, digest: hashlib._Hash, beside: Executor, most_bytes: int
-) -> Iterator[memoryview]:
-    """What a file holds, in parts: a full one is hashed while the caller has it and the next is read.
-
-    A part is written over two parts later.
-    """
-    hashing: Future[None] | None = None
+def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
+    """What a file holds; a part is written over two parts later, as a ``Taker`` allows."""
     size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
     for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
         count = reader.readinto(buffer[:most_bytes])
-        if hashing is not None:
-            hashing.result()
         if not count:
             return
-        part = buffer[:count]
         most_bytes -= count
-        if count == CHUNK_BYTES:
-            hashing = beside.submit(digest.update, part)
-        else:
-            hashing = None
-            digest.update(part)
-        yield part
+        yield buffer[:count]
 
 
 def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
     """Hash the named files of a folder."""
-    return tuple(_copy_hashing(folder / name, None, progress) for name in files)
+    with Taker(None) as taker:
+        for name in files:
+            _take(taker, folder / name, progress=progress)
+    return tuple(taker.files)
 
 
-def size_of_served(folder: Path) -> int:
-    """What an adapter's served files have at least, in bytes, unopened; 0 where it cannot be told."""
+def size_of_served(folder: int) -> int:
+    """What the served files of an open folder have at least, in bytes; 0 where it cannot be told."""
     found = 0
     for name in SERVED:
         with suppress(OSError):
-            found += (folder / name).lstat().st_size
+            found += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
     return found
 
 
@@ -206,6 +150,7 @@ def copy_files(
     *,
     sync: bool = True,
     follow: bool = True,
+    folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
 ) -> tuple[FileEntry, ...]:
     """Copy and hash the served files into a new folder, and copy those carried along.
@@ -213,50 +158,56 @@ def copy_files(
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
         follow: whether ``source``, or a folder on its way, may be a symlink.
+        folder_fd: ``source``, opened by the caller.
     Raises:
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
-    make_draft(target)
-    with opened(source, follow=follow) as folder:
-        entries = tuple(
-            _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
-        )
-        if carried:
-            _carry(source, target, folder, sync=sync)
-    if sync:
-        with _writing(target):
-            atomic.sync_folder(target)
+    with (
+        opened(source, follow=follow) if folder_fd is None else nullcontext(folder_fd) as folder,
+        Taker(target, sync=sync) as taker,
+    ):
+        for name in files:
+            _take(taker, source / name, folder, progress)
+        entries = tuple(taker.files)
+        carry(source, folder, taker, carried)
     return entries
 
 
-def make_draft(folder: Path, *, marked: bool = False) -> None:
-    """Make the folder of a copy under way. ``marked``: see ``place``. Raises TargetUnavailable."""
-    atomic.make_folder(folder.parent)
-    with _writing(folder):
-        folder.mkdir()
-        permissions.share_folder(folder, folder.parent)
-        if marked:
-            (folder / REGISTERING).open("xb").close()
+@contextmanager
+def drafted(
+    source: Path,
+    draft: Path,
+    files: Sequence[FileEntry],
+    *,
+    folder_fd: int | None = None,
+    carried: Sequence[str] = CARRIED,
+) -> Iterator[Path]:
+    """A private copy of files that are known, for as long as the block lasts. Args: see ``copy_files``.
+
+    Raises:
+        Conflict: they hold other bytes than those known. What ``copy_files`` raises.
+    """
+    try:
+        names = [entry.path for entry in files]
+        copied = copy_files(source, draft, names, folder_fd=folder_fd, carried=carried)
+        if digest_of(copied) != digest_of(files):
+            raise Conflict(f"{source} changed while it was copied: try again")
+        yield draft
+    finally:
+        discard(draft)
 
 
-def carry(source: Path, draft: Path, folder_fd: int | None) -> None:
-    """Copy what is no part of the digest into a draft, and sync its names."""
-    with nullcontext(folder_fd) if folder_fd is not None else opened(source, follow=True) as folder:
-        _carry(source, draft, folder, sync=True)
-    with _writing(draft):
-        atomic.sync_folder(draft)
-
-
-def _carry(source: Path, target: Path, folder: int, *, sync: bool) -> None:
-    for name in CARRIED:
+def carry(source: Path, folder: int, taker: Taker, names: Sequence[str] = CARRIED) -> None:
+    """Copy what is no part of the digest from an open folder, and sync the names of all that was taken."""
+    for name in names:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
             continue  # not there: nothing to carry
         if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
-            most = MAX_CARRIED_BYTES
-            _copy_hashing(source / name, target / name, None, sync=sync, dir_fd=folder, most_bytes=most)
+            _take(taker, source / name, folder, most_bytes=MAX_CARRIED_BYTES)
+    taker.sync_names()
 
 
 def place(draft: Path, target: Path) -> bool:
@@ -280,7 +231,7 @@ def place(draft: Path, target: Path) -> bool:
 def mark(draft: Path) -> None:
     """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it."""
     permissions.share_copy(draft, draft.parent)
-    with _writing(draft / REGISTERING):
+    with writing(draft / REGISTERING):
         (draft / REGISTERING).touch()
         atomic.sync_folder(draft)
 
@@ -313,38 +264,46 @@ class Sight:
     crowded: bool = False
 
 
-def look(folder: str | Path) -> Sight | None:
+def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     """Look at a folder without opening its files; None if it is gone, or no folder (a link is none).
 
+    Args:
+        folder_fd: the folder, opened by the caller: what lies at its path is not looked at.
     Raises:
         VolumeUnavailable: it cannot be told.
     """
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if folder_fd is not None:
+            return _look_into(folder_fd)
+        handle = os.open(folder, _FOLDER | os.O_NOFOLLOW)
         try:
-            rows: list[tuple[str, int, int]] = []
-            crowded = False
-            with os.scandir(handle) as entries:
-                for entry in entries:
-                    if crowded := len(rows) == MAX_ENTRIES:
-                        break
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        rows.append((entry.name, -1, -1))  # removed since: the folder is still there
-                        continue
-                    rows.append((entry.name, status.st_size, status.st_mtime_ns))
+            return _look_into(handle)
         finally:
             os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise VolumeUnavailable(f"cannot look into {folder}: {os.strerror(error.errno or 0)}") from error
+
+
+def _look_into(folder: int) -> Sight:
+    rows: list[tuple[str, int, int]] = []
+    crowded = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if crowded := len(rows) == MAX_ENTRIES:
+                break
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                rows.append((entry.name, -1, -1))  # removed since: the folder is still there
+                continue
+            rows.append((entry.name, status.st_size, status.st_mtime_ns))
     digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
     return Sight(digest[:32], frozenset(name for name, _, _ in rows), crowded)
 
 
-def fingerprint(folder: Path) -> str | None:
-    """The fingerprint of a folder; None if it is gone."""
-    seen = look(folder)
+def fingerprint(folder: Path, folder_fd: int | None = None) -> str | None:
+    """The fingerprint of a folder; None if it is gone. ``folder_fd``: see ``look``."""
+    seen = look(folder, folder_fd)
     return seen.fingerprint if seen is not None else None

@@ -2,33 +2,96 @@
 
 A source that its owner may change is copied into ``.incoming/`` as it is validated: each part that was
 read is validated, hashed and written, so the three never differ. What lies in ``.incoming/`` already, or
-stays where it is, is validated and hashed in one pass alike, and compared with how it looked before.
+stays where it is, is validated and hashed in one pass alike, and compared with how it looked before. The
+source is opened once, and nothing of it is looked for by its path again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
+from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import Expectation, Report, validate
+from lora_fs.sidecar.validate import Expectation, Report, looks_preallocated, open_adapter, validate
 
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
 
 
+class NotWhole(InputError):
+    """A dropped folder has its full size while some of its bytes have not arrived."""
+
+
 class Taken(Conflict):
     """The revision has other bytes, on record or in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A source that was opened once: all that is asked of it is asked through this handle.
+
+    A folder that is swapped for another, or for a link, and back is so never read for the one that it was.
+
+    Attributes:
+        folder: the handle.
+        called: what its sender calls it.
+    """
+
+    path: Path
+    folder: int
+    called: str
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, called: str, *, follow: bool) -> Iterator[Held]:
+        """Open a source. ``follow``: whether it, or a folder on its way, may be a symlink.
+
+        Raises:
+            InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
+            VolumeUnavailable: the volume did not answer.
+        """
+        with open_adapter(path, called) if follow else artifacts.opened(path, follow=False) as folder:
+            yield cls(path, folder, called)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of its files, read afresh."""
+        return artifacts.fingerprint(self.path, self.folder)
+
+    def check_still(self, still: str | None) -> None:
+        """Raise VolumeUnavailable if it, or what lies at its place now, looks otherwise than ``still``."""
+        if still is not None and {self.fingerprint, artifacts.fingerprint(self.path)} != {still}:
+            raise VolumeUnavailable(f"{self.path} changed while it was read: it is looked at again")
+
+    def check_whole(self) -> None:
+        """Raise NotWhole for a copy that is under way."""
+        if looks_preallocated(self.path, self.folder):
+            raise NotWhole("its tensors end in zeros, as an unfinished copy does")
+
+    def looks_like(self, artifact: Path, record: Record) -> bool:
+        """Whether it has a record's sizes and the last bytes of its files: read before it is copied."""
+        with suppress(OSError, InputError):
+            return all(
+                _end(one.path, one, self.folder) == _end(artifact / one.path, one) != b""
+                for one in record.spec.files
+            )
+        return False
+
+
+def _end(path: str | Path, entry: FileEntry, dir_fd: int | None = None) -> bytes:
+    with os.fdopen(artifacts.open_regular(path, dir_fd), "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != entry.size_bytes:
+            return b""
+        return os.pread(file.fileno(), ENDS_BYTES, max(0, entry.size_bytes - ENDS_BYTES))
 
 
 @dataclass(slots=True)
@@ -36,11 +99,11 @@ class Judged:
     """A valid adapter's bytes.
 
     Attributes:
-        source: where they were read.
+        source: where they were read, still open.
         draft: the private copy of them; None: there is none yet.
     """
 
-    source: Path
+    source: Held
     report: Report
     files: tuple[FileEntry, ...]
     draft: Path | None
@@ -50,105 +113,41 @@ class Judged:
         return artifacts.digest_of(self.files)
 
 
-class _Taker:
-    """Writes the parts of files, each in turn, into ``folder``, and hashes them in a thread beside."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._name, self._size = folder, "", 0
-        self._digest = hashlib.sha256()
-        self._write: artifacts.Write = len
-        self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
-        self._doing: Future[None] | None = None
-        self.files: list[FileEntry] = []
-
-    def __enter__(self) -> _Taker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._beside.shutdown()
-        with suppress(LoraFsError):  # what was taken whole was closed by ``end``
-            self._file.close()
-
-    def __call__(self, name: str, part: memoryview) -> None:
-        self._wait()
-        if name != self._name:
-            self.end()
-            self._name, self._size, self._digest = name, 0, hashlib.sha256()
-            if self._folder is not None:
-                if not self.files:
-                    artifacts.make_draft(self._folder, marked=True)
-                self._write = self._file.enter_context(artifacts.written(self._folder / name, sync=True))
-        self._size += len(part)
-        if len(part) >= artifacts.LEAST_BYTES:
-            self._doing = self._beside.submit(self._digest.update, part)
-        else:
-            self._digest.update(part)
-        self._write(part)  # here: what hangs is the caller's thread, and none that an exit waits for
-
-    def _wait(self) -> None:
-        doing, self._doing = self._doing, None
-        if doing is not None:
-            doing.result()
-
-    def end(self) -> None:
-        """See that the file under way is whole and on the volume."""
-        self._wait()
-        if self._name:
-            self._file.close()
-            entry = FileEntry(path=self._name, size_bytes=self._size, sha256=self._digest.hexdigest())
-            self.files.append(entry)
-            self._name = ""
-
-
 @contextmanager
 def judged(
-    source: Path,
+    source: Held,
     expectation: Expectation,
     draft: Path | None,
     *,
-    called: str,
+    still: str | None,
     progress: Progress | None = None,
-    follow: bool = True,
 ) -> Iterator[Judged]:
     """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
 
     Args:
         draft: a folder that is not there; None: the bytes stay where they are.
-        called: what its sender calls it.
-        follow: whether ``source``, or a folder on its way, may be a symlink.
+        still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
-        InvalidAdapter: it cannot be served. InputError: the source is a symlink that is not followed.
-        TargetUnavailable: writing failed. VolumeUnavailable: reading did.
+        InvalidAdapter: it cannot be served.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
     """
     try:
-        with nullcontext(None) if follow else artifacts.opened(source, follow=False) as folder:
-            with _Taker(draft) as taker:
-                report = validate(source, expectation, progress=progress, taking=taker, folder_fd=folder)
-                if not report.ok or report.shape is None:
-                    raise InvalidAdapter(called, report.errors)
-                taker.end()
+        source.check_still(still)
+        with Taker(draft, marked=True) as taker:
+            report = validate(
+                source.path, expectation, progress=progress, taking=taker, folder_fd=source.folder
+            )
+            if not report.ok or report.shape is None:
+                raise InvalidAdapter(source.called, report.errors)
+            taker.end()
+            files = tuple(taker.files)
             if draft is not None:
-                artifacts.carry(source, draft, folder)
-        yield Judged(source, report, tuple(taker.files), draft)
+                artifacts.carry(source.path, source.folder, taker)
+        source.check_still(still)
+        yield Judged(source, report, files, draft)
     finally:
         if draft is not None:
             artifacts.discard(draft)
-
-
-def looks_like(source: Path, artifact: Path, record: Record) -> bool:
-    """Whether a source has a record's sizes and the last bytes of its files: read before it is copied."""
-    with suppress(OSError, InputError):
-        return all(
-            _end(source / one.path, one) == _end(artifact / one.path, one) != b"" for one in record.spec.files
-        )
-    return False
-
-
-def _end(path: Path, entry: FileEntry) -> bytes:
-    with os.fdopen(artifacts.open_regular(path), "rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size != entry.size_bytes:
-            return b""
-        return os.pread(file.fileno(), ENDS_BYTES, max(0, entry.size_bytes - ENDS_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +155,18 @@ class Copy:
     """The copy of judged bytes that the registry keeps at the place of ``key``.
 
     Attributes:
-        moved: ``judged.source`` lies in ``.incoming/``: it is moved there.
-        follow: whether the source, or a folder on its way, may be a symlink.
+        moved: the source lies in ``.incoming/``: it is moved there.
     """
 
     registry: Registry
     key: AdapterKey
     judged: Judged
     moved: bool
-    follow: bool
 
     @property
     def target(self) -> Path:
         """Its place."""
         return self.registry.layout.artifact(self.key)
-
-    def is_there(self) -> bool:
-        """Whether a folder lies in its place."""
-        return atomic.is_folder(self.target)
 
     def lost(self, record: Record) -> bool:
         """Whether a file is gone that the registry keeps for a record of these bytes, or has another size.
@@ -183,7 +176,7 @@ class Copy:
         if self.registry.layout.resolve(record.spec.path) != self.target:
             return False  # it refers to a folder that is its owner's
         if record.origin == "folder":
-            return not self.is_there()
+            return not atomic.is_folder(self.target)
         return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
@@ -191,34 +184,26 @@ class Copy:
         lost = self.lost(record)
         if lost:
             with self.private() as draft:
-                if record.origin == "folder" or not self.is_there():
+                if record.origin == "folder" or not atomic.is_folder(self.target):
                     self.place(draft, recorded=True)
                 else:
                     mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
         return lost
 
-    @contextmanager
-    def private(self) -> Iterator[Path]:
+    def private(self) -> AbstractContextManager[Path]:
         """A folder of these bytes that nobody else changes, for as long as the block lasts.
 
         Raises:
             Conflict: they were judged where they lay, and changed before they were copied.
             InputError, VolumeUnavailable: see ``artifacts.copy_files``.
         """
-        known = self.judged.source if self.moved else self.judged.draft
+        source = self.judged.source
+        known = source.path if self.moved else self.judged.draft
         if known is not None:
-            yield known
-            return
+            return nullcontext(known)
         draft = new_draft(self.registry, self.key.scope)
-        names = [entry.path for entry in self.judged.files]
-        try:
-            copied = artifacts.copy_files(self.judged.source, draft, names, follow=self.follow)
-            if artifacts.digest_of(copied) != self.judged.digest:
-                raise Conflict(f"{self.judged.source} changed while it was copied: try again")
-            yield draft
-        finally:
-            artifacts.discard(draft)
+        return artifacts.drafted(source.path, draft, self.judged.files, folder_fd=source.folder)
 
     def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.

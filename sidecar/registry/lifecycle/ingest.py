@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import Copy, Judged, Taken, judged, looks_like, new_draft
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
 from lora_fs.sidecar.registry.store.quota import WAIT_S
@@ -128,24 +128,22 @@ def register(
     known = revisions_of(registry, scope, name)
     if wanted.must_be_new:
         refuse_served(registry, scope, name)
-    if not known.present:  # else these bytes may be there, and nothing grows
-        key = AdapterKey(*scope, wanted.revision or "v1", name)
-        registry.accounts.check(key, artifacts.size_of_served(wanted.source))
-    in_place = wanted.link or wanted.origin == ADOPTED_IN_PLACE or _is_home(registry, scope, wanted)
-    served = known.served  # what is likely the same bytes is compared first, and copied if it is not
-    likely = served and looks_like(wanted.source, registry.layout.resolve(served.spec.path), served)
-    stays = dry_run or in_place or wanted.takes or likely
-    before = wanted.fingerprint or (artifacts.fingerprint(wanted.source) if in_place else None)
-    with judged(
-        wanted.source,
-        expectation,
-        None if stays else new_draft(registry, scope),
-        called=wanted.uri if wanted.takes else str(wanted.source),
-        progress=progress,
-        follow=not wanted.resolved,
-    ) as found:
-        if before is not None and artifacts.fingerprint(wanted.source) != before:
-            raise VolumeUnavailable(f"{wanted.source} changed while it was read: it is looked at again")
+    called = wanted.uri if wanted.takes else str(wanted.source)
+    with ExitStack() as stack:
+        source = stack.enter_context(Held.opened(wanted.source, called, follow=not wanted.resolved))
+        adopted = wanted.origin == ADOPTED_IN_PLACE
+        if adopted or not known.present:  # else these bytes may be there, and nothing grows
+            key = AdapterKey(*scope, wanted.revision or "v1", name)
+            registry.accounts.check(key, artifacts.size_of_served(source.folder))
+        if wanted.fingerprint is not None:
+            source.check_whole()
+        in_place = wanted.link or adopted or _is_home(registry, scope, wanted)
+        served = known.served  # what is likely the same bytes is compared first, and copied if it is not
+        likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
+        stays = dry_run or in_place or wanted.takes or likely
+        draft = None if stays else new_draft(registry, scope)
+        still = wanted.fingerprint or (source.fingerprint if in_place else None)
+        found = stack.enter_context(judged(source, expectation, draft, still=still, progress=progress))
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
         task = _Task(
@@ -226,8 +224,7 @@ class _Task:
         return known.served if known.served in same else next(iter(same), None)
 
     def _copy(self, key: AdapterKey) -> Copy:
-        moved, follow = self.wanted.takes, not self.wanted.resolved
-        return Copy(self.registry, key, self.judged, moved=moved, follow=follow)
+        return Copy(self.registry, key, self.judged, moved=self.wanted.takes)
 
     def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
         """The key of a new record, its spec and its fields; raises Taken."""
@@ -289,7 +286,8 @@ class _Task:
         series = registry.records(key)
         admitted = registry.accounts.admitted(key, spec.size_bytes, wait_s=self.patience_s)
         # Another revision's own folder is no place of this one.
-        stays = self.in_place and (wanted.link or wanted.source.parent.name == key.revision)
+        own = wanted.origin == ADOPTED_IN_PLACE or wanted.source.parent.name == key.revision
+        stays = self.in_place and (wanted.link or own)
         with nullcontext() if stays else copy.private() as draft, admitted as too_much:
             if draft is not None:
                 copy.place(draft, recorded=False)
@@ -304,7 +302,9 @@ class _Task:
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if not wanted.link and not copy.is_there():  # gc took what a withdrawn revision had left
+            if not wanted.link and not atomic.is_folder(
+                copy.target
+            ):  # gc took what a withdrawn revision had left
                 if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)

@@ -23,21 +23,13 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle.retention import serving
+from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, age_s, size_of
 from lora_fs.sidecar.registry.store.head import current_head, raise_floor
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
 HISTORY_S = 7 * 24 * 3600.0
-
-
-class Removal(NamedTuple):
-    """Part of a history that may go, and why. ``remove`` looks once more before it removes."""
-
-    path: Path
-    why: str
-    size_bytes: int
-    remove: Callable[[], None]
 
 
 class _Newest(NamedTuple):
@@ -92,7 +84,7 @@ def forgettable(revisions: Collection[str], old: Collection[str], named: Collect
 
 def find(
     registry: Registry, scope: Scope, in_use: Collection[AdapterKey] | None, older_than_s: float
-) -> list[Removal]:
+) -> list[Garbage]:
     """What may go of a scope's history, in the order in which it may.
 
     Args:
@@ -103,7 +95,7 @@ def find(
     """
     head = current_head(registry.layout.root)
     listing, sync = registry.scan(scope), cache(atomic.sync_names)
-    found: list[Removal] = []
+    found: list[Garbage] = []
     for revision, entries in listing.revisions.items():
         for name, generations in _histories(entries).items():
             series = registry.records(AdapterKey(*scope, revision, name))
@@ -117,11 +109,13 @@ def find(
         tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
         for one in withdrawn:
             why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
-            found.append(Removal(one.path, why, _size_bytes(one.path), partial(_forget, one, tell)))
+            remove = partial(_forget, one, tell)
+            found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), remove))
     for revision, entries in listing.revisions.items():
         folder = registry.layout.revision(scope, revision)
         if not entries.packed and age_s(folder) >= older_than_s:
-            found.append(Removal(folder, "an empty revision", 0, partial(_remove_empty, folder)))
+            remove = partial(_remove_empty, folder)
+            found.append(Garbage(folder, What.HISTORY, "an empty revision", 0, remove))
     return found
 
 
@@ -143,7 +137,7 @@ def _superseded(
     generations: Collection[Generation],
     older_than_s: float,
     sync: Callable[[Path], None],
-) -> Iterator[Removal]:
+) -> Iterator[Garbage]:
     if len(generations) == 1:
         return
     going = superseded({one: age_s(_path(series, one)) for one in generations}, older_than_s)
@@ -153,7 +147,8 @@ def _superseded(
     paths = [_path(series, one) for one in going]
     many = f"{len(paths)} generations" if len(paths) > 1 else "a generation"
     why = f"{many} of {series.name} that {newest.body.generation} supersedes"
-    yield Removal(paths[0], why, sum(map(_size_bytes, paths)), partial(_drop, newest, paths, sync))
+    remove = partial(_drop, newest, paths, sync)
+    yield Garbage(paths[0], What.HISTORY, why, sum(map(size_of, paths)), remove)
 
 
 def _withdrawn(
@@ -240,16 +235,3 @@ def _read(registry: Registry, series: Series[Body], generations: Collection[Gene
 
 def _path(series: Series[Body], generation: Generation) -> Path:
     return series.folder / generation_name(series.name, *generation)
-
-
-def age_s(path: Path) -> float:
-    """Since it was changed last, by this host's clock; what is gone, or cannot be told, is young."""
-    with suppress(OSError):
-        return time.time() - path.lstat().st_mtime
-    return float("-inf")
-
-
-def _size_bytes(path: Path) -> int:
-    with suppress(OSError):
-        return path.lstat().st_size
-    return 0

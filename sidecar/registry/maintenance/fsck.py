@@ -7,6 +7,7 @@ cannot be looked at is a finding, for unknown is not healthy.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +29,8 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import lies
 from lora_fs.sidecar.registry.maintenance import gc
-from lora_fs.sidecar.registry.maintenance.gc import is_older, names_in
+from lora_fs.sidecar.registry.maintenance.garbage import Garbage, is_older
+from lora_fs.sidecar.registry.maintenance.gc import names_in
 from lora_fs.sidecar.registry.maintenance.survey import State, noted
 from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -64,6 +66,7 @@ class Finding:
     Attributes:
         mend: what ``mend`` would do; empty if it takes a person, and then ``text`` says what.
         key: the adapter, or None. A pointer's has no revision: its third segment is empty.
+        garbage: what ``mend`` removes.
     """
 
     kind: Kind
@@ -71,6 +74,7 @@ class Finding:
     text: str
     mend: str = ""
     key: AdapterKey | None = None
+    garbage: Garbage | None = None
 
 
 def find(registry: Registry, state: State, *, older_than_s: float, hash_files: bool) -> Iterator[Finding]:
@@ -264,15 +268,14 @@ def _unregistered(registry: Registry, state: State, older_than_s: float) -> Iter
 
 def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
     seen: set[Path] = set()
-    for scope in state.listings:
+    for scope, listing in state.listings.items():
         with noted(state, registry.layout.scope(scope)):
-            for item in gc.left_by_writers(registry, scope, older_than_s, state.unknown):
+            left = gc.left_by_writers(registry, scope, listing, older_than_s, state.unknown)
+            copies = gc.unfinished(registry, scope, listing, older_than_s, state.unknown)
+            for item in itertools.chain(left, copies):
                 if item.path not in seen:
                     seen.add(item.path)
-                    yield Finding(Kind.HALF, item.path, item.why, "it is removed")
-            for item in gc.unfinished(registry, scope, older_than_s, state.unknown):
-                key = registry.layout.key_of(item.path)
-                yield Finding(Kind.HALF, item.path, item.why, "it is removed", key)
+                    yield Finding(Kind.HALF, item.path, item.why, "it is removed", garbage=item)
 
 
 def _hints(registry: Registry, state: State) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,8 +19,8 @@ from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.ids import new_ids
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
-from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.fsck import Finding, Kind, certain
+from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.survey import State
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -64,10 +63,9 @@ class Mender:
 
     def _mend(self, finding: Finding) -> str | None:
         key = finding.key
-        if finding.kind is Kind.HALF:
+        if finding.garbage is not None:
             self._registry.check_writable()
-            still = partial(gc.is_unrecorded, self._registry, key) if key is not None else None
-            for error in gc.collect([gc.Garbage(finding.path, finding.text, still)]).values():
+            for error in collect([finding.garbage]).values():
                 raise error
         elif finding.kind is Kind.HEAD:
             self._registry.check_writable()

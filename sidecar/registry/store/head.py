@@ -8,6 +8,7 @@ names its change, and announces it again if not. What is lost all the same is fo
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -17,9 +18,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.volume import atomic
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 4096
 MAX_BYTES = 4000  # a writer that keeps what it does not know may add a few
@@ -44,6 +48,7 @@ class Head(BaseModel):
     """``HEAD``.
 
     Attributes:
+        made: random, of the HEAD that was made where there was none: with another one ``seq`` began anew.
         nonce: makes two writes at one ``seq`` differ.
         gc_floor: the ``seq`` from which on no tombstone was removed that was there: who saw none so late may
             have missed some.
@@ -58,9 +63,14 @@ class Head(BaseModel):
     snap: int = 0
     gc_floor: int = 0
     first: int = Field(default=1, ge=1)
+    made: str = ""
     nonce: str = ""
     changes: tuple[Change, ...] = Field(default=())
     sum: str = ""
+
+    def forgot_since(self, seen: Head) -> bool:
+        """Whether tombstones may be gone that came after ``seen``."""
+        return self.gc_floor > (seen.seq if seen.made == self.made else 0)
 
     def told(self) -> tuple[Change, ...]:
         """The changes, if they lead to this HEAD: a writer that knows none of them keeps old ones."""
@@ -143,7 +153,7 @@ def advance_head(
         files: the generations that were written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
     """
-    head = current_head(root) or Head()
+    head = current_head(root) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)
     fields = {"epoch": epoch, "seq": head.seq + 1, "nonce": change.nonce, **(floor or {})}
     before = head.told() or ((Change(nonce=head.nonce),) if head.nonce else ())
@@ -163,12 +173,20 @@ def advance_head(
     return after
 
 
+class _Written(threading.local):
+    """What a thread wrote, or found written, and has not announced: it announces its own alone."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.own = False
+
+
 class Announcer:
     """Tells readers what this process wrote, and makes sure of it a moment later."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = root, clock
-        self._written = threading.local()  # a thread announces what it wrote itself
+        self._written = _Written()
         self._lock = threading.Lock()
         self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as it was written
 
@@ -178,27 +196,25 @@ class Announcer:
         Args:
             found: it was there already, and may have been announced.
         """
-        files = self._files()
-        if not found:
-            self._written.own = True
+        files = self._written.files
+        self._written.own |= not found
         name = path.relative_to(self._root).as_posix()
         if len(files) <= MOST_FILES and name not in files:
             files.append(name)
 
-    def only_found(self) -> bool:
-        """Whether all that this thread's next announcement tells of was there already."""
-        return bool(self._files()) and not getattr(self._written, "own", False)
-
     def announce(self, epoch: int) -> None:
         """Replace HEAD; where this thread noted nothing, or too much, it says no more than *look*.
 
-        Raises:
-            TemporaryError: readers see it at their next listing only.
+        A failure delays readers until their next listing, no more.
         """
-        files = tuple(self._files())
-        self._files().clear()
-        self._written.own = False
-        self._advance(epoch, files if len(files) <= MOST_FILES else (), CHECKS)
+        files, own = tuple(self._written.files), self._written.own
+        self._written.files, self._written.own = [], False
+        try:
+            self._advance(epoch, files if len(files) <= MOST_FILES else (), CHECKS)
+        except TemporaryError as error:
+            if own or not files:  # what was found was announced by who wrote it, or is soon
+                told = event("head.not_written")
+                logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
 
     def check(self, *, wait: bool = False) -> None:
         """Tell again what another writer's HEAD replaced. Nothing is raised: it is a hint."""
@@ -227,9 +243,3 @@ class Announcer:
             with self._lock:
                 self._unchecked.append((self._clock() + CHECK_AFTER_S, checks, written))
                 del self._unchecked[:-MOST_CHECKED]
-
-    def _files(self) -> list[str]:
-        if not hasattr(self._written, "files"):
-            self._written.files = []
-        files: list[str] = self._written.files
-        return files

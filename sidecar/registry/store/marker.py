@@ -110,7 +110,7 @@ def create(root: Path) -> Created:
     atomic.make_folder(layout.replicas)
     tier = find_tier(root)
     if layout.head.name not in names:
-        atomic.replace(layout.head, seal(Head(nonce=secrets.token_hex(8))))
+        atomic.replace(layout.head, seal(Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))))
     temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
         write_marker(root, ours, temporary)
@@ -164,11 +164,9 @@ def _written_to(root: Path) -> bool:
     return head is not None and head.seq > 0
 
 
-def read_marker(root: Path, *, absent: bool = False) -> Marker:
+def read_marker(root: Path) -> Marker:
     """Read the marker.
 
-    Args:
-        absent: a listing showed none, so that it is not opened.
     Raises:
         RegistryMissing: there is no registry here.
         RegistryLost: the marker is there and unreadable.
@@ -176,11 +174,11 @@ def read_marker(root: Path, *, absent: bool = False) -> Marker:
     """
     layout = Layout(root)
     try:
-        data = None if absent else atomic.read_bytes(layout.marker)
+        data = atomic.read_bytes(layout.marker)
     except atomic.NotRegular as error:
         raise RegistryLost(f"{error}: restore it from a backup") from error
     if data is None:
-        raise _missing(layout)
+        raise missing(layout)
     try:
         needs = unseal(data).get("min_reader", FORMAT)
         if isinstance(needs, int) and needs > FORMAT:  # told before a shape that only a newer one knows
@@ -192,8 +190,8 @@ def read_marker(root: Path, *, absent: bool = False) -> Marker:
         raise RegistryLost(f"{layout.marker} is damaged: {error}; restore it from a backup") from error
 
 
-def _missing(layout: Layout) -> RegistryMissing:
-    """What a root without a marker is: not there, a registry that lost its marker, or none."""
+def missing(layout: Layout) -> RegistryMissing:
+    """Return what a root without a marker is: not there, a registry that lost its marker, or none."""
     names = atomic.list_names(layout.root)
     if names is not None and layout.head.name in names and _written_to(layout.root):
         return RegistryMissing(_without_marker(layout))

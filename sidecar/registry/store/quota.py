@@ -11,7 +11,6 @@ The rate counts by the writers' clocks: clocks that differ by seconds misjudge i
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,21 +93,13 @@ class Accounts:
         """Let a quota be in force, from the next registration on. It survives a power loss."""
         path = self._reader.layout.quota(quota.namespace)
         atomic.make_folder(path.parent)
-        draft = atomic.write_temporary(path.parent, seal(quota))
-        try:
-            os.replace(draft, path)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise atomic.unavailable(error, f"cannot replace {path}") from error
-        atomic.sync_names(path.parent)
+        atomic.replace(path, seal(quota), sync=True)
 
     def remove(self, namespace: str) -> None:
         """Let nothing bound the namespace any more."""
         path = self._reader.layout.quota(namespace)
-        try:
+        with atomic.explained(f"cannot remove {path}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise atomic.unavailable(error, f"cannot remove {path}") from error
         if atomic.is_folder(path.parent):
             atomic.sync_names(path.parent)
 
@@ -153,8 +144,8 @@ class Accounts:
             OverQuota, TooManyRegistrations: it does not; nothing was written.
             OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
         """
-        quota = self.quota(key.namespace)
-        if quota is None or not _bounds(quota):
+        quota = self._bounds(key.namespace)
+        if quota is None:
             yield lambda: None
             return
         with lease(self._reader.layout.lease(f"quota-{key.namespace}"), wait_s=wait_s) as had:
@@ -171,9 +162,15 @@ class Accounts:
         Raises:
             See ``admitted``.
         """
-        quota = self.quota(key.namespace)
-        if quota is not None and _bounds(quota):
+        quota = self._bounds(key.namespace)
+        if quota is not None:
             self._check(quota, key, size_bytes)
+
+    def _bounds(self, namespace: str) -> Quota | None:
+        """The quota, if it refuses anything: it may say no more than how many revisions are kept."""
+        quota = self.quota(namespace)
+        bounds = quota and (quota.adapters, quota.size_bytes, quota.registrations_per_minute)
+        return quota if any(one is not None for one in bounds or ()) else None
 
     def _check(self, quota: Quota, key: AdapterKey, size_bytes: int) -> Usage:
         usage = self.usage(key.namespace)
@@ -222,7 +219,7 @@ class Accounts:
         try:
             return self._read(key, newest)
         except CorruptRecord:
-            generation, record = self._reader.latest(self._reader.records(key))
+            record = self._reader.latest(self._reader.records(key))[1]
             return None if record is None else _seen(record)
 
     def _read(self, key: AdapterKey, generation: Generation) -> _Seen:
@@ -253,11 +250,6 @@ class Accounts:
             return None
         age_s = (self._now() - seen.at).total_seconds()
         return max(0.0, age_s) if -WINDOW_S < age_s < WINDOW_S else None
-
-
-def _bounds(quota: Quota) -> bool:
-    """Whether it refuses anything: it may say no more than how many revisions are kept."""
-    return any(one is not None for one in (quota.adapters, quota.size_bytes, quota.registrations_per_minute))
 
 
 def _seen(record: Record) -> _Seen:

@@ -25,11 +25,12 @@ from lora_fs.sidecar.registry.format.layout import (
     parse_generation,
 )
 from lora_fs.sidecar.registry.format.sealed import decode
-from lora_fs.sidecar.registry.store.marker import Marker, is_registry, read_marker
+from lora_fs.sidecar.registry.store.marker import Marker, is_registry, missing, read_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import NotRegular
 
 Body = TypeVar("Body", Record, Pointer)
+Known = AdapterKey | tuple[Scope, str]  # of a record, of a pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,9 @@ class Reader:
         """
         known = self._marker
         try:
-            # A name that is expected to be absent is never opened, only listed.
-            marker = read_marker(self.layout.root, absent=known is None and not is_registry(self.layout.root))
+            if known is None and not is_registry(self.layout.root):
+                raise missing(self.layout)  # a name that is expected to be absent is listed, not opened
+            marker = read_marker(self.layout.root)
         except RegistryMissing as error:
             if known is None:
                 raise
@@ -116,6 +118,9 @@ class Reader:
 
     def pointers(self, scope: Scope, name: str) -> Series[Pointer]:
         return Series(Pointer, self.layout.active(scope), scope, None, name)
+
+    def series(self, key: Known) -> Series[Record] | Series[Pointer]:
+        return self.records(key) if isinstance(key, AdapterKey) else self.pointers(*key)
 
     def namespaces(self) -> list[str]:
         """Every name in the root that a namespace may have; raises as ``scopes`` does."""
@@ -155,12 +160,12 @@ class Reader:
         """
         last = last or ScopeListing()
         chosen = {name for name in last.revisions if self.layout.revision(scope, name) in (only or ())}
-        in_part = only is not None and len(chosen) == len(only)
-        revisions = (
-            {name: kept for name, kept in last.revisions.items() if name not in chosen} if in_part else {}
-        )
-        active = last.active if in_part else Listing()
-        entries = chosen if in_part else self._entries(scope, known=last != ScopeListing())
+        if only is not None and len(chosen) == len(only):
+            entries, kept = [*chosen], last
+        else:
+            entries, kept = self._entries(scope, known=last != ScopeListing()), ScopeListing()
+        revisions = {name: one for name, one in kept.revisions.items() if name not in chosen}
+        active = kept.active
         for entry in entries:
             if entry == ACTIVE:
                 active = _list(self.layout.active(scope), last.active, unlisted) or active
@@ -227,14 +232,15 @@ class Reader:
         token = body.token if self.marker.tier == "lww" else ""
         return series.folder / generation_name(series.name, body.generation, token)
 
-    def is_gone(self, series: Series[Body], generation: Generation) -> bool:
+    @staticmethod
+    def is_gone(path: Path) -> bool:
         """Whether opening a generation finds nothing there, which a listing that lags does not prove.
 
         Raises:
             VolumeUnavailable: the volume did not answer.
         """
         try:
-            return atomic.read_bytes(series.folder / generation_name(series.name, *generation)) is None
+            return atomic.read_bytes(path) is None
         except NotRegular:
             return False
 

@@ -9,10 +9,10 @@ listing names. HEAD follows.
 from __future__ import annotations
 
 import datetime
-import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from lora_fs.sidecar.errors import (
     NewerRecord,
     OperatorError,
     RegistryMissing,
-    TemporaryError,
     UnknownOutcome,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Pointer, Previous, Record
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
@@ -38,9 +36,6 @@ from lora_fs.sidecar.registry.store.reader import Body, Reader, Series
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import Ambiguous, TemporaryNames
 from lora_fs.sidecar.registry.volume.leases import lease
-from lora_fs.sidecar.registry.volume.presence import is_there
-
-logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 0.25
 RACES = 8  # lost in a row before the caller gets ``Conflict``; each means that another writer won
@@ -67,7 +62,7 @@ class Registry(Reader):
                 raise
         super().__init__(Layout(path), found)
         self._temporary = TemporaryNames()
-        self._synced: set[Path] = set()
+        self._sync_once = cache(atomic.sync_names)
         self._announcer = Announcer(self.layout.root)
         self.accounts = Accounts(self)
 
@@ -130,7 +125,7 @@ class Registry(Reader):
                 except VolumeUnavailable as error:
                     if not isinstance(error.__cause__, FileNotFoundError):
                         raise
-                    self._synced.clear()  # gc removed a folder, since it was empty
+                    self._sync_once.cache_clear()  # gc removed a folder, since it was empty
                     continue
             if body is not None:
                 break
@@ -148,9 +143,7 @@ class Registry(Reader):
             FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it cannot be told.
         """
         self.check_writable()
-        top, newest = self.latest(series)
-        if newest is None or newest.generation < top.generation:
-            self._refuse_newer(series, top)
+        self._latest_of_ours(series)
 
     def _append_once(
         self,
@@ -160,11 +153,9 @@ class Registry(Reader):
         expect: int | None,
     ) -> Body | None:
         """One try; None if another writer took the generation."""
-        top, newest = self.latest(series)
-        if newest is None or newest.generation < top.generation:
-            self._refuse_newer(series, top)
-        if expect is not None and expect != (newest.generation if newest else 0):
-            seen = newest.generation if newest else 0
+        top, newest = self._latest_of_ours(series)
+        seen = newest.generation if newest is not None else 0
+        if expect not in (None, seen):
             raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
         fields = change(newest)
         if fields is None and newest is not None and newest.generation < top.generation:
@@ -206,15 +197,20 @@ class Registry(Reader):
         sealed = seal(body)
         if top.generation == 0:  # who made these folders may have died before they were synced
             atomic.make_folder(series.folder)
-            atomic.sync_folders(series.folder, self.layout.root, self._synced)
+            for folder in series.folder.parents:
+                if folder.is_relative_to(self.layout.root):
+                    self._sync_once(folder)
+        body = decode(series.kind, sealed)
         try:
             if lww:
                 atomic.create_unique(series.folder / name, sealed)
             elif not atomic.publish(series.folder / name, sealed, self._temporary):
                 return None
-            body = decode(series.kind, sealed)
             stands = self._stands(series, top, body)
         except Ambiguous as error:
+            with suppress(CorruptRecord, VolumeUnavailable):
+                if self._is_passed_over(series, body):
+                    return None  # whether or not it was written, it is not in force and will not be
             told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
             raise UnknownOutcome(told) from error
         if not stands:
@@ -241,18 +237,29 @@ class Registry(Reader):
         try:
             if top.generation and self._is_there(series, top):
                 return True
-            above = [one for one in self.generations(series) if one.generation > body.generation]
-            return not above or self.read(series, above[-1]).previous == _previous(body)
+            return not self._is_passed_over(series, body)
         except CorruptRecord:
             return False
         except VolumeUnavailable as error:
             raise Ambiguous(str(error)) from error
 
+    def _is_passed_over(self, series: Series[Body], body: Body) -> bool:
+        """Whether another generation lies above it, and the lowest of these does not build on it.
+
+        Raises:
+            CorruptRecord, VolumeUnavailable: it cannot be told.
+        """
+        above = [one for one in self.generations(series) if one.generation > body.generation]
+        return bool(above) and self.read(series, above[-1]).previous != _previous(body)
+
     def _is_there(self, series: Series[Body], top: Generation) -> bool:
-        """Whether a generation is on the server. Tier lww reuses no name: there an open is enough."""
-        if self.marker.tier == "lww":
-            return not self.is_gone(series, top)
-        return is_there(series.folder / generation_name(series.name, *top))
+        """Whether a generation is on the server. Tier lww reuses no name: there an open is enough.
+
+        GlusterFS, NFS and sshfs answer an open for seconds after another client removed the file.
+        ``link()`` reaches the server.
+        """
+        path = series.folder / generation_name(series.name, *top)
+        return not self.is_gone(path) if self.marker.tier == "lww" else atomic.is_on_server(path)
 
     def _listed_anew(self, series: Series[Body]) -> Generation:
         """The greatest generation, in no listing that this client kept from before another's write.
@@ -264,16 +271,17 @@ class Registry(Reader):
                 self._temporary.add(atomic.write_temporary(series.folder, b"", sync=False))
         return next(iter(self.generations(series)), Generation(0, ""))
 
-    def _refuse_newer(self, series: Series[Body], top: Generation) -> None:
-        """Above a damaged generation the next one is written; above a newer lora-fs's, none."""
-        if not top.generation:
-            return
-        try:
-            self.read(series, top)
-        except NewerRecord as error:
-            raise FormatTooNew(f"{error}: upgrade this lora-fs to change {series.name}") from error
-        except CorruptRecord:
-            return
+    def _latest_of_ours(self, series: Series[Body]) -> tuple[Generation, Body | None]:
+        """Do ``latest``. A damaged generation is written over, by the next one; a newer lora-fs's is not."""
+        top, newest = self.latest(series)
+        if top.generation > (newest.generation if newest is not None else 0):
+            try:
+                self.read(series, top)
+            except NewerRecord as error:
+                raise FormatTooNew(f"{error}: upgrade this lora-fs to change {series.name}") from error
+            except CorruptRecord:
+                pass
+        return top, newest
 
     def confirm(self, series: Series[Body], body: Body) -> None:
         """Let what was read survive a power loss, and be announced: who wrote it may have died before.
@@ -289,14 +297,7 @@ class Registry(Reader):
 
     def announce(self) -> None:
         """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""
-        only_found = self._announcer.only_found()
-        try:
-            self._announcer.announce(self.marker.epoch)
-        except TemporaryError as error:
-            if only_found:
-                return
-            told = event("head.not_written")
-            logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
+        self._announcer.announce(self.marker.epoch)
 
 
 def _previous(newest: Record | Pointer | None) -> Previous | None:

@@ -7,19 +7,19 @@ is gone takes its place, whatever its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
-from lora_fs.sidecar.registry.format.layout import Generation, Listing, Place, generation_name
-from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
+from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name
+from lora_fs.sidecar.registry.store.reader import Body, Known, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.view.snapshot import Growing, Key
+from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, Key
 
-UNKNOWN = "somebody"  # who withdrew what has no tombstone any more
+WITHDRAWN = {"writer": "somebody"}  # what has no tombstone any more
 BATCH = 512  # bodies asked for at once, where several threads read
 
 
@@ -35,6 +35,7 @@ class Learning:
     """What was known before, and what is read on top of it.
 
     Args:
+        before: what was known.
         unread: names not read before, or of which more is known than the last listing had.
         gone: records and pointers that are known, and that the last listing had not.
     """
@@ -43,75 +44,80 @@ class Learning:
         self,
         registry: Registry,
         readers: int,
-        known: tuple[Growing[AdapterKey, Record], Growing[tuple[Scope, str], Pointer]],
+        before: Desired,
         unread: Mapping[Path, set[str]],
-        gone: Collection[Hashable] = (),
+        gone: Collection[Known] = (),
     ) -> None:
         self._registry, self._readers, self._unread_before = registry, readers, unread
         self._gone = gone
-        self.records, self.pointers = known
+        self.records, self.pointers = Growing(before.records), Growing(before.pointers)
         self.problems: dict[str, str] = {}
         self.unread: dict[Path, set[str]] = {}
         self.failures: list[VolumeUnavailable] = []
-        self.learned = False
 
-    def refuse(self, failures: Iterable[VolumeUnavailable]) -> None:
-        """Raise what keeps the first state from being known. No permission is a lasting answer."""
-        for error in failures:
-            if not isinstance(error.__cause__, PermissionError):
-                raise error
+    @property
+    def learned(self) -> bool:
+        return self.records.grew or self.pointers.grew
 
-    def withdraw(
-        self,
-        records: Mapping[AdapterKey, Record],
-        pointers: Mapping[tuple[Scope, str], Pointer],
-        is_unknown: Callable[[AdapterKey | tuple[Scope, str]], bool],
-    ) -> list[AdapterKey | tuple[Scope, str]]:
+    def withdraw(self, before: Desired, unlisted: Collection[Path], told: Collection[Known]) -> list[Known]:
         """Take what was known and is not there for withdrawn, and keep what is unknown.
 
+        Args:
+            unlisted: folders that cannot be listed.
+            told: what a listing may lack.
         Returns:
             What was withdrawn.
         """
-        gone = [key for key in self._keep_unknown(self.records, records, is_unknown) if records[key].present]
-        names = self._keep_unknown(self.pointers, pointers, is_unknown)
-        served = [name for name in names if pointers[name].revision is not None]
-        for key in gone:
-            self.records.put(key, records[key].model_copy(update={"state": State.DELETED, "writer": UNKNOWN}))
-        for name in served:
-            unsaid = {"revision": None, "previous_revision": None, "canary": None, "writer": UNKNOWN}
-            self.pointers.put(name, pointers[name].model_copy(update=unsaid))
-        return [*gone, *served]
+        deleted = {**WITHDRAWN, "state": State.DELETED}
+        unsaid = {**WITHDRAWN, "revision": None, "previous_revision": None, "canary": None}
+        return [
+            *self._withdraw(self._registry.records, self.records, before.records, deleted, unlisted, told),
+            *self._withdraw(
+                lambda key: self._registry.pointers(*key),
+                self.pointers,
+                before.pointers,
+                unsaid,
+                unlisted,
+                told,
+            ),
+        ]
 
-    def _keep_unknown(
-        self, found: Growing[Key, Body], before: Mapping[Key, Body], is_unknown: Callable[[Key], bool]
-    ) -> list[Key]:
-        """Keep the newest known of what cannot be listed or read; returns the others that are not there."""
-        absent = []
+    def _withdraw(
+        self,
+        series_of: Callable[[Key], Series[Body]],
+        found: Growing[Key, Body],
+        before: Mapping[Key, Body],
+        fields: Mapping[str, Any],
+        unlisted: Collection[Path],
+        told: Collection[Known],
+    ) -> Iterator[Key]:
         for key, body in before.items():
             now = found.get(key)
-            if now is None and not is_unknown(key):
-                absent.append(key)
-            elif (now is None or now.generation < body.generation) and is_unknown(key):
+            if now is not None and now.generation >= body.generation:
+                continue
+            series = series_of(key)
+            unknown = series.folder in unlisted or series.name in self.unread.get(series.folder, ())
+            if not unknown and key in told:  # a listing may lack it, or have what was before it
+                unknown = now is None or not self._registry.is_gone(self._registry.path(series, body))
+            if unknown:
                 found.put(key, body)
-        return absent
+            elif now is None and serves(body):
+                found.put(key, body.model_copy(update=fields))
+                yield key
 
-    def forget(self, records: Iterable[AdapterKey], pointers: Iterable[tuple[Scope, str]]) -> None:
-        """Keep these tombstones no longer."""
-        for key in records:
-            self.records.drop(key)
-            self.learned = True
-        for name in pointers:
-            self.pointers.drop(name)
-            self.learned = True
+    def forget(self, tombstones: Iterable[Known]) -> None:
+        """Keep these no longer."""
+        for key in tombstones:
+            if isinstance(key, AdapterKey):
+                self.records.drop(key)
+            else:
+                self.pointers.drop(key)
 
-    def told(self, place: Place) -> bool:
+    def told(self, key: Known, generation: Generation) -> bool:
         """Read a generation that HEAD names; False if a listing has to tell what is in force."""
-        scope, revision, name, generation = place
-        if revision is None:
-            series = self._registry.pointers(scope, name)
-            return self._learn_told(self.pointers, _Wanted((scope, name), series, generation))
-        key = AdapterKey(*scope, revision, name)
-        return self._learn_told(self.records, _Wanted(key, self._registry.records(key), generation))
+        if isinstance(key, AdapterKey):
+            return self._learn_told(self.records, _Wanted(key, self._registry.records(key), generation))
+        return self._learn_told(self.pointers, _Wanted(key, self._registry.pointers(*key), generation))
 
     def _learn_told(self, known: Growing[Key, Body], one: _Wanted[Key, Body]) -> bool:
         held = known.get(one.key)
@@ -130,7 +136,7 @@ class Learning:
         """
         own = Generation(held.generation, held.token if one.generation.token else "")
         try:
-            if own != one.generation and not self._registry.is_gone(one.series, own):
+            if own != one.generation and not self._registry.is_gone(self._registry.path(one.series, held)):
                 return one.generation.generation < held.generation  # a sibling is for listings to tell of
         except VolumeUnavailable:
             return False
@@ -141,7 +147,6 @@ class Learning:
         built_on = held.previous and (held.previous.generation, held.previous.sum)
         if found.token != held.token and built_on != (found.generation, found.sum):
             known.put(one.key, found)
-            self.learned = True
         return True
 
     def scope(self, scope: Scope, listing: ScopeListing, last: ScopeListing) -> None:
@@ -149,19 +154,21 @@ class Learning:
         layout = self._registry.layout
         for revision, entries in listing.revisions.items():
             folder = layout.revision(scope, revision)
-            news = self._news(folder, entries, last.revisions.get(revision))
-            found = entries.records
-            wanted = (
-                (AdapterKey(*scope, revision, name), Series(Record, folder, scope, revision, name))
-                for name in news
-            )
-            self._learn(self.records, [_Wanted(key, series, found[key.name]) for key, series in wanted])
-        folder, found = layout.active(scope), listing.active.records
-        news = self._news(folder, listing.active, last.active)
-        series_of = {name: Series(Pointer, folder, scope, None, name) for name in news}
-        self._learn(self.pointers, [_Wanted((scope, n), one, found[n]) for n, one in series_of.items()])
+            records = [
+                _Wanted(
+                    AdapterKey(*scope, revision, name), Series(Record, folder, scope, revision, name), found
+                )
+                for name, found in self._news(folder, entries, last.revisions.get(revision))
+            ]
+            self._learn(self.records, records)
+        folder = layout.active(scope)
+        pointers = [
+            _Wanted((scope, name), Series(Pointer, folder, scope, None, name), found)
+            for name, found in self._news(folder, listing.active, last.active)
+        ]
+        self._learn(self.pointers, pointers)
 
-    def _news(self, folder: Path, listing: Listing, last: Listing | None) -> list[str]:
+    def _news(self, folder: Path, listing: Listing, last: Listing | None) -> list[tuple[str, Generation]]:
         for name, count in listing.siblings.items():
             newest = folder / generation_name(name, *listing.records[name])
             self.problems[f"{newest}: siblings"] = (
@@ -170,9 +177,9 @@ class Learning:
             )
         unread = self._unread_before.get(folder, set())
         if last is listing:
-            return [name for name in unread if name in listing.records]
+            return [(name, listing.records[name]) for name in unread if name in listing.records]
         held = last.records if last is not None else {}
-        return [name for name, found in listing.records.items() if held.get(name) != found or name in unread]
+        return [one for one in listing.records.items() if held.get(one[0]) != one[1] or one[0] in unread]
 
     def _learn(self, known: Growing[Key, Body], wanted: list[_Wanted[Key, Body]]) -> None:
         missing = []
@@ -183,16 +190,15 @@ class Learning:
             elif one.generation.generation < held.generation or one.key in self._gone:
                 self._learn_anew(known, one, held)
         for one, found in zip(missing, self._read(missing), strict=True):
-            if not isinstance(found, CorruptRecord | VolumeUnavailable):
-                known.put(one.key, found)
-                self.learned = True
-                continue
-            self._report(one, found)
-            good = self._last_good(one.series, found)
-            held = known.get(one.key)
-            if good is not None and (held is None or held.generation < good.generation):
-                known.put(one.key, good)
-                self.learned = True
+            good: Body | None
+            if isinstance(found, CorruptRecord | VolumeUnavailable):
+                self._report(one, found)
+                good, held = self._last_good(one.series, found), known.get(one.key)
+                if good is None or (held is not None and held.generation >= good.generation):
+                    continue
+            else:
+                good = found
+            known.put(one.key, good)
 
     def _report(self, one: _Wanted[Key, Body], error: CorruptRecord | VolumeUnavailable) -> None:
         self.problems[str(one.series.folder / generation_name(one.series.name, *one.generation))] = str(error)
@@ -212,7 +218,7 @@ class Learning:
         except (CorruptRecord, VolumeUnavailable) as error:
             return error
 
-    def _last_good(self, series: Series[Body], error: LoraFsError) -> Body | None:
+    def _last_good(self, series: Series[Body], error: CorruptRecord | VolumeUnavailable) -> Body | None:
         if isinstance(error, VolumeUnavailable):
             self.failures.append(error)
             return None
@@ -221,6 +227,11 @@ class Learning:
         except VolumeUnavailable as failure:
             self.failures.append(failure)
             return None
+
+
+def serves(body: Record | Pointer) -> bool:
+    """Whether it is no tombstone, and no pointer to nothing."""
+    return body.present if isinstance(body, Record) else body.revision is not None
 
 
 def _generation(body: Record | Pointer, listed: Generation) -> Generation:

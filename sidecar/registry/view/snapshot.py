@@ -87,6 +87,10 @@ class Growing(Generic[Key, Value]):
     def __len__(self) -> int:
         return sum(map(len, self._parts.values()))
 
+    @property
+    def grew(self) -> bool:
+        return bool(self._own)
+
     def get(self, key: Key) -> Value | None:
         return self.part(self._before.scope_of(key)).get(key)
 
@@ -98,6 +102,13 @@ class Growing(Generic[Key, Value]):
 
     def drop(self, key: Key) -> None:
         del self._own_part(key)[key]
+
+    def set(self, key: Key, value: Value | None) -> None:
+        """Put a value; None drops the one that is there."""
+        if value is not None:
+            self.put(key, value)
+        elif self.get(key) is not None:
+            self.drop(key)
 
     def _own_part(self, key: Key) -> dict[Key, Value]:
         scope = self._before.scope_of(key)
@@ -126,11 +137,6 @@ class _Values(ValuesView[Value]):
         return chain.from_iterable(part.values() for part in self._mapping.parts.values())
 
 
-def of_pointer(key: tuple[Scope, str]) -> Scope:
-    """A pointer's scope."""
-    return key[0]
-
-
 def no_records() -> ByScope[AdapterKey, Record]:
     """None yet."""
     return ByScope(lambda key: key.scope)
@@ -138,7 +144,7 @@ def no_records() -> ByScope[AdapterKey, Record]:
 
 def no_pointers() -> ByScope[tuple[Scope, str], Pointer]:
     """None yet."""
-    return ByScope(of_pointer)
+    return ByScope(lambda key: key[0])
 
 
 @dataclass(frozen=True, slots=True)

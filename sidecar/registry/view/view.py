@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.format.layout import Place, parse_place
 from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
-from lora_fs.sidecar.registry.store.reader import ScopeListing
+from lora_fs.sidecar.registry.store.reader import Known, ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.learning import Learning
-from lora_fs.sidecar.registry.view.missing import Known, Missing, is_listed
-from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, no_pointers, no_records
+from lora_fs.sidecar.registry.view.missing import find_missing, is_listed, vanished
+from lora_fs.sidecar.registry.view.snapshot import Desired
 
 __all__ = ["Desired", "RegistryView"]
 
@@ -61,24 +61,23 @@ class RegistryView:
     ) -> None:
         self._registry = registry
         self._scopes = scopes
-        self._scan_s, self._lag_s, self._lag = scan_s, lag_s, _Lag(lag_s)
+        self._scan_s, self._lag = scan_s, _Lag(lag_s)
         self._readers = readers
         self._clock = clock
         self._head: bytes | None = None
-        self._nonce, self._seq = "", 0  # of the last HEAD whose writes are known
+        self._seen = Head()  # the last one that could be read: its writes are known
         self._anew_until: float | None = None  # tombstones were missed, and a listing may still lag
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = 0  # of the registry as last listed
-        self._records, self._pointers = no_records(), no_pointers()
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
         self._told: dict[Known, float] = {}  # what HEAD told of, until when a listing may lack it
-        self._missing = Missing()
+        self._missing: dict[Scope, set[Known]] = {}
         self.desired = Desired()
 
     def follow(self, lag_s: float, readers: int) -> None:
         """Take another filesystem's ``lag_s`` and ``readers``: its volume was mounted since."""
-        self._lag_s, self._lag, self._readers = lag_s, _Lag(lag_s), readers
+        self._lag, self._readers = _Lag(lag_s), readers
 
     def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
         """Look at HEAD, and at what it tells of; True if anything is new.
@@ -102,9 +101,9 @@ class RegistryView:
         due |= bool(folders) and bool(self.desired.problems)  # a part of the tree cannot say if they last
         moved = head != self._head
         at = parse_head(head) if moved else None
-        missed = at is not None and at.epoch == self._epoch and self._seq < at.gc_floor
+        missed = at is not None and at.epoch == self._epoch and at.forgot_since(self._seen)
         if missed and self._scanned_at is not None:
-            self._anew_until = now + self._lag_s
+            self._anew_until = now + self._lag.lag_s
         told = None if missed else self._told_of(at) if moved else []
         if told is None or told or due or folders or head is None or self._lag.due(now):
             self._registry.check_identity()
@@ -123,8 +122,7 @@ class RegistryView:
         elif folders:
             changed |= self._scan(self._with_folders(folders))
         if moved:
-            self._head, self._nonce = head, at.nonce if at is not None else ""
-            self._seq = at.seq if at is not None else self._seq
+            self._head, self._seen = head, at or self._seen
         return changed
 
     def _with_folders(self, folders: Collection[Path]) -> dict[Scope, Collection[Path] | None]:
@@ -140,11 +138,9 @@ class RegistryView:
 
     def _told_of(self, head: Head | None) -> list[Place] | None:
         """What HEAD says was written in these scopes since the last look; None if it does not say."""
-        files = head.since(self._nonce) if head is not None and self._nonce else None
-        if head is None or files is None or head.epoch != self._epoch:
-            return None
-        places = [parse_place(file) for file in files]
-        if None in places:
+        files = head.since(self._seen.nonce) if head is not None and head.epoch == self._epoch else None
+        places = [parse_place(file) for file in files or ()]
+        if files is None or None in places:
             return None
         return [place for place in places if place is not None and place.scope in self._scopes]
 
@@ -152,13 +148,12 @@ class RegistryView:
         """Read what HEAD told of; None if the tree has to be listed for it."""
         if self._registry.marker.epoch != self._epoch:
             return None
-        learning, keys = self._learning(), set[Known]()
+        learning = self._learning()
         for place in places:
-            if self._is_problem(place) or not learning.told(place):
+            if self._is_problem(place) or not learning.told(place.key, place.generation):
                 return None
-            scope, revision, name, _ = place
-            keys.add((scope, name) if revision is None else AdapterKey(*scope, revision, name))
-        self._told |= dict.fromkeys(keys, self._clock() + self._lag_s)
+        until = self._clock() + self._lag.lag_s
+        self._told |= {place.key: until for place in places}
         if learning.learned:
             before = self.desired
             self._keep(learning, before.listings, before.problems, before.frozen)
@@ -166,26 +161,16 @@ class RegistryView:
 
     def _is_problem(self, place: Place) -> bool:
         """Whether its series has a reported problem already, which a listing has to clear."""
-        scope, revision, name, _ = place
-        layout = self._registry.layout
-        folder = layout.active(scope) if revision is None else layout.revision(scope, revision)
-        return any(text.startswith(f"{folder}/{name}.@") for text in self.desired.problems)
+        series = self._registry.series(place.key)
+        return any(text.startswith(f"{series.folder}/{series.name}.@") for text in self.desired.problems)
 
-    def _learning(self, *, anew: bool = False) -> Learning:
-        """On top of what is known; or, where that may be wrong, on top of nothing."""
-        records, pointers = (no_records(), no_pointers()) if anew else (self._records, self._pointers)
-        known = (Growing(records), Growing(pointers))
-        unread = {} if anew else {folder: set(names) for folder, names in self._unread.items()}
-        for key in () if anew else self._told:  # the last listing had an earlier one, or none
-            name = key.name if isinstance(key, AdapterKey) else key[1]
-            unread.setdefault(self._folder(key), set()).add(name)
-        return Learning(self._registry, self._readers, known, unread, self._missing.all())
-
-    def _folder(self, key: Known) -> Path:
-        layout = self._registry.layout
-        return (
-            layout.revision(key.scope, key.revision) if isinstance(key, AdapterKey) else layout.active(key[0])
-        )
+    def _learning(self) -> Learning:
+        """On top of what is known."""
+        unread = {folder: set(names) for folder, names in self._unread.items()}
+        for series in map(self._registry.series, self._told):  # the last listing had an earlier one, or none
+            unread.setdefault(series.folder, set()).add(series.name)
+        gone = set[Known]().union(*self._missing.values())
+        return Learning(self._registry, self._readers, self.desired, unread, gone)
 
     def _scan(self, scopes: dict[Scope, Collection[Path] | None], *, anew: bool = False) -> bool:
         """List scopes, and read what is new in them; ``anew``: tombstones may have come and gone."""
@@ -194,7 +179,7 @@ class RegistryView:
         anew |= restored
         if anew:
             scopes = dict.fromkeys(self._scopes)
-        learning = self._learning(anew=anew)
+        learning = Learning(self._registry, self._readers, Desired(), {}) if anew else self._learning()
         known: Mapping[Scope, ScopeListing] = {} if anew else before.listings
         unlisted: dict[Path, VolumeUnavailable] = {}
         listings = {
@@ -202,40 +187,35 @@ class RegistryView:
             for scope, folders in scopes.items()
         }
         if self._scanned_at is None or anew:
-            learning.refuse(unlisted.values())
+            _refuse(unlisted.values())
         with nullcontext() if self._scanned_at is not None else _collector_paused():
             for scope, listing in listings.items():
                 learning.scope(scope, listing, known.get(scope, ScopeListing()))
         if self._scanned_at is None or anew:
-            learning.refuse(learning.failures)
+            _refuse(learning.failures)
         problems = learning.problems | {str(path): str(error) for path, error in unlisted.items()}
         for path in unlisted:
             learning.unread.setdefault(path, set())
         if anew:
-            gone = [] if restored else self._withdraw(learning, unlisted)
-            self._told = dict.fromkeys(gone, self._clock() + WITHDRAWN_S)
-            self._missing = Missing()
+            now = self._clock()
+            self._told = {key: end for key, end in self._told.items() if end > now and not restored}
+            gone = [] if restored else learning.withdraw(before, unlisted, self._told)
+            self._told |= dict.fromkeys(gone, now + WITHDRAWN_S)
+            self._missing = {}
         other_names = {scope for scope in listings if listings[scope] is not before.listings.get(scope)}
         whole = {**known, **listings}
         other_names |= self._forget_told(whole, scopes, unlisted)
         frozen = before.frozen
         if anew or other_names:
             for scope in other_names:
-                self._missing.look(scope, learning, whole, self._told)
-            frozen = None if restored else self._missing.vanished()
+                self._missing[scope] = find_missing(scope, learning, whole, self._told)
+            missing = set[Known]().union(*self._missing.values())
+            records, pointers = len(learning.records), len(learning.pointers)
+            frozen = None if restored else vanished(missing, records, pointers)
         same = not (anew or learning.learned) and (problems, frozen) == (before.problems, before.frozen)
         self._epoch, self._unread = epoch, learning.unread
         self._keep(learning, whole, problems, frozen, same=same)
         return not same
-
-    def _withdraw(self, learning: Learning, unlisted: Collection[Path]) -> list[Known]:
-        """What was known and is not there; what cannot be listed or read is as it was."""
-
-        def is_unknown(key: Known) -> bool:
-            folder, name = self._folder(key), key.name if isinstance(key, AdapterKey) else key[1]
-            return folder in unlisted or name in learning.unread.get(folder, ())
-
-        return learning.withdraw(self._records, self._pointers, is_unknown)
 
     def _forget_told(
         self,
@@ -250,14 +230,14 @@ class RegistryView:
         """
         now, late = self._clock(), set()
         for key, end in list(self._told.items()):
-            scope = key.scope if isinstance(key, AdapterKey) else key[0]
-            at, folders = self._folder(key), scopes.get(scope, ())
+            series = self._registry.series(key)
+            at, folders = series.folder, scopes.get(series.scope, ())
             looked = (folders is None or at in folders) and at not in unlisted
             if is_listed(key, listings):
                 del self._told[key]
             elif looked and now >= end:
                 del self._told[key]
-                late.add(scope)
+                late.add(series.scope)
         return late
 
     def _keep(
@@ -269,9 +249,15 @@ class RegistryView:
         *,
         same: bool = False,
     ) -> None:
-        self._records, self._pointers = learning.records.whole(), learning.pointers.whole()
-        version = self.desired.version + (not same)
-        self.desired = Desired(version, self._records, self._pointers, listings, problems, frozen)
+        version, records, pointers = self.desired.version, learning.records.whole(), learning.pointers.whole()
+        self.desired = Desired(version + (not same), records, pointers, listings, problems, frozen)
+
+
+def _refuse(failures: Iterable[VolumeUnavailable]) -> None:
+    """Raise what keeps the first state from being known. No permission is a lasting answer."""
+    for error in failures:
+        if not isinstance(error.__cause__, PermissionError):
+            raise error
 
 
 @contextmanager
@@ -290,12 +276,12 @@ class _Lag:
     """When to list once more after HEAD moved: FUSE and NFS clients keep listings for up to a minute."""
 
     def __init__(self, lag_s: float) -> None:
-        self._lag_s = lag_s
+        self.lag_s = lag_s
         self._end = self._pause_s = 0.0
         self._next: float | None = None
 
     def begin(self, now: float) -> None:
-        self._next, self._end, self._pause_s = now, now + self._lag_s, LAG_LOOK_S
+        self._next, self._end, self._pause_s = now, now + self.lag_s, LAG_LOOK_S
 
     def due(self, now: float) -> bool:
         return self._next is not None and now >= self._next

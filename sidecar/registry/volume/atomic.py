@@ -16,8 +16,8 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
@@ -57,6 +57,15 @@ def unavailable(error: OSError, what: str) -> VolumeUnavailable:
     return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
 
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise an OSError of the block as ``unavailable`` says it."""
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(error, what) from error
+
+
 def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
     """Read a whole regular file afresh; None if there is no such name.
 
@@ -65,26 +74,23 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
         VolumeUnavailable: any other failure than absence, after three tries on ESTALE.
     """
     for attempt in range(TRIES):
+        handle = None
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            status = os.fstat(handle)
+            if stat.S_ISREG(status.st_mode):
+                return _read_all(handle, status.st_size, limit_bytes)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            if handle is None and error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise NotRegular(f"{path} is not a regular file") from error
             if error.errno in TRANSIENT and attempt < TRIES - 1:
                 continue
-            raise unavailable(error, f"cannot open {path}") from error
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotRegular(f"{path} is not a regular file")
-            return _read_all(handle, status.st_size, limit_bytes)
-        except OSError as error:
-            if error.errno not in TRANSIENT or attempt == TRIES - 1:
-                raise unavailable(error, f"cannot read {path}") from error
+            if handle is not None or error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise unavailable(error, f"cannot {'open' if handle is None else 'read'} {path}") from error
         finally:
-            _close(handle)
+            if handle is not None:
+                _close(handle)
+        raise NotRegular(f"{path} is not a regular file")
     raise AssertionError("unreachable")
 
 
@@ -121,10 +127,18 @@ def list_names(folder: Path) -> list[str] | None:
 
 def make_folder(folder: Path, *, inherit: bool = True) -> None:
     """Create a folder and its parents, durably; it may exist. ``inherit``: take the parent's modes."""
-    try:
-        _make_folder(folder, inherit)
-    except OSError as error:
-        raise unavailable(error, f"cannot create {folder}") from error
+    with explained(f"cannot create {folder}"):
+        try:
+            made = _is_made(folder)
+        except FileNotFoundError:
+            if folder.parent == folder:
+                raise
+            make_folder(folder.parent, inherit=inherit)
+            made = _is_made(folder)  # once: /proc and automounters' folders are there, and take none
+        if made:
+            if inherit:
+                permissions.share_folder(folder, folder.parent)
+            sync_folder(folder.parent)
 
 
 def is_folder(path: Path) -> bool:
@@ -133,10 +147,23 @@ def is_folder(path: Path) -> bool:
     Raises:
         VolumeUnavailable: it cannot be told, which is not "no".
     """
-    try:
+    with explained(f"cannot look at {path}"):
         return path.is_dir()
+
+
+def is_on_server(path: Path) -> bool:
+    """Return whether a regular file has the name, by a hard link to it: ``open`` may answer from a cache.
+
+    Raises:
+        VolumeUnavailable: it cannot be known.
+    """
+    probe = path.parent / f"{TEMPORARY}{secrets.token_hex(16)}"
+    try:
+        os.link(path, probe, follow_symlinks=False)
     except OSError as error:
-        raise unavailable(error, f"cannot look at {path}") from error
+        return error.errno not in (errno.ENOENT, errno.ESTALE) and read_bytes(path) is not None
+    _discard(probe)
+    return True
 
 
 def real_path(path: Path) -> Path:
@@ -154,28 +181,15 @@ def real_path(path: Path) -> Path:
     raise AssertionError("unreachable")
 
 
-def _make_folder(folder: Path, inherit: bool) -> None:
-    try:
-        _mkdir(folder, inherit)
-    except FileNotFoundError:
-        if folder.parent == folder:
-            raise
-        _make_folder(folder.parent, inherit)
-        _mkdir(folder, inherit)  # once: /proc and automounters' folders are there, and take none
-
-
-def _mkdir(folder: Path, inherit: bool) -> None:
+def _is_made(folder: Path) -> bool:
+    """Make a folder; False if there is one."""
     try:
         os.mkdir(folder)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        if not folder.is_dir():
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or not folder.is_dir():
             raise
-    else:
-        if inherit:
-            permissions.share_folder(folder, folder.parent)
-        sync_folder(folder.parent)
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:
@@ -192,21 +206,8 @@ def sync_folder(folder: Path) -> None:
 
 def sync_names(folder: Path) -> None:
     """Do ``sync_folder``; raise VolumeUnavailable if it fails."""
-    try:
+    with explained(f"cannot sync {folder}"):
         sync_folder(folder)
-    except OSError as error:
-        raise unavailable(error, f"cannot sync {folder}") from error
-
-
-def sync_folders(folder: Path, root: Path, synced: set[Path]) -> None:
-    """Make the names of ``folder`` and of its parents, up to ``root``, durable. ``synced``: those done."""
-    try:
-        while folder != root and folder not in synced:
-            sync_folder(folder.parent)
-            synced.add(folder)
-            folder = folder.parent
-    except OSError as error:
-        raise unavailable(error, f"cannot sync {folder}") from error
 
 
 def _write_new(path: Path, data: bytes, *, sync: bool = True) -> None:
@@ -324,27 +325,26 @@ def create_unique(path: Path, data: bytes) -> None:
     try:
         _write_new(path, data)
         sync_folder(path.parent)
-    except FileExistsError as error:
-        raise unavailable(error, f"cannot write {path}") from error
     except OSError as error:
-        if not _discard(path):
+        if not isinstance(error, FileExistsError) and not _discard(path):
             raise Ambiguous(f"{path} may have been written") from error
         raise unavailable(error, f"cannot write {path}") from error
 
 
-def replace(path: Path, data: bytes, *, draft_in: Path | None = None) -> None:
-    """Replace a hint whole. Readers see the old or the new one (or, on some, neither).
-
-    Not synced: a hint that a power loss tears fails its seal and is made anew, and a sync would
-    make every other writer of the volume wait.
+def replace(path: Path, data: bytes, *, draft_in: Path | None = None, sync: bool = False) -> None:
+    """Replace a file whole. Readers see the old or the new one (or, on some, neither).
 
     Args:
         draft_in: another folder of the volume to write it in first. A watcher of ``path``'s own
             folder is then told of one new name, not of a pair that it waits half a second for.
+        sync: let it survive a power loss. Not for hints: a hint that a power loss tears fails its seal
+            and is made anew, and a sync would make every other writer of the volume wait.
     """
-    temporary = write_temporary(draft_in or path.parent, data, sync=False)
+    temporary = write_temporary(draft_in or path.parent, data, sync=sync)
     try:
         os.replace(temporary, path)
     except OSError as error:
         _discard(temporary)
         raise unavailable(error, f"cannot replace {path}") from error
+    if sync:
+        sync_names(path.parent)

@@ -28,14 +28,14 @@ from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
 from lora_fs.sidecar.reconcile.catalog import Catalog
-from lora_fs.sidecar.server.auth import ALL, Sight
 from lora_fs.sidecar.server.dashboard.columns import column_of, row_of, summary_of
 from lora_fs.sidecar.server.dashboard.fleet import Fleet, Look
 from lora_fs.sidecar.server.dashboard.grid import Grid
 from lora_fs.sidecar.server.dashboard.history import EVERY_S, History, Sample
-from lora_fs.sidecar.server.listing import around
-from lora_fs.sidecar.server.made import Made
+from lora_fs.sidecar.server.middleware.access import ALL, Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.routes.listing import around
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Board:
         # What threads read and write, under the lock:
         self._lock = threading.Lock()
         self._grid = Grid()
-        self._rows = Made(row_of)
+        self._rows = RenderCache(row_of)
         self._reports: dict[str, ReplicaStatus] = {}  # without their adapters
         self._summaries: dict[str, tuple[int, dict[str, Any]]] = {}  # replica → as of which version, what
         self._problem: str | None = None
@@ -267,14 +267,14 @@ class Board:
             "columns": self._grid.replicas,
             "replicas": replicas,
             "gone": [name for space, name in self._grid.gone(after) if space in sight],
-            "history": history,
+            "history": history if sight == ALL else [],  # counts of every namespace
         }
         rows = (row for space, row in self._grid.rows(after) if space in sight)
         return around(rows, told, "rows")
 
 
 def _within(sight: Sight, summary: dict[str, Any]) -> dict[str, Any]:
-    """Of a replica, what names nothing that is not theirs: of its conditions the kinds alone."""
+    """Keep of a replica what names nothing that is not theirs: the kinds of its conditions, and no counts."""
     kinds = [one.partition(":")[0] for one in summary["conditions"]]
     downloads = [one for one in summary["downloads"] if one["namespace"] in sight]
-    return {**summary, "conditions": kinds, "downloads": downloads}
+    return {**summary, "conditions": kinds, "downloads": downloads, "figures": {}}

@@ -17,9 +17,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.server.auth import Admin
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
+from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 POLICY: Final = (

@@ -1,0 +1,133 @@
+"""One thing that may go, and its removal, which looks once more whether anybody needs it by now.
+
+Ages are the volume's times against this host's clock. What cannot be looked at is young.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.registry.format.layout import INCOMING, TEMPORARY
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.registry.volume import atomic
+
+
+class What(StrEnum):
+    """What may go."""
+
+    LEFTOVER = "leftover"  # a file or a folder that no record can come to name
+    ARTIFACT = "artifact"
+    REVISION = "revision"  # is unregistered; its files go later
+    HISTORY = "history"  # generations, a tombstone or an empty revision; ``path`` first
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """One thing that may go, and why.
+
+    Attributes:
+        size_bytes: what its going frees; of a revision, what a later gc frees.
+        remove: removes it, unless somebody needs it by now.
+    """
+
+    path: Path
+    what: What
+    why: str
+    size_bytes: int = field(compare=False)
+    remove: Callable[[], object] = field(compare=False, repr=False)
+
+
+def leftover(path: Path, why: str) -> Garbage:
+    """A file, or a folder with all in it."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    remove = partial(shutil.rmtree, path) if is_folder else partial(path.unlink, missing_ok=True)
+    return Garbage(path, What.LEFTOVER, why, size_of(path), remove)
+
+
+def artifact(path: Path, why: str, still: Callable[[], bool]) -> Garbage:
+    """A revision's own folder. ``still``: whether it may go; asked before and after it is moved aside."""
+    return Garbage(path, What.ARTIFACT, why, size_of(path), partial(_remove_artifact, path, still))
+
+
+def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
+    """Remove all of it that can be removed; returns what stays, each path with the reason.
+
+    An artifact beside which a temporary name stays is kept: its writer may yet link the record.
+    """
+    kept: dict[Path, LoraFsError] = {}
+    unsafe: set[Path] = set()
+    for item in garbage:
+        path, folder = item.path, item.path.parent
+        try:
+            if item.what is What.ARTIFACT and folder in unsafe:
+                raise VolumeUnavailable(f"{path} is kept: a temporary name in {folder} was not removed")
+            item.remove()
+        except FileNotFoundError:
+            continue  # somebody else removed it
+        except OSError as error:
+            kept[path] = atomic.unavailable(error, f"cannot remove {path}")
+            unsafe |= {folder} if path.name.startswith(TEMPORARY) else set()
+        except LoraFsError as error:
+            kept[path] = error
+    return kept
+
+
+def _remove_artifact(path: Path, still: Callable[[], bool]) -> None:
+    """Move it aside, and put it back if it was registered meanwhile.
+
+    ``register`` looks for its artifact once more after its record: one of the two sees the other.
+    """
+    if not still():
+        return
+    incoming = path.parent.parent / INCOMING
+    atomic.make_folder(incoming)
+    aside = artifacts.temporary_in(incoming)
+    os.rename(path, aside)
+    try:
+        if still():
+            shutil.rmtree(aside)
+            return
+    except LoraFsError:
+        with suppress(OSError):
+            os.rename(aside, path)
+        raise
+    try:
+        os.rename(aside, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(aside)  # register missed it and placed its own copy
+
+
+def age_s(path: Path) -> float:
+    """Seconds since it was changed last; what is gone, or cannot be told, is young."""
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime
+    return float("-inf")
+
+
+def is_older(path: Path, seconds: float) -> bool:
+    """Whether it was last changed so long ago."""
+    return age_s(path) >= seconds
+
+
+def size_of(path: Path) -> int:
+    """Of a file, or of all in a folder, in bytes; what goes away meanwhile counts nothing."""
+    total = 0
+    with suppress(OSError):
+        for one in (path, *path.rglob("*")) if not path.is_symlink() else ():
+            with suppress(OSError):
+                status = one.lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total

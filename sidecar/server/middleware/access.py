@@ -1,0 +1,246 @@
+"""Who may register, unregister and read: the tokens of the token file, and what needs none.
+
+Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
+in others it takes a token. A token adds to what is public and takes nothing away. The file is read
+at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart. One that
+cannot be used lets nobody in, and is a condition from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from fastapi import HTTPException, Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from lora_fs.sidecar.concurrency import Threads
+from lora_fs.sidecar.server.middleware.origin import Sites
+from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
+
+HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
+FRESH_S: Final = 1.0
+READ_WAIT_S: Final = 5.0
+AT_ONCE: Final = 4
+LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
+EVERY: Final = "*"
+NOBODY: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes an admin call. ``token`` is the token's name, None where none is asked for."""
+
+    token: str | None
+    address: str
+
+    @property
+    def writer(self) -> str:
+        """For the record: ``http:10.0.0.7``, with a token's name ``http:ci@10.0.0.7``."""
+        return f"http:{self.token}@{self.address}" if self.token is not None else f"http:{self.address}"
+
+
+class NotPermitted(HTTPException):
+    """403: it is known who calls, and that this is not theirs to do."""
+
+    def __init__(self, message: str, caller: Caller) -> None:
+        super().__init__(403, message)
+        self.caller = caller
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The namespaces a caller may list and use; ``namespaces`` None: all that are served."""
+
+    namespaces: frozenset[str] | None = None
+
+    def __contains__(self, namespace: object) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+
+ALL: Final = Sight()
+
+
+class Admin:
+    """Tell who may do what.
+
+    Args:
+        token_file: None: nobody needs a token to register. public: namespaces that are read without one.
+        hosts: see ``Sites``.
+    """
+
+    def __init__(
+        self,
+        token_file: Path | None,
+        public: tuple[str, ...] = (EVERY,),
+        clock: Callable[[], float] = time.monotonic,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        self._sites = Sites(hosts)
+        self._token_file, self._clock = token_file, clock
+        self._public = None if EVERY in public else frozenset(public) - {NOBODY}
+        self._read_at: float | None = None
+        self._failed_at: float | None = None
+        self._tokens: Mapping[bytes, Token] = {}
+        self._problem: str | None = None
+        self._threads = Threads(AT_ONCE)
+
+    def conditions(self) -> tuple[str, ...]:
+        """What was wrong with the token file when it was last read; nothing of what is in it."""
+        if self._problem is None:
+            return ()
+        return (f"AdminToken: {self._token_file}: {self._problem}; what needs a token is answered 503",)
+
+    async def look(self) -> None:
+        """Read the token file, so that what is wrong with it is known before the first call. Bounded."""
+        if self._token_file is not None:
+            with suppress(HTTPException):
+                await self._read()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Look at the token file every ``LOOK_S`` while the context is open."""
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                await self.look()
+
+        task = asyncio.create_task(watch(), name="token file")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def admit(self, request: Request, verb: Verb, namespace: str | None) -> Caller:
+        """Who makes an admin call.
+
+        Args:
+            namespace: where it acts; None if it names none that is served, which is refused later.
+        Raises:
+            HTTPException: 401 without a good token, 403 if it is not good for this or another site's page
+                asks, 503 if the token file cannot be read.
+        """
+        if verb is not Verb.READ:
+            self._sites.check(request.headers, needs_token=self._token_file is not None)
+        address = address_of(request.scope)
+        if self._token_file is None:
+            return Caller(None, address)
+        given = given_token(request.headers)
+        token = find(await self._read(), given) if given is not None else None
+        if token is None:
+            raise HTTPException(
+                401, "this call needs a token of the token file", headers={"WWW-Authenticate": "Bearer"}
+            )
+        if verb not in token.verbs or (namespace is not None and not token.may(verb, namespace)):
+            where = f" in namespace {namespace}" if namespace is not None else ""
+            raise NotPermitted(
+                f"the token {token.name} may not {verb.value}{where}", Caller(token.name, address)
+            )
+        return Caller(token.name, address)
+
+    async def sight(self, headers: Headers) -> Sight:
+        """What a request may read.
+
+        Raises:
+            HTTPException: 401 for a token in ``X-Lora-Fs-Token`` that is none, 503 if the file
+                cannot be read. An Authorization that is no token of ours may be the engine's.
+        """
+        if self._public is None:
+            return ALL
+        given = given_token(headers)
+        if given is None or self._token_file is None:
+            return Sight(self._public)
+        token = find(await self._read(FRESH_S), given)
+        if token is None and HEADER in headers:
+            raise HTTPException(401, "the token is none of the token file")
+        if token is None or Verb.READ not in token.verbs:
+            return Sight(self._public)
+        return ALL if token.namespaces is None else Sight(self._public | token.namespaces)
+
+    async def knows(self, headers: Headers) -> bool:
+        """Whether a request shows a token of the file.
+
+        Raises:
+            HTTPException: 503 if the file cannot be read.
+        """
+        given = given_token(headers)
+        if given is None or self._token_file is None:
+            return False
+        return find(await self._read(FRESH_S), given) is not None
+
+    def _is_recent(self, at: float | None, within_s: float) -> bool:
+        return at is not None and self._clock() - at < within_s
+
+    async def _read(self, fresh_s: float = 0.0) -> Mapping[bytes, Token]:
+        """The tokens, at most ``fresh_s`` old; and so is a failure."""
+        if self._is_recent(self._read_at, fresh_s):
+            return self._tokens
+        if self._problem is not None and self._is_recent(self._failed_at, fresh_s):
+            raise HTTPException(503, self._problem)
+        assert self._token_file is not None
+        now = self._clock()
+        try:
+            tokens = await self._parsed(self._token_file)
+        except HTTPException as error:
+            self._failed_at, self._problem = self._clock(), error.detail
+            raise
+        self._tokens = tokens
+        self._read_at, self._failed_at, self._problem = now, None, None
+        return tokens
+
+    async def _parsed(self, path: Path) -> Mapping[bytes, Token]:
+        try:
+            data = await self._threads.run(partial(_contents, path), READ_WAIT_S)
+            return parse(data.decode())
+        except TimeoutError as error:
+            raise HTTPException(503, f"the token file was not read in {READ_WAIT_S:.0f} s") from error
+        except OSError as error:
+            raise HTTPException(503, f"the token file cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError:
+            raise HTTPException(503, "the token file is not text") from None
+        except BadTokenFile as error:
+            raise HTTPException(503, f"the token file is not valid: {error}") from error
+
+
+def address_of(scope: Scope) -> str:
+    """The client's address, as the connection has it: no header is believed."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def _contents(path: Path) -> bytes:
+    """Opened without waiting, so that a FIFO in its place costs no thread. A Secret's file is a link."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def given_token(headers: Headers) -> str | None:
+    """What a request shows: ``X-Lora-Fs-Token``, else the bearer of ``Authorization``; None: nothing."""
+    own = headers.get(HEADER)
+    return own.strip() if own is not None else bearer(headers.get("authorization", ""))
+
+
+def bearer(authorization: str) -> str | None:
+    """The credentials of an ``Authorization`` header of the scheme Bearer; None of any other."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None

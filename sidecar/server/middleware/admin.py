@@ -1,0 +1,114 @@
+"""An admin call: admitted or not, and told to the audit however it ends.
+
+Who has no token is refused before a body is read, and no body of such a call is kept above a bound, nor
+waited for beyond one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import HTTPException, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.server.middleware.access import Admin, Caller, NotPermitted, address_of
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
+from lora_fs.sidecar.server.ports import ReplicaPort, namespace_of
+
+MAX_BODY_BYTES: Final = 1 << 20  # of a load or an unload, which are names and a path
+BODY_S: Final = 60.0  # in which all of it comes
+
+
+class AdminCalls:
+    """``trail``: where admin calls are recorded; None: in the log alone."""
+
+    def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
+        self._replica, self._admin, self._told = replica, admin, trail or Trail(None)
+
+    def token_first(self, **verbs: Verb) -> type[APIRoute]:
+        """Routes that FastAPI reads a body for, made to ask for a token before, and to bound the body.
+
+        Args:
+            verbs: by the name of the route's function; other routes are as they were.
+        """
+        calls = self
+
+        class TokenFirst(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle, verb = super().get_route_handler(), verbs.get(self.name)
+                if verb is None:
+                    return handle
+
+                async def bounded(request: Request) -> Response:
+                    await calls._ask_for_a_token(request, verb)
+                    return await handle(Request(request.scope, _at_most(MAX_BODY_BYTES, request.receive)))
+
+                return bounded
+
+        return TokenFirst
+
+    async def _ask_for_a_token(self, request: Request, verb: Verb) -> None:
+        """Refuse who has none. One that is not good for this is refused once it is known for which name."""
+        try:
+            await self._admin.admit(request, verb, None)
+        except NotPermitted:
+            return
+        except HTTPException as error:
+            what, address = {"model": self._replica.model}, address_of(request.scope)
+            await self._told.tell(verb, None, address, "denied", str(error.detail), what)
+            raise
+
+    @asynccontextmanager
+    async def admitted(
+        self, request: Request, verb: Verb, name: str
+    ) -> AsyncIterator[tuple[Caller, dict[str, object]]]:
+        """Let the block act for a caller who may, and tell how it ended and what the block adds."""
+        replica = self._replica
+        namespace = namespace_of(name, replica.namespaces)
+        what: dict[str, object] = {"namespace": namespace, "model": replica.model, "name": name}
+        caller: Caller | None = None
+        address = address_of(request.scope)
+        try:
+            caller = await self._admin.admit(request, verb, namespace)
+            yield caller, what
+        except HTTPException as error:
+            caller = error.caller if isinstance(error, NotPermitted) else caller
+            await self._told.tell(verb, caller, address, "denied", str(error.detail), what)
+            raise
+        except LoraFsError as error:
+            await self._told.tell(verb, caller, address, "failed", str(error), what)
+            raise
+        except BaseException as error:  # the client left, or a fault of ours: it may have been done
+            why = f"ended before it was known to be done: {type(error).__name__}"
+            await self._told.tell(verb, caller, address, "failed", why, what)
+            raise
+        await self._told.tell(verb, caller, address, "done", "", what)
+
+
+def _at_most(most: int, receive: Receive) -> Receive:
+    """``receive``, which ends in a 413 at the first byte too many, and in a 400 where the body is late."""
+    size = 0
+    late_at: float | None = asyncio.get_running_loop().time() + BODY_S
+
+    async def counted() -> Message:
+        nonlocal size, late_at
+        try:
+            async with asyncio.timeout_at(late_at):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(400, f"the body comes too slowly: {size} bytes in {BODY_S:g} s") from None
+        size += len(message.get("body", b""))
+        if size > most:
+            raise HTTPException(413, f"the body is over {most} bytes")
+        if not message.get("more_body"):
+            late_at = None  # what may come now is that the client leaves
+        return message
+
+    return counted

@@ -1,0 +1,295 @@
+"""The streaming reverse proxy: load a lazy adapter, forward, pass bytes through as they come.
+
+An ASGI endpoint of its own, since a framework's response classes would buffer. A client that
+leaves cancels the engine's request at once and releases the adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from lora_fs.sidecar import tracing
+from lora_fs.sidecar.engine.vllm_http import not_there
+from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, address_of, bearer
+from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
+from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.middleware.tokens import digest_of
+from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
+from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.proxy.paths import leaves_its_route
+from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
+
+_KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
+# What aiohttp would add where there is none.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+NO_WEBSOCKET = (
+    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
+    "to the engine's own port"
+)
+_HIDDEN = (
+    "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
+    'part whose first line is Content-Disposition: form-data; name="model"'
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """What a request goes through: the adapter, and what the engine calls it."""
+
+    served: Served
+    asked: str
+    engine_name: str
+
+
+class Proxy:
+    """Forward requests while ``running`` is open.
+
+    Args:
+        max_body_bytes: of one request; those under way may have twice as much.
+        user_header: the request's header that says who asks, for canaries.
+        engine_key: sent to the engine in place of a client's ``Authorization``, which never goes there. A
+            client shows this key, or a token of the token file, to use the engine.
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaPort,
+        engine_url: str,
+        admin: Admin,
+        *,
+        hold_timeout_s: float,
+        max_body_bytes: int,
+        user_header: str | None = None,
+        upstream: Upstream | None = None,
+        engine_key: str | None = None,
+    ) -> None:
+        upstream = upstream or Upstream()
+        self._replica, self._engine_url, self._admin = replica, engine_url, admin
+        self._user_header = user_header
+        self._key = None if engine_key is None else digest_of(engine_key)
+        self._key_header = [] if engine_key is None else [("authorization", f"Bearer {engine_key}")]
+        self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
+        self._upstream = upstream
+        self.session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the connections to the engine while the context is open."""
+        async with connected(self._upstream) as session:
+            self.session = session
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode("latin-1")
+        if leaves_its_route(path):
+            message = f"the path {path[:200]!r} is not one this sidecar forwards"
+            await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if headers.get("upgrade", "").lower() == "websocket":
+            await error_response(NO_WEBSOCKET, 501, "NotImplementedError")(scope, receive, send)
+            return
+        try:
+            async with self._intake.read(headers, receive, address_of(scope)) as held:
+                about = {"http__request__method": scope["method"], "url__path": path[:200]}
+                with tracing.span("proxy", carrier=headers, **about):
+                    await _while_it_waits(self._answer(scope, held, receive, send), receive)
+        except ClientDisconnect:
+            return
+        except LoraFsError as error:
+            await respond(error)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, held: Held, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        content_type = headers.get("content-type", "")
+        try:
+            if len(headers.getlist("content-type")) > 1:
+                raise InputError("the request has two Content-Type headers: send one")
+            field = find_model(content_type, held.body)
+            if scope["method"] != "OPTIONS":
+                await self._check_key(scope["path"], headers)
+            sight = await self._admin.sight(headers)
+            if sight != ALL and hides_its_model(content_type, held.body):
+                raise InputError(_HIDDEN)
+            if field is None or not field.name:  # to vLLM an empty name is its base model's
+                await self._forward(scope, held, send)
+                return
+            model = field.name
+            served = self._visible(model, sight)
+            if served is None:
+                if not self._passes_through(model, sight):
+                    if not self._replica.base_cards():
+                        raise EngineUnavailable("the engine has not answered yet: its models are unknown")
+                    self._replica.check_read()
+                    raise NotFound(f"The model `{model[:200]}` does not exist.")
+                field = None
+                await self._forward(scope, held, send)
+                return
+            chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
+            tracing.note(lora_fs__adapter=str(chosen.record.key))
+            for again in (True, False):
+                # hold() resolves the name once more, and at a retry it may serve another revision.
+                chosen = self._replica.lookup(chosen.name) or chosen
+                async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
+                    through = _Through(chosen, model, engine_name)
+                    body = held.body if engine_name == model else field.renamed(engine_name)
+                    async with self._asked(scope, body, through) as answer:
+                        said = await said_by(answer) if again and answer.status == 404 else b""
+                        if not lost_the_adapter(said, engine_name):
+                            del body, field
+                            held.release()
+                            await self._pass_on(answer, send, through, said)
+                            return
+                # An engine that restarted since the last look does not know the adapter.
+                self._replica.forget(engine_name)
+        except LoraFsError as error:
+            tracing.note(error__type=type(error).__name__)
+            await respond(error, "model")(scope, receive, send)
+        except HTTPException as error:
+            await refuse(error)(scope, receive, send)
+
+    async def _check_key(self, path: str, headers: Headers) -> None:
+        """Refuse, as the engine does, who shows no key where the engine has one: its key is sent for all."""
+        if self._key is None or not path.startswith(_KEY_IS_FOR):
+            return
+        given = bearer(headers.get("authorization", ""))
+        if given is not None and hmac.compare_digest(digest_of(given), self._key):
+            return
+        if not await self._admin.knows(headers):
+            raise HTTPException(
+                401,
+                "this call needs the engine's key or a token, as Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _here(self, location: bytes) -> bytes:
+        """Where the engine sends on to itself, without its address, which no client has to reach."""
+        rest = location.removeprefix(self._engine_url.encode())
+        return rest if rest.startswith(b"/") else location
+
+    def _visible(self, model: str, sight: Sight) -> Served | None:
+        served = self._replica.lookup(model)
+        return served if served is not None and served.record.namespace in sight else None
+
+    def _passes_through(self, model: str, sight: Sight) -> bool:
+        kept_to = self._replica.kept_to(model)
+        return self._replica.passes_through(model) and (kept_to is None or kept_to in sight)
+
+    async def _forward(self, scope: Scope, held: Held, send: Send) -> None:
+        """What names no adapter, as it is."""
+        async with self._asked(scope, held.body, None) as answer:
+            held.release()
+            await self._pass_on(answer, send, None)
+
+    @asynccontextmanager
+    async def _asked(
+        self, scope: Scope, body: Body, through: _Through | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The engine's answer, of which its head has come. It lets go of ``body``.
+
+        Raises:
+            EngineUnavailable: there was none.
+        """
+        assert self.session is not None, "the app's lifespan opens it by running()"
+        path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
+        passed = appended(onward(scope["headers"], coded=through is None), scope)
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in passed
+        ] + self._key_header
+        if len(body) > SMALL_BYTES:
+            headers.append(("content-length", str(len(body))))
+        try:
+            answer = await self.session.request(
+                scope["method"],
+                url,
+                data=pieces(body) if len(body) > SMALL_BYTES else body or None,
+                headers=tracing.outgoing(headers),
+                skip_auto_headers=_NOT_ADDED,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            gone = not_there(self._engine_url, error)
+            self._replica.engine_failed(str(gone))
+            raise gone from error
+        except aiohttp.ConnectionTimeoutError as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(self._upstream.full) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(f"the engine did not take the request: {error}") from error
+        del body
+        try:
+            tracing.note(http__response__status_code=answer.status)
+            yield answer
+        finally:
+            answer.close() if not answer.content.at_eof() else answer.release()
+
+    async def _pass_on(
+        self, answer: aiohttp.ClientResponse, send: Send, through: _Through | None, said: bytes = b""
+    ) -> None:
+        """Send the answer's head, what was read of it, and the rest as it comes."""
+        raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
+        names: Renamed | None = None
+        if through is not None:
+            raw += answered_by(through.served.record)
+            renamed = through.engine_name != through.asked
+            if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
+                names = Renamed(through.engine_name, through.asked)
+                raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
+        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        try:
+            async for chunk in _chunks(said, answer):
+                data = chunk if names is None else names.feed(chunk)
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            told = event("engine.broke_off", error=type(error).__name__)
+            logger.warning("the engine broke off its answer: %s", error, extra=told)
+            self._replica.engine_failed(None)
+            return  # without an end, so that the client's connection is closed, too
+        rest = b"" if names is None else names.end()
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    yield said
+    async for chunk in answer.content.iter_any():
+        yield chunk
+
+
+async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
+    """Do ``work`` for as long as the client is there."""
+    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""The routes that this process answers itself, one module a family."""

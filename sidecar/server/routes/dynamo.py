@@ -1,0 +1,192 @@
+"""Dynamo's own calls, ``/v1/loras``, for its operator and what else drives its workers.
+
+Their bodies and answers are those of Dynamo 1.6; errors are ours. What differs, since the registry is shared:
+a load or an unload at one replica holds for all, and the other replicas, asked the same, say that it is done.
+
+Source: NVIDIA Dynamo 1.6.0, LoRA adapters; ai-dynamo/dynamo, lib/runtime/src/system_status_server.rs at
+0116f785.
+"""
+
+# No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
+
+import json
+from typing import Annotated, Any, Literal
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.errors import Conflict, InputError, NotFound
+from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.server.bodies import ErrorBody
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
+from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
+from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.offer import is_of
+from lora_fs.sidecar.sources.uri import parse, redacted, scheme_of
+
+SEEN_S = 5.0  # for what another replica registered to be seen here
+LOOK_EVERY_S = 0.05
+
+
+class LoraSource(BaseModel):
+    """Where an adapter comes from."""
+
+    uri: str = Field(description="`file://`, `s3://`, `hf://` and the other sources of a load")
+
+
+class LoadLora(BaseModel):
+    """``POST /v1/loras``: Dynamo's LoadLoraRequest."""
+
+    lora_name: str = Field(description="What clients send as their model")
+    source: LoraSource = Field(description="Where it lies")
+
+
+class LoraDone(BaseModel):
+    """What a load or an unload answers: Dynamo's LoraResponse."""
+
+    status: Literal["success"] = "success"
+    message: str = Field(description="What was done")
+    lora_name: str = Field(description="As it was asked for")
+    lora_id: int | None = Field(None, description="The record's `int_id`; left out where there is no record")
+
+    model_config = ConfigDict(json_schema_extra={"required": ["status", "message", "lora_name"]})
+
+
+class Loras(BaseModel):
+    """``GET /v1/loras``: every registered adapter, in the engine or not."""
+
+    status: Literal["success"] = "success"
+    loras: dict[str, int] = Field(description="The record's `int_id`, by the name that clients send")
+    count: int = Field(description="Of `loras`")
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
+_Name = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": LoraDone},
+    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
+}
+
+
+def router(
+    replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
+) -> APIRouter:
+    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
+    calls = AdminCalls(replica, admin, trail)
+    routes = APIRouter(tags=["dynamo"], route_class=calls.token_first(load=Verb.REGISTER))
+
+    async def loaded(name: str, uri: str) -> Record | None:
+        """The record of a name that is served from ``uri``, once it is loaded here; None: it is not served.
+
+        Raises:
+            Conflict: the name is served from elsewhere. See ``ReplicaPort.hold``.
+        """
+        served = replica.lookup(name)
+        if served is None:
+            return None
+        if not _is_from(served.record, uri):
+            raise Conflict(
+                f"{name} is registered from another source: unload it first, or register what lies there as "
+                "its next revision, with load_inplace in POST /v1/load_lora_adapter"
+            )
+        async with replica.hold(name, hold_timeout_s):
+            return served.record
+
+    @routes.post(
+        "/v1/loras",
+        summary="Register an adapter everywhere, and load it here; a repeat changes nothing",
+        responses=_ANSWERS,
+        response_class=JSONResponse,
+    )
+    async def load(body: LoadLora, request: Request) -> Response:
+        name, uri, how = full_name(body.lora_name, replica.namespaces), body.source.uri, "already loaded"
+        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
+            what["source"] = redacted(uri)
+            record = await loaded(name, uri)
+            if record is None:
+                try:
+                    sight = await admin.sight(request.headers)
+                    wanted = LoadRequest(name, uri, reads=sight.namespaces)
+                    record = await replica.load_adapter(wanted, writer=caller.writer)
+                    how = "loaded successfully"
+                except Conflict:
+                    # An operator asks all replicas at once: one registered it, the others are to see it.
+                    for _ in range(round(SEEN_S / LOOK_EVERY_S)):
+                        if replica.lookup(name) is not None or replica.passes_through(name):
+                            break
+                        await anyio.sleep(LOOK_EVERY_S)
+                    record = await loaded(name, uri)
+                    if record is None:
+                        raise
+            what |= {"revision": record.revision, "digest": record.spec.digest}
+        return _done(body.lora_name, how, record)
+
+    @routes.delete(
+        "/v1/loras/{lora_name:path}",
+        summary="Unregister an adapter everywhere; one that is not registered is no error",
+        responses=_ANSWERS,
+        response_class=JSONResponse,
+    )
+    async def unload(lora_name: _Name, request: Request) -> Response:
+        name = full_name(lora_name, replica.namespaces)
+        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+            served = replica.lookup(name)
+            try:
+                await replica.unload_adapter(name, writer=caller.writer)
+            except NotFound:  # another replica was asked before
+                return _done(lora_name, "not registered")
+        return _done(lora_name, "unloaded successfully", served.record if served is not None else None)
+
+    @routes.get(
+        "/v1/loras",
+        summary="The ids of all adapters by name",
+        responses={200: {"model": Loras}, "default": {"model": ErrorBody}},
+        response_class=JSONResponse,
+    )
+    async def listed(request: Request) -> Response:
+        sight, catalog = await admin.sight(request.headers), replica.catalog()
+        replica.check_read()
+
+        def render() -> bytes:
+            seen = (one for one in catalog.in_order() if one.record.namespace in sight)
+            ids = {one.name: one.record.spec.int_id for one in seen}
+            return json.dumps({"status": "success", "loras": ids, "count": len(ids)}).encode()
+
+        return Response(await anyio.to_thread.run_sync(render), media_type="application/json")
+
+    return routes
+
+
+def _is_from(record: Record, source: str) -> bool:
+    """Whether a record came from a source, also of URLs that differ in what is not shown."""
+    kept = record.spec.source
+    if _place(kept.uri) != _place(source):
+        return False
+    try:
+        return scheme_of(source) in ("", "file") or is_of(kept.pin, parse(source))
+    except InputError:
+        return True
+
+
+def _place(source: str) -> str:
+    """A source without its secrets, written as a record has it."""
+    try:
+        return str(path_of(source) if scheme_of(source) in ("", "file") else parse(source))
+    except InputError:
+        return redacted(source)
+
+
+def _done(name: str, how: str, record: Record | None = None) -> Response:
+    body = LoraDone(
+        message=f"LoRA adapter '{name[:200]}' {how}",
+        lora_name=name,
+        lora_id=record.spec.int_id if record is not None else None,
+    )
+    return JSONResponse(body.model_dump(exclude_none=True))

@@ -1,0 +1,159 @@
+"""Load and unload in vLLM's shapes and in SageMaker's, and what this replica knows of every adapter.
+
+Load and unload write the desired state, then wait, bounded, for this replica to follow. Each is
+told to the audit, done or refused.
+"""
+
+# No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
+from lora_fs.sidecar.registry.lifecycle.selectors import Selection
+from lora_fs.sidecar.server.bodies import (
+    AdapterList,
+    DynamoList,
+    ErrorBody,
+    LoadBody,
+    LoraInfo,
+    SageMakerBody,
+    UnloadBody,
+)
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
+from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served, full_name
+from lora_fs.sidecar.server.routes.listing import Listing
+from lora_fs.sidecar.sources.uri import redacted
+
+# With a response class that has a media type of its own, FastAPI gives it to the errors, too.
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
+}
+
+_STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
+    Phase.READY: "loaded",
+    Phase.DRAINING: "unloading",
+    Phase.FAILED: "failed",
+}
+
+_AdapterName = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
+_Name = Annotated[str | None, Query(description="A pattern of the name: `*`, `?` and `[…]` as in a shell")]
+_Selector = Annotated[
+    str | None,
+    Query(alias="labelSelector", description="`key=value`, `key!=value`, `key`, `!key`, commas between them"),
+]
+_Phase = Annotated[Phase | None, Query(description="Only adapters in this phase here")]
+
+
+def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
+    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
+    calls = AdminCalls(replica, admin, trail)
+    token_first = calls.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
+    routes = APIRouter(tags=["adapters"], route_class=token_first)
+
+    @routes.post(
+        "/v1/load_lora_adapter",
+        summary="Register an adapter everywhere, and load it here",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def load(body: LoadBody, request: Request) -> Response:
+        name = full_name(body.lora_name, replica.namespaces)
+        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
+            what["source"] = redacted(body.lora_path)
+            sight = await admin.sight(request.headers)
+            wanted = LoadRequest(name, body.lora_path, body.load_inplace, sight.namespaces)
+            record = await replica.load_adapter(wanted, writer=caller.writer)
+            what |= {"revision": record.revision, "digest": record.spec.digest}
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    @routes.post(
+        "/v1/unload_lora_adapter",
+        summary="Unregister an adapter everywhere",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def unload(body: UnloadBody, request: Request) -> Response:
+        name = full_name(body.lora_name, replica.namespaces)
+        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
+            await replica.unload_adapter(name, writer=caller.writer)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    @routes.post(
+        "/adapters",
+        summary="Register an adapter everywhere, and load it here: SageMaker's call",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def register(body: SageMakerBody, request: Request) -> Response:
+        wanted = LoadBody(lora_name=body.name, lora_path=body.src, load_inplace=body.load_inplace)
+        await load(wanted, request)
+        return PlainTextResponse(f"Adapter {body.name} registered")
+
+    @routes.delete(
+        "/adapters/{adapter_name:path}",
+        summary="Unregister an adapter everywhere: SageMaker's call",
+        response_class=Response,
+        responses=_ANSWERS,
+    )
+    async def unregister(adapter_name: _AdapterName, request: Request) -> Response:
+        await unload(UnloadBody(lora_name=adapter_name), request)
+        return PlainTextResponse(f"Adapter {adapter_name} unregistered")
+
+    listing = Listing(replica)
+
+    @routes.get(
+        "/v1/lora_adapters",
+        summary="Records with this replica's status and residency",
+        responses={200: {"model": AdapterList}, "default": {"model": ErrorBody}},
+        response_class=JSONResponse,
+    )
+    async def adapters(
+        request: Request, name: _Name = None, selector: _Selector = None, phase: _Phase = None
+    ) -> Response:
+        selection = Selection.parse(name, selector)
+        sight = await admin.sight(request.headers)
+        replica.check_read()
+        downloads = [
+            one.model_dump(mode="json") for one in replica.downloads().values() if one.namespace in sight
+        ]
+        body = {"object": "list", "replica": replica.replica_id, "downloads": downloads}
+        answer = await listing.answer(body, sight, selection, phase)
+        return Response(answer, media_type="application/json")
+
+    @routes.get(
+        "/v1/list_lora_adapters",
+        summary="What is in the engine or on its way, as routers ask for it",
+    )
+    async def loras(request: Request) -> DynamoList:
+        sight, residency = await admin.sight(request.headers), replica.residency()
+        replica.check_read()
+        told = [(name, one) for name, one in replica.notable()[0].items() if one.key[0] in sight]
+        return DynamoList(loras=[_info(name, one, replica.lookup(name), residency) for name, one in told])
+
+    return routes
+
+
+def _info(
+    name: str, status: AdapterStatus, served: Served | None, residency: Mapping[str, JsonObject]
+) -> LoraInfo:
+    """``served``: None of a name that is withdrawn and still has requests."""
+    namespace, model, revision, _ = status.key
+    held = residency.get(name)
+    return LoraInfo(
+        lora_id=name,
+        status=_STATUS.get(status.phase, "loading"),
+        base_model=served.record.spec.base_model if served is not None else model,
+        namespace=namespace,
+        revision=revision,
+        memory_usage=served.record.spec.size_bytes if served is not None else None,
+        last_used=time.time() - held["idle_s"] if held is not None else None,
+    )

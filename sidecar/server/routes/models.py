@@ -1,0 +1,120 @@
+"""``GET /v1/models``: the engine's own cards, then every adapter of the volume, sorted by name.
+
+The adapters' part is the same bytes on every replica, for whoever may read the same namespaces.
+Rendered once a change, and of an adapter that did not change not again; whatever the records say:
+none of them keeps the others from being listed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.model import JsonObject
+from lora_fs.sidecar.server.bodies import ErrorBody, ModelCard, ModelList
+from lora_fs.sidecar.server.middleware.access import Admin, Sight
+from lora_fs.sidecar.server.middleware.errors import error_response
+from lora_fs.sidecar.server.ports import Catalog, ReplicaPort, Served
+from lora_fs.sidecar.server.routes.listing import around
+from lora_fs.sidecar.server.routes.render_cache import RenderCache
+
+MAX_SIGHTS = 16  # lists kept rendered, each for callers who may read the same namespaces
+_MADE_ANEW = frozenset({"created", "permission"})  # by vLLM, at each answer
+
+
+def card(served: Served, parent: str) -> JsonObject:
+    """One adapter in vLLM's ModelCard shape. ``root`` is its place on the volume."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": _unix_s(served.record.updated_at),
+        "owned_by": "vllm",
+        "root": served.record.spec.path,
+        "parent": parent,
+        "max_model_len": None,
+        "permission": [],
+    }
+
+
+def _unix_s(written: str) -> int:
+    """Seconds; 0 if it is no date, which a record may hold: ``updated_at`` is for people."""
+    try:
+        at = datetime.datetime.fromisoformat(written)
+    except ValueError:
+        return 0
+    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return int((at - datetime.datetime.fromtimestamp(0, datetime.UTC)).total_seconds())
+
+
+def _lasting(cards: Iterable[JsonObject]) -> list[JsonObject]:
+    return [{name: value for name, value in card.items() if name not in _MADE_ANEW} for card in cards]
+
+
+def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["models"])
+    rendered: dict[Sight, bytes] = {}
+    rendered_from: object = None
+    cards: dict[str, RenderCache[bytes]] = {}  # by the parent that they name
+
+    def parent() -> str:
+        bases = replica.base_cards()
+        return str(bases[0]["id"]) if bases else replica.model
+
+    def render(bases: Iterable[JsonObject], catalog: Catalog, sight: Sight) -> bytes:
+        base = parent()
+        if base not in cards:
+            cards.clear()
+            cards[base] = RenderCache(lambda one: json.dumps(card(one, base)).encode())
+        made = cards[base].of(catalog.served)
+        seen = (made[one.name] for one in catalog.in_order() if one.record.namespace in sight)
+        data = b", ".join([*(json.dumps(one).encode() for one in bases), *seen])
+        return around([data], {"object": "list"}, "data")
+
+    @routes.get(
+        "/v1/models",
+        summary="List the base model and every adapter",
+        responses={200: {"model": ModelList}},
+        response_class=JSONResponse,
+    )
+    async def list_models(request: Request) -> Response:
+        nonlocal rendered_from
+        sight = await admin.sight(request.headers)
+        replica.check_read()
+        bases, catalog = replica.base_cards(), replica.catalog()
+        kept_to = [replica.kept_to(str(base["id"])) for base in bases]
+        key = (catalog.version, _lasting(bases), kept_to)
+        if rendered_from != key or len(rendered) > MAX_SIGHTS:
+            rendered.clear()
+            rendered_from = key
+        if sight not in rendered:
+            shown = [base for base, to in zip(bases, kept_to, strict=True) if to is None or to in sight]
+            rendered[sight] = render(shown, catalog, sight)
+        return Response(rendered[sight], media_type="application/json")
+
+    @routes.get(
+        "/v1/models/{model:path}",
+        summary="One model",
+        responses={200: {"model": ModelCard}, 404: {"model": ErrorBody}, "default": {"model": ErrorBody}},
+        response_class=JSONResponse,
+    )
+    async def get_model(model: str, request: Request) -> Response:
+        base = next((one for one in replica.base_cards() if one.get("id") == model), None)
+        kept_to = replica.kept_to(model)
+        if base is not None and kept_to is None:
+            return JSONResponse(base)
+        sight = await admin.sight(request.headers)  # whatever the name: no answer tells of one that is hidden
+        if base is not None and kept_to in sight:
+            return JSONResponse(base)
+        served = replica.lookup(model)
+        if served is None or served.record.namespace not in sight:
+            replica.check_read()
+            message = f"The model `{model[:200]}` does not exist."
+            return error_response(message, 404, "NotFoundError", "model")
+        return JSONResponse(card(served, parent()))
+
+    return routes

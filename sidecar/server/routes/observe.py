@@ -1,0 +1,217 @@
+"""Health, readiness, metrics, and the service-discovery document.
+
+``/health`` is liveness: it depends on neither the mount nor the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import anyio.to_thread
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from lora_fs.sidecar import __version__
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
+from lora_fs.sidecar.server.bodies import (
+    Health,
+    LoadedLora,
+    LoraCapacity,
+    LoraMetadata,
+    Metadata,
+    ReadinessBody,
+    ServedModel,
+)
+from lora_fs.sidecar.server.middleware.access import ALL, Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.ports import ReplicaPort
+
+MAX_NAMES = 1000  # with series of their own, at four series each
+MAX_SERIES = 1000  # of requests by name and revision
+
+
+class Scrape(Collector):
+    """Reads the replica at each scrape: a series goes when its adapter goes.
+
+    An adapter has series while it is in the engine or failed, of those ``MAX_NAMES``, what is loaded
+    first: ten thousand may be registered, and all of them may fail.
+    """
+
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        replica = self._replica
+        told, counts = replica.notable()
+        readiness, capacity = replica.readiness(), replica.capacity()
+        yield from self._adapters(told, replica.residency())
+        yield _gauge("lora_fs_adapters", "Adapters by phase", "phase", {p: counts.get(p, 0) for p in Phase})
+        yield _gauge("lora_fs_resident_adapters", "Adapters by where they are", "tier", replica.tiers())
+        yield GaugeMetricFamily("lora_fs_ready", "Serves", value=readiness.ready)
+        kinds = Counter(told.partition(":")[0] for told in readiness.conditions)
+        yield _gauge("lora_fs_conditions", "What is wrong, by kind", "type", kinds)
+        downloads = len(replica.downloads())
+        yield GaugeMetricFamily("lora_fs_downloads", "Fetched now, to be registered", value=downloads)
+        if capacity is not None:
+            yield GaugeMetricFamily("lora_fs_capacity", "Adapters that may be loaded at once", value=capacity)
+        for name, value in replica.counters().items():
+            yield CounterMetricFamily(f"lora_fs_{name}", name.replace("_", " "), value=value)
+        for name, took in replica.durations().items():
+            text = f"Seconds that one {name.partition('_')[0]} took"
+            yield HistogramMetricFamily(f"lora_fs_{name}", text, buckets=took.buckets(), sum_value=took.sum_s)
+        yield InfoMetricFamily("lora_fs_build", "This lora-fs", value={"version": __version__})
+
+    def _adapters(
+        self, told: Mapping[str, AdapterStatus], residency: Mapping[str, JsonObject]
+    ) -> Iterator[Metric]:
+        failed = {name: one.reason for name, one in told.items() if one.phase is Phase.FAILED}
+        every = [*sorted(residency), *sorted(failed.keys() - residency.keys())]
+        names = every[:MAX_NAMES]
+        label = "adapter_name"
+        loaded = {name: name in residency for name in names}
+        flight = {name: residency.get(name, {}).get("in_flight", 0) for name in names}
+        yield _gauge("lora_fs_adapter_loaded", "In the engine", label, loaded)
+        yield _gauge("lora_fs_adapter_in_flight", "Requests", label, flight)
+        yield _gauge("lora_syncer_adapter_status", "1 loaded, 0 not", label, loaded)
+        why = GaugeMetricFamily("lora_fs_adapter_failed", "Cannot be loaded", labels=[label, "reason"])
+        for name in names:
+            if name in failed:
+                why.add_metric([name, failed[name]], 1)
+        yield why
+        left_out = len(every) - len(names)
+        yield GaugeMetricFamily("lora_fs_adapters_without_series", "Over the bound", value=left_out)
+
+
+class Requests(Collector):
+    """Requests by the revision that answered them, and which share a canary has. Read at each scrape."""
+
+    def __init__(self, replica: ReplicaPort) -> None:
+        self._replica = replica
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["adapter_name", "revision"]
+        requests = CounterMetricFamily("lora_fs_revision_requests", "By what answered", labels=labels)
+        for (name, revision), count in sorted(self._replica.requests().items())[:MAX_SERIES]:
+            requests.add_metric([name, revision], count)
+        share = GaugeMetricFamily("lora_fs_canary_percent", "Of the requests for the name", labels=labels)
+        for name, trial in sorted(self._replica.catalog().trials.items()):
+            share.add_metric([name, trial.served.record.revision], trial.percent)
+        yield from (requests, share)
+
+
+class Refusals(Collector):
+    """Admin calls that were refused, and those of them that no audit line tells of."""
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+
+    def collect(self) -> Iterator[Metric]:
+        refused = self._trail.refused
+        yield CounterMetricFamily("lora_fs_refused_calls", "Admin calls refused", value=refused.total)
+        yield CounterMetricFamily(
+            "lora_fs_refused_calls_left_out", "Refused, and not in the audit", value=refused.left_out
+        )
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+async def exposed(registry: CollectorRegistry) -> bytes:
+    """The text of a scrape: collected on the event loop, where the state is, and written in a thread."""
+    collected = _Collected(list(registry.collect()))
+    return await anyio.to_thread.run_sync(generate_latest, collected)
+
+
+def _gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, told, labels=[label])
+    for value in values:
+        family.add_metric([str(value)], values[value])
+    return family
+
+
+def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
+    """The sidecar's routes."""
+    routes = discovery(replica, admin)
+    registry = CollectorRegistry()
+    registry.register(Scrape(replica))
+    registry.register(Requests(replica))
+    registry.register(Refusals(trail or Trail(None)))
+    ProcessCollector(registry=registry)
+
+    @routes.get("/health", summary="Liveness")
+    async def health() -> Health:
+        return Health()
+
+    @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(await exposed(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
+    """Readiness and the service-discovery document, which a vLLM has none of."""
+    routes = APIRouter(tags=["operations"])
+
+    @routes.get(
+        "/readyz",
+        summary="Readiness: 503 until this replica can serve",
+        response_model=ReadinessBody,
+        responses={503: {"model": ReadinessBody}},
+    )
+    async def readyz() -> JSONResponse:
+        readiness = replica.readiness()
+        body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
+        return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
+
+    @routes.get("/metadata", summary="What this replica has, for service discovery")
+    async def metadata(request: Request) -> Metadata:
+        sight = await admin.sight(request.headers)
+        residency, capacity = replica.residency(), replica.capacity()
+        catalog = replica.catalog().served
+        loaded = {
+            name: LoadedLora(
+                base_model=catalog[name].record.spec.base_model,
+                namespace=catalog[name].record.namespace,
+                revision=catalog[name].record.revision,
+                memory_usage=catalog[name].record.spec.size_bytes,
+                last_used=time.time() - held["idle_s"],
+                in_flight=held["in_flight"],
+            )
+            for name, held in residency.items()
+            if name in catalog and catalog[name].record.namespace in sight
+        }
+        free = max(0, capacity - len(residency)) if capacity is not None and sight == ALL else None
+        of_a_batch = replica.figures().get("max_loras")
+        max_loras = None if of_a_batch is None else int(of_a_batch)
+        slots = LoraCapacity(max_loras=max_loras, loaded_count=len(loaded), available_slots=free)
+        return Metadata(
+            model=ServedModel(name=replica.model),
+            replica=replica.replica_id,
+            ready=replica.readiness().ready,
+            lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
+        )
+
+    return routes

@@ -1,0 +1,195 @@
+"""What a connection may send before a request has a body: bounded in bytes and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from lora_fs.sidecar.server import connection
+from lora_fs.sidecar.server.connection import HEAD_BYTES, BoundedConnection, configured
+from tests.server.conftest import serving
+
+LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+MOST_SENT = 32 << 20
+
+
+async def told(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(f"{len(request.headers)} {len(await request.body())}")
+
+
+class Wire(asyncio.Transport):
+    """What is sent is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self._closing = b"", False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def close(self) -> None:
+        self._closing = True
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    """A server that says how many headers and bytes it was sent."""
+    with serving(Starlette(routes=[Route("/", told, methods=["GET", "POST"])])) as url:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        yield parts.hostname, parts.port
+
+
+@contextmanager
+def connected(address: tuple[str, int]) -> Iterator[socket.socket]:
+    with closing(socket.create_connection(address, timeout=30)) as sock:
+        yield sock
+
+
+def answered(sock: socket.socket) -> tuple[int, bytes]:
+    """An answer to its end, and the connection's."""
+    data = b""
+    try:
+        while more := sock.recv(65536):
+            data += more
+    except ConnectionResetError:
+        pass  # what was sent besides was not read
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]) if head else 0, body
+
+
+def flood(sock: socket.socket, piece: bytes) -> int:
+    """Send it again and again until nobody reads; how much was sent."""
+    sent = 0
+    try:
+        while sent < MOST_SENT:
+            sock.sendall(piece)
+            sent += len(piece)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (LINE + b"X: ", b"x" * 4096),
+        (LINE, b"X: a\r\n" * 1024),
+        (b"GET /", b"x" * 4096),
+        (b"", b"\r\n" * 2048),
+        (CHUNKED + b"1\r\na\r\n0\r\n", b"X: a\r\n" * 1024),
+        (CHUNKED + b"1;", b"x" * 4096),
+    ],
+    ids=["value", "headers", "path", "blank lines", "trailers", "extension"],
+)
+def test_without_end(address: tuple[str, int], begin: bytes, piece: bytes) -> None:
+    """Nobody reads on."""
+    with connected(address) as sock:
+        sock.sendall(begin)
+        assert flood(sock, piece) < MOST_SENT
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_one_that_is_over_the_bound(over: int) -> None:
+    """Its client is told; what is behind it is not read."""
+    config = configured(Starlette())
+    config.load()
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        wire = Wire()
+        protocol = BoundedConnection(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+        protocol.connection_made(wire)
+        for piece in (LINE, b"X: ", b"x" * (HEAD_BYTES - len(LINE) - 3 + over)):
+            protocol.data_received(piece)
+        assert wire.is_closing() == bool(over)
+        head, _, body = wire.sent.partition(b"\r\n\r\n")
+        protocol.connection_lost(None)
+    assert head.startswith(b"HTTP/1.1 431 ") == bool(over)
+    assert not over or json.loads(body)["error"]["code"] == 431
+
+
+def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was begun or not, and after another; one that was answered in time was not late."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    for begun in (b"", LINE):
+        with connected(address) as sock:
+            sock.sendall(begun)
+            assert answered(sock)[0] == 408
+    with connected(address) as sock:
+        sock.sendall(LINE + b"\r\n")
+        sock.sendall(LINE)
+        status, body = answered(sock)
+    assert status == 200
+    assert body.startswith(b"1 0")
+    assert b"408" in body
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"\n"])
+def test_one_that_sends_what_begins_nothing(address: tuple[str, int], more: bytes) -> None:
+    """Behind an answer: it begins no request, and is refused at once."""
+    with connected(address) as sock:
+        sock.sendall(LINE + b"\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(more)
+        assert answered(sock)[0] == 400
+
+
+def test_one_that_was_answered_before_its_end(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body drips on, and nobody reads it."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    with connected(address) as sock:
+        sock.sendall(LINE.replace(b"/", b"/none", 1) + b"Content-Length: 1000\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 404 ")
+        sock.settimeout(0.05)
+        for _ in range(200):
+            try:
+                sock.sendall(b"x")
+                if not sock.recv(65536):
+                    break
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        else:
+            pytest.fail("it is read for ever")
+
+
+def test_what_is_within(address: tuple[str, int]) -> None:
+    """A long head is taken, a body of any length behind it, and another request on the connection."""
+    long = LINE + b"X: " + b"x" * (HEAD_BYTES - 4096) + b"\r\n"
+    size = 4 << 20
+    with connected(address) as sock:
+        for _ in range(3):
+            sock.sendall(long.replace(b"GET", b"POST") + b"Content-Length: %d\r\n\r\n" % size)
+            sock.sendall(b"x" * size)
+        sock.sendall(LINE + b"Connection: close\r\n\r\n")
+        status, body = answered(sock)
+    assert status == 200
+    assert body.count(b"3 %d" % size) == 3
+
+
+def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
+    """What a proxy in front takes off, or sets, cannot be put back behind the body."""
+    begin = CHUNKED.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n"
+    with connected(address) as sock:
+        sock.sendall(begin + b"1\r\na\r\n0\r\nX-User: b\r\nAuthorization: c\r\n\r\n")
+        assert answered(sock) == (200, b"3 1")
