@@ -118,7 +118,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
-                assembly.volume.tell_also(conditions)
+                assembly.volume.beside.append(conditions)
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
