@@ -24,7 +24,6 @@ from lora_fs.demo.waiting import wait_until
 
 NAMES = tuple(f"tenant-{number}" for number in range(6))
 TOKENS = 60
-ROUNDS = 2
 
 Start = Callable[..., AbstractContextManager[SidecarReplica]]
 
@@ -99,18 +98,21 @@ def test_copies_damaged_under_streams(start: Start, max_loras: int) -> None:
         def right() -> dict[str, int]:
             return {name: texts.count(expected[name]) for name, texts in told.items()}
 
+        def damage_all(*, removed: bool) -> None:
+            before = right()
+            for name in NAMES:
+                damage(replica, name, removed=removed)
+            wait_until(
+                f"all are right once more; before: {before}",
+                lambda: all(count > before[name] for name, count in right().items()),
+                timeout_s=60,
+            )
+
         threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in NAMES]
         for thread in threads:
             thread.start()
-        for turn in range(ROUNDS):
-            before = right()
-            for name in NAMES:
-                damage(replica, name, removed=bool(turn % 2))
-            wait_until(
-                f"all are right once more; before: {before}",
-                lambda before=before: all(count > before[name] for name, count in right().items()),
-                timeout_s=60,
-            )
+        for removed in (False, True):
+            damage_all(removed=removed)
             assert len(replica.engine_names() - {MODEL_NAME}) <= max_loras
         ending.set()
         for thread in threads:
