@@ -32,10 +32,11 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.connection import BoundedHeads
+from lora_fs.sidecar.server.connection import configured
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import BaseOfEngine
 
@@ -117,7 +118,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
-                assembly.volume.tell_also(conditions)
+                assembly.volume.beside.append(conditions)
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
@@ -129,15 +130,16 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),
+                cors_origins=settings.cors_origins,
+                upstream=Upstream(settings.engine_connections, settings.engine_idle_timeout_s),
             )
-            config = uvicorn.Config(
+            config = configured(
                 app,
-                http=BoundedHeads,
+                send_timeout_s=settings.send_timeout_s,
                 host=settings.host,
                 port=settings.port,
                 access_log=False,
                 log_config=None,
-                proxy_headers=False,  # the audit's address is the connection's
                 timeout_graceful_shutdown=30,
             )
             try:

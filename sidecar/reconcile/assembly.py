@@ -154,7 +154,7 @@ def _assemble(
             desired=lambda: volume.desired,
             changed=volume.look_now,
         )
-        volume.tell_also(flat.conditions)
+        volume.beside.append(flat.conditions)
 
     def found() -> None:
         """A volume that was mounted after the start may be of another filesystem."""

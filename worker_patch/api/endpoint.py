@@ -180,7 +180,7 @@ class Endpoint:
         expectation = expect(settings)
         expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
         self._assembly = await assemble(settings, expectation, engine)
-        self._assembly.volume.tell_also(self._admin.conditions)
+        self._assembly.volume.beside.append(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
