@@ -25,6 +25,9 @@ def _env(field: str, alias: str) -> AliasChoices:
 
 
 BODY_MAX_BYTES = 64 << 20
+SEND_TIMEOUT_S = 60.0
+ENGINE_CONNECTIONS = 1024
+ENGINE_IDLE_TIMEOUT_S = 600.0
 
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
@@ -52,11 +55,20 @@ class Settings(BaseSettings):
             every call to it; a client shows it, or a token, to use the engine.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
+        allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
         audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
             ``user`` does.
         body_max_bytes: of one request that is read to find its model; in the sidecar those over 1 MiB that
             wait for the engine's answer may have twice as much together.
+        send_timeout_s: how long a client may read nothing of an answer that waits for it, before the sidecar
+            closes its connection and lets its adapter go.
+        cors_origins: pages' origins (``https://app.example``, or ``*``) that may call the sidecar from a
+            browser; empty: none.
+        engine_connections: connections from the sidecar to the engine at once; a request that finds none
+            free gets 503 after 5 s.
+        engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
+            An answer that is not streamed sends none until it is complete.
         stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
         stage_max_bytes: how much it may hold.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
@@ -110,9 +122,14 @@ class Settings(BaseSettings):
     advertise_url: str | None = None
     token_file: Path | None = None
     public_namespaces: CommaList = ("*",)
+    allowed_hosts: CommaList = ()
     audit_file: Path | None = None
     user_header: str | None = None
     body_max_bytes: int = Field(BODY_MAX_BYTES, ge=1)
+    send_timeout_s: float = Field(SEND_TIMEOUT_S, gt=0)
+    cors_origins: CommaList = ()
+    engine_connections: int = Field(ENGINE_CONNECTIONS, ge=1)
+    engine_idle_timeout_s: float = Field(ENGINE_IDLE_TIMEOUT_S, gt=0)
     stage_dir: Path = Path("/stage")
     stage_max_bytes: int = Field(8 << 30, ge=1)
     stage_ahead: Literal["new", "all", "off"] = "new"
@@ -140,6 +157,8 @@ class Settings(BaseSettings):
         "allowed_remotes",
         "pvc_mounts",
         "public_namespaces",
+        "cors_origins",
+        "allowed_hosts",
         "namespace_weights",
         mode="before",
     )
@@ -190,6 +209,11 @@ class Settings(BaseSettings):
         """Shares of the engine by namespace; empty where none are kept."""
         pairs = (item.rpartition("=") for item in self.namespace_weights)
         return {namespace: int(weight) for namespace, _, weight in pairs}
+
+    def hosts(self) -> tuple[str, ...]:
+        """Host names by which clients reach a replica: those that are set, and those that it tells others."""
+        told = urlsplit(self.advertise_url or "").hostname
+        return (*self.allowed_hosts, socket.gethostname(), *((told,) if told else ()))
 
     def serves(self) -> tuple[str, ...]:
         """The namespaces a sidecar serves."""

@@ -8,21 +8,43 @@ from typing import Any
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.cli.values import Count, Duration, labels_or_none
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
 from lora_fs.sidecar.registry.lifecycle import amend
 from lora_fs.sidecar.settings import writer_id
 
+amended_revision = click.option(
+    "--revision",
+    metavar="R",
+    callback=parameters.segment("revision"),
+    help="This revision only, as NAME@R [default: every one]",
+)
 
-@click.command()
+
+@command()
 @parameters.name
+@amended_revision
 @click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
-def pin(context: Context, name: str, priority: int | None, wait: float | None, output: str) -> None:
-    """Keep NAME in every engine, whatever needs its place.
+def pin(
+    context: Context,
+    name: str,
+    revision: str | None,
+    priority: int | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+) -> None:
+    """Never evict NAME.
 
     \b
     Examples:
@@ -30,55 +52,54 @@ def pin(context: Context, name: str, priority: int | None, wait: float | None, o
     """
     said = {"kind": PolicyKind.PINNED.value} | ({} if priority is None else {"priority": priority})
     changes = [amend.with_policy(context.default_policy(), said)]
-    with context.opened() as registry:
-        records = amend.amend(registry, context.scope(), name, changes, writer=writer_id())
-    _tell(context, records, None, wait, output)
+    with context.opened(dry_run=dry_run) as registry:
+        records = amend.amend(registry, context.scope(), name, changes, writer=writer_id(), revision=revision)
+    _tell(context, records, None, wait, min_replicas, output, dry_run=dry_run)
 
 
-@click.command()
+@command()
 @parameters.name
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
-def unpin(context: Context, name: str, wait: float | None, output: str) -> None:
-    """Give NAME the policy back that it had before it was pinned.
+def unpin(
+    context: Context, name: str, dry_run: bool, wait: float | None, min_replicas: int, output: Format
+) -> None:
+    """Restore the policy that NAME had before it was pinned.
 
     \b
     Examples:
       lora-fs unpin support
     """
-    with context.opened() as registry:
+    with context.opened(dry_run=dry_run) as registry:
         records = amend.unpin(registry, context.scope(), name, writer=writer_id())
-    _tell(context, records, None, wait, output)
+    _tell(context, records, None, wait, min_replicas, output, dry_run=dry_run)
 
 
-@click.command("set")
+@command("set")
 @parameters.name
-@click.option(
-    "--revision",
-    metavar="R",
-    callback=parameters.segment("revision"),
-    help="This revision only [default: every one]",
-)
+@amended_revision
 @click.option(
     "--policy",
     type=click.Choice([*(kind.value for kind in PolicyKind), "default"]),
     help="When it is in the engine; default: as each sidecar is set",
 )
 @click.option(
-    "--ttl", callback=parameters.seconds, metavar="TIME", help="Idle time of a lazy adapter: 90s, 1h"
+    "--ttl", type=Duration(whole=True), metavar="TIME", help="Idle time of a lazy adapter: 90s, 15m, 1h"
 )
 @click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater is loaded first")
 @click.option(
     "--label",
     multiple=True,
-    callback=parameters.labels_or_none,
+    callback=labels_or_none,
     metavar="K=V",
     help="Set a label; K- takes it away; repeatable",
 )
 @click.option(
     "--keep-revisions",
-    callback=parameters.count_or_none,
+    type=Count(least=1),
     metavar="N",
     help="gc keeps so many revisions of it; none: as the namespace says",
 )
@@ -88,7 +109,9 @@ def unpin(context: Context, name: str, wait: float | None, output: str) -> None:
     metavar="G",
     help="Only if its record is of this generation still; exit 4 if not",
 )
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def set_fields(
@@ -99,12 +122,14 @@ def set_fields(
     ttl: int | None,
     priority: int | None,
     label: dict[str, str | None],
-    keep_revisions: str | None,
+    keep_revisions: int | str | None,
     if_generation: int | None,
+    dry_run: bool,
     wait: float | None,
-    output: str,
+    min_replicas: int,
+    output: Format,
 ) -> None:
-    """Change what is said of NAME: when it is loaded, its labels, how many revisions are kept.
+    """Change NAME's policy, labels or retention.
 
     \b
     Examples:
@@ -127,33 +152,45 @@ def set_fields(
     if not changes and keep_revisions is None:
         raise click.UsageError("say what to change: --policy, --ttl, --priority, --label or --keep-revisions")
     scope, records, pointer = context.scope(), [], None
-    with context.opened() as registry:
+    with context.opened(dry_run=dry_run) as registry:
         if changes:
             records = amend.amend(
                 registry, scope, name, changes, writer=writer_id(), revision=revision, expect=if_generation
             )
         if keep_revisions is not None:
-            count = None if keep_revisions == "none" else int(keep_revisions)
+            count = None if isinstance(keep_revisions, str) else keep_revisions
             pointer = amend.keep_revisions(registry, scope, name, count, writer=writer_id())
-    _tell(context, records, pointer, wait, output)
+    _tell(context, records, pointer, wait, min_replicas, output, dry_run=dry_run)
 
 
 def _tell(
-    context: Context, records: Sequence[Record], pointer: Pointer | None, wait: float | None, output: str
+    context: Context,
+    records: Sequence[Record],
+    pointer: Pointer | None,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+    *,
+    dry_run: bool,
 ) -> None:
     context.noted.update(revision=",".join(record.revision for record in records))
-    written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
-    if output == "json":
-        told = [record.model_dump(mode="json") for record in records]
-        context.emit({"records": told, "pointer": pointer.model_dump(mode="json") if pointer else None})
-    for record in records if output == "text" else ():
-        policy = record.spec.policy
-        loaded = policy.kind.value if policy is not None else "policy as each sidecar is set"
-        context.say(f"{record.name}@{record.revision}: {loaded}, generation {record.generation}")
-    if pointer is not None and output == "text":
-        context.say(f"{pointer.name}: gc keeps {pointer.keep_revisions or 'as many as the namespace says'}")
-    if wait is not None:
-        wait_for(context, context.scope(), written, wait)
+    told = {
+        "dry_run": dry_run,
+        "records": [record.model_dump(mode="json") for record in records],
+        "pointer": pointer.model_dump(mode="json") if pointer else None,
+    }
+    if not context.printed(told, output, [f"{record.name}@{record.revision}" for record in records]):
+        would = "would be " if dry_run else ""
+        for record in records:
+            policy = record.spec.policy
+            loaded = policy.kind.value if policy is not None else "policy as each sidecar is set"
+            context.say(f"{record.name}@{record.revision}: {would}{loaded}, generation {record.generation}")
+        if pointer is not None:
+            kept = pointer.keep_revisions or "as many as the namespace says"
+            context.say(f"{pointer.name}: gc {'would keep' if dry_run else 'keeps'} {kept}")
+    if wait is not None and not dry_run:
+        written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
+        wait_for(context, context.scope(), written, wait, min_replicas=min_replicas)
 
 
 COMMANDS = (pin, unpin, set_fields)

@@ -14,9 +14,12 @@ from typing import Any
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain, unread
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.incoming import from_gie, from_nim
-from lora_fs.sidecar.errors import NotFound, OperatorError
+from lora_fs.sidecar.cli.output import Format, complain, unread
+from lora_fs.sidecar.cli.values import Duration, Place, labels
+from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.maintenance import fsck, survey
@@ -27,13 +30,16 @@ KINDS = ("archive", "gie", "nim")
 NAMED = 5  # of the names that a summary tells of
 
 
-@click.command("export")
-@click.argument("file", type=parameters.Place())
+@command("export")
+@click.argument("file", type=Place())
 @click.option("--artifacts/--no-artifacts", default=True, help="With the adapters' files [default: yes]")
 @click.option("--scope-only", is_flag=True, help="This namespace and model alone [default: all there are]")
+@click.option("--force", is_flag=True, help="Replace an existing FILE")
 @parameters.output
 @click.pass_obj
-def export_registry(context: Context, file: Path, artifacts: bool, scope_only: bool, output: str) -> None:
+def export_registry(
+    context: Context, file: Path, artifacts: bool, scope_only: bool, force: bool, output: Format
+) -> None:
     """Write the registry to FILE as one tar; - is stdout. Writers and sidecars go on meanwhile.
 
     \b
@@ -42,10 +48,14 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
       lora-fs export --no-artifacts records.tar
     """
     streams = str(file) == "-"
-    if streams and output == "json":
-        raise click.UsageError("with - stdout is the export: leave -o json out")
+    if streams and output is not Format.TEXT:
+        raise click.UsageError(f"with - stdout is the export: leave -o {output.value} out")
     if streams and sys.__stdout__ is None:  # sys.stdout is /dev/null by now
         raise click.UsageError("with - the export is written to stdout, and that is closed")
+    if streams and sys.stdout.isatty():
+        raise click.UsageError("with - the export is written to stdout, and that is a terminal: redirect it")
+    if not streams and file.exists() and not force:
+        raise Conflict(f"{file} exists: name another file, or repeat with --force")
     registry = context.registry()
     scopes = [context.scope()] if scope_only else registry.scopes()
     if streams:
@@ -59,30 +69,29 @@ def export_registry(context: Context, file: Path, artifacts: bool, scope_only: b
         done = export.to_file(registry, scopes, file, artifacts=artifacts)
     for problem in done.left_out:
         complain(f"not exported whole: {problem}")
-    if output == "json":
-        counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
-        context.emit({"file": str(file), **counts, "size_bytes": done.size_bytes, "left_out": done.left_out})
-    elif not streams:
+    counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
+    told = {"file": str(file), **counts, "size_bytes": done.size_bytes, "left_out": done.left_out}
+    if not streams and not context.printed(told, output, [str(file)]):
         files = f", the files of {done.adapters} ({done.size_bytes} bytes)" if artifacts else ", no files"
         context.say(f"exported {done.records} records, {done.pointers} names{files} to {file}")
     if done.left_out:
         raise OperatorError(f"{len(done.left_out)} things are not in the export; `lora-fs fsck` says more")
 
 
-@click.command("import")
+@command("import")
 @click.argument("kind", type=click.Choice(KINDS))
-@click.argument("source", type=parameters.Place())
+@click.argument("source", type=Place())
 @click.option("--as-new", is_flag=True, help="archive: give the restored registry an id of its own")
 @click.option(
     "--folder",
     multiple=True,
-    callback=parameters.labels,
+    callback=labels,
     metavar="SOURCE=DIR",
     help="gie: where a source that is no local path was downloaded to; repeatable",
 )
 @click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
 @parameters.allow
-@click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.dry_run
 @parameters.create
 @parameters.output
 @click.pass_obj
@@ -95,7 +104,7 @@ def import_registry(
     link: bool,
     allow: tuple[str, ...],
     dry_run: bool,
-    output: str,
+    output: Format,
 ) -> None:
     """Restore an archive that export wrote, or register another system's adapters.
 
@@ -147,7 +156,7 @@ def _archive(source: Path) -> Iterator[Path]:
         yield file
 
 
-def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: str) -> None:
+def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: Format) -> None:
     contents, root = archive.read(file), context.root()
     if dry_run:
         restore.check_empty(root)
@@ -160,9 +169,8 @@ def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: 
         raise OperatorError(f"{len(lost)} adapters have no files")
 
 
-def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: str) -> None:
-    if output == "json":
-        context.emit({"dry_run": dry_run, "items": rows})
+def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: Format) -> None:
+    if context.printed({"dry_run": dry_run, "items": rows}, output, [row["what"] for row in rows]):
         return
     for row in rows:
         context.say(f"{row['outcome']:<12} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
@@ -171,21 +179,20 @@ def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: s
     context.say(f"{told}{' (dry run: nothing was changed)' if dry_run else ''}")
 
 
-@click.command("fsck")
+@command("fsck")
 @click.option("--repair", is_flag=True, help="Mend what can be mended without losing or guessing anything")
 @click.option("--quick", is_flag=True, help="Compare the sizes of files, do not read them")
 @click.option(
     "--older-than",
-    type=click.FloatRange(min=0),
-    callback=parameters.finite,
-    default=24.0,
+    type=Duration(bare=False),
+    default="24h",
     show_default=True,
-    metavar="HOURS",
+    metavar="TIME",
     help="Pass over half copies and unregistered folders that are younger",
 )
 @parameters.output
 @click.pass_obj
-def check_registry(context: Context, repair: bool, quick: bool, older_than: float, output: str) -> None:
+def check_registry(context: Context, repair: bool, quick: bool, older_than: float, output: Format) -> None:
     """Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers.
 
     \b
@@ -196,34 +203,31 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
     """
     with context.opened() as registry:
         state = survey.look(registry)
-        found = list(fsck.find(registry, state, older_than_s=older_than * 3600, hash_files=not quick))
+        found = list(fsck.find(registry, state, older_than_s=older_than, hash_files=not quick))
         outcome: dict[fsck.Finding, str | None] = {}
         if repair:
             expectation = context.expectation()
             outcome = dict(Mender(registry, state, expectation, writer=writer_id()).mend(found))
     left = [one for one in found if one not in outcome or outcome[one] is not None]
     unnamed = fsck.without_pointer(registry, state)
-    if output == "json":
-        items = [
-            {
-                "kind": one.kind.value,
-                "path": str(one.path),
-                "text": one.text,
-                "mend": one.mend or None,
-                "mended": one not in left,
-                "why_not": outcome.get(one),
-            }
-            for one in found
-        ]
-        context.emit(
-            {
-                "ok": not left,
-                "records": len(state.records),
-                "findings": items,
-                "without_pointer": [f"{scope}: {name}" for scope, name in unnamed],
-            }
-        )
-    else:
+    items = [
+        {
+            "kind": one.kind.value,
+            "path": str(one.path),
+            "text": one.text,
+            "mend": one.mend or None,
+            "mended": one not in left,
+            "why_not": outcome.get(one),
+        }
+        for one in found
+    ]
+    told = {
+        "ok": not left,
+        "records": len(state.records),
+        "findings": items,
+        "without_pointer": [f"{scope}: {name}" for scope, name in unnamed],
+    }
+    if not context.printed(told, output, [str(one.path) for one in found]):
         for one in found:
             context.say(f"{one.kind.value}: {one.path}: {one.text}")
             if one not in left:
@@ -232,8 +236,8 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
                 context.say(f"  left: {outcome[one]}")
             elif one.mend:
                 context.say(f"  --repair: {one.mend}")
-        told = f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended"
-        context.say(f"{told}{_without_pointer(unnamed)}")
+        counted = f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended"
+        context.say(f"{counted}{_without_pointer(unnamed)}")
     if left:
         raise OperatorError(f"{len(left)} things need a look")
 

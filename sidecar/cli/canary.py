@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer
@@ -14,7 +16,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import writer_id
 
 
-@click.command()
+@command()
 @parameters.name
 @parameters.other_revision
 @click.option(
@@ -25,7 +27,9 @@ from lora_fs.sidecar.settings import writer_id
 )
 @click.option("--finish", is_flag=True, help="Let it serve the name, and end the trial")
 @click.option("--abort", is_flag=True, help="Let it answer nothing more, and end the trial")
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def canary(
@@ -35,10 +39,12 @@ def canary(
     percent: int | None,
     finish: bool,
     abort: bool,
+    dry_run: bool,
     wait: float | None,
-    output: str,
+    min_replicas: int,
+    output: Format,
 ) -> None:
-    """Let REVISION answer a share of the requests for NAME; or raise, finish or abort that.
+    """Let REVISION answer a share of the requests for NAME; change, finish or abort that.
 
     \b
     Examples:
@@ -50,7 +56,7 @@ def canary(
     if finish + abort + (revision is not None or percent is not None) > 1:
         raise click.UsageError("--finish, --abort and a revision or --percent exclude each other")
     scope = context.scope()
-    with context.opened() as registry:
+    with context.opened(dry_run=dry_run) as registry:
         if finish or abort:
             pointer = release.end_canary(registry, scope, name, finish=finish, writer=writer_id())
         elif revision is None and percent is None:
@@ -60,13 +66,14 @@ def canary(
     trial = pointer.canary
     tried = trial.revision if trial is not None else pointer.revision
     context.noted.update(revision=tried)
-    if output == "json":
-        context.emit({"pointer": pointer.model_dump(mode="json")})
-    else:
+    told = {"dry_run": dry_run, "pointer": pointer.model_dump(mode="json")}
+    if not context.printed(told, output, [f"{name}@{tried}"]):
         share = f", {trial.revision} answers {trial.percent} % of the requests" if trial is not None else ""
-        context.say(f"{name} serves {pointer.revision}{share}")
-    if wait is not None and tried is not None:
-        wait_for(context, scope, [pointer], wait, loads=AdapterKey(*scope, tried, name))
+        serves = "would serve" if dry_run else "serves"
+        context.say(f"{name} {serves} {pointer.revision}{share}")
+    if wait is not None and tried is not None and not dry_run:
+        loads = AdapterKey(*scope, tried, name)
+        wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
 
 
 def _running(context: Context, registry: Registry, name: str) -> Pointer:

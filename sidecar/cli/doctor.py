@@ -17,8 +17,11 @@ from typing import NamedTuple
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.status import ago, seen_s
+from lora_fs.sidecar.cli.values import Place
 from lora_fs.sidecar.cli.wait import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.conformance.verdict import told
@@ -138,23 +141,23 @@ def _show(context: Context, verdict: Verdict) -> None:
     context.say("")
 
 
-@click.command()
+@command()
 @click.option(
     "--root",
-    type=parameters.Place(),
+    type=Place(),
     metavar="DIR",
     help="Try the filesystem of this folder first; no registry has to be there",
 )
 @click.option(
     "--peer",
-    type=parameters.Place(),
+    type=Place(),
     metavar="DIR",
     help="The same folder on another mount of it: what is written in one is looked for in the other",
 )
 @click.option("--quick", is_flag=True, help="Try it for about 10 seconds rather than for minutes")
 @parameters.output
 @click.pass_obj
-def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, output: str) -> None:
+def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, output: Format) -> None:
     """Check the volume: its filesystem, its promises, every record of the scope, every replica.
 
     With --root, --peer or --quick the filesystem itself is tried, by real writers and readers in a
@@ -170,7 +173,7 @@ def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, 
     tried, folder = root is not None or peer is not None or quick, root or context.root()
     verdict: Verdict | None = None
     if tried:
-        if output == "text":
+        if output.for_people:
             context.say(
                 f"trying {folder}{f' and {peer}' if peer else ''} in a scratch folder, which is removed"
             )
@@ -178,10 +181,9 @@ def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, 
     checks = _registered(context, folder, tried=tried)
     bad = sum(not check.ok for check in checks)
     bad += sum(promise.needed and not promise.holds for promise in verdict.promises) if verdict else 0
-    if output == "json":
-        told_of = verdict.model_dump(mode="json") if verdict else None
-        context.emit({"ok": not bad, "checks": [check._asdict() for check in checks], "filesystem": told_of})
-    else:
+    told_of = verdict.model_dump(mode="json") if verdict else None
+    everything = {"ok": not bad, "checks": [check._asdict() for check in checks], "filesystem": told_of}
+    if not context.printed(everything, output, [check.text for check in checks if not check.ok]):
         if verdict:
             _show(context, verdict)
         for check in checks:

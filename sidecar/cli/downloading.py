@@ -18,8 +18,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.reconcile.admin.fetching import Tell
-from lora_fs.sidecar.validate.report import printable
 
 LINE_S = 5.0
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import Event, EventList, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
@@ -19,6 +22,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
 
 LOOK_S = 1.0
+Scopes = Collection[Scope]
 COLUMNS = ("LAST", "TYPE", "REASON", "ADAPTER", "REPLICA", "COUNT", "MESSAGE")
 
 
@@ -50,8 +54,8 @@ class Told:
         )
 
 
-def read_events(layout: Layout, scope: Scope, name: str | None) -> tuple[list[Told], dict[str, str]]:
-    """Every replica's events of a scope in the order of their last time, and the files that cannot be read.
+def read_events(layout: Layout, scopes: Scopes, name: str | None) -> tuple[list[Told], dict[str, str]]:
+    """Every replica's events of scopes in the order of their last time, and the files that cannot be read.
 
     Raises:
         VolumeUnavailable: they cannot be listed.
@@ -66,24 +70,28 @@ def read_events(layout: Layout, scope: Scope, name: str | None) -> tuple[list[To
         except (CorruptRecord, TemporaryError) as error:
             unreadable[file.removesuffix(".json")] = str(error)
             continue
-        if told is not None and told.model == scope.model:
-            found += [Told(told.replica, event) for event in told.events if _is_of(event, scope, name)]
+        if told is not None:
+            found += [Told(told.replica, one) for one in told.events if _is_of(one, told.model, scopes, name)]
     return sorted(found, key=lambda one: one.event.last_at), unreadable
 
 
-def _is_of(event: Event, scope: Scope, name: str | None) -> bool:
+def _is_of(event: Event, model: str, scopes: Scopes, name: str | None) -> bool:
+    if all(scope.model != model for scope in scopes):
+        return False
     if event.key is None:
         return name is None
-    return event.key[:2] == tuple(scope) and name in (None, event.key[3])
+    return Scope(*event.key[:2]) in scopes and name in (None, event.key[3])
 
 
-@click.command()
+@command()
 @parameters.name_or_all
-@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C")
+@click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C; -o json: one a line")
+@parameters.all_namespaces
+@parameters.no_headers
 @parameters.output
 @click.pass_obj
-def events(context: Context, name: str | None, follow: bool, output: str) -> None:
-    """Show what happened lately on every replica, to NAME or to all.
+def events(context: Context, name: str | None, follow: bool, all_namespaces: bool, output: Format) -> None:
+    """Show recent events of every replica, of NAME or of all adapters.
 
     \b
     Examples:
@@ -91,36 +99,48 @@ def events(context: Context, name: str | None, follow: bool, output: str) -> Non
       lora-fs events support --follow
       lora-fs events -o json
     """
-    scope, layout = context.scope(), Layout(context.root())
+    scopes, layout = context.scopes(all_namespaces=all_namespaces), Layout(context.root())
     context.registry()  # raises where the folder is none
-    told, unreadable = read_events(layout, scope, name)
+    told, unreadable = read_events(layout, scopes, name)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")
-    if output == "json" and not follow:
-        context.emit({"events": [_plain(one) for one in told], "unreadable": unreadable})
+    if follow:
+        _follow(context, layout, scopes, name, told, output)
+    rows = {"events": [_plain(one) for one in told], "unreadable": unreadable}
+    if context.printed(rows, output, dict.fromkeys(one.adapter for one in told)):
         return
-    if follow and output == "json":
-        for one in told:
-            click.echo(json.dumps(_plain(one)))
-    else:
-        context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")
+    context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")
     if not told and not unreadable:
-        complain(f"no replica of {scope} has written events{f' of {name}' if name else ''} here")
+        where = ", ".join(map(str, scopes))
+        complain(f"no replica of {where} has written events{f' of {name}' if name else ''} here")
+
+
+def _follow(
+    context: Context, layout: Layout, scopes: Scopes, name: str | None, told: list[Told], output: Format
+) -> NoReturn:
+    def show(one: Told) -> None:
+        if output.for_people:
+            context.say("  ".join(one.cells()))
+        else:
+            click.echo(one.adapter if output is Format.NAME else json.dumps(_plain(one)))
+
+    if output.for_people:
+        context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")
+    else:
+        for one in told:
+            show(one)
     seen = {one.identity: one.event.count for one in told}
-    while follow:
+    while True:
         time.sleep(LOOK_S)
-        for one in _news(layout, scope, name, seen):
-            if output == "json":
-                click.echo(json.dumps(_plain(one)))
-            else:
-                context.say("  ".join(one.cells()))
+        for one in _news(layout, scopes, name, seen):
+            show(one)
 
 
 def _news(
-    layout: Layout, scope: Scope, name: str | None, seen: dict[tuple[object, ...], int]
+    layout: Layout, scopes: Scopes, name: str | None, seen: dict[tuple[object, ...], int]
 ) -> Iterator[Told]:
     try:
-        told, _ = read_events(layout, scope, name)
+        told, _ = read_events(layout, scopes, name)
     except TemporaryError:
         return  # asked again in a moment
     for one in told:

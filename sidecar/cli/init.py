@@ -7,16 +7,19 @@ from pathlib import Path
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.errors import RegistryMissing
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.volume.mounts import mount_of
 
 
-@click.command()
-@click.option("--root", type=parameters.Place(), metavar="DIR", help="As before the command")
+@command()
+@parameters.dry_run
 @parameters.output
 @click.pass_obj
-def init(context: Context, root: Path | None, output: str) -> None:
+def init(context: Context, dry_run: bool, output: Format) -> None:
     """Make the registry's folder a registry; exit 0 and change nothing if it is one.
 
     Until then every other command exits 3, and sidecars are not ready: an empty folder may be a volume
@@ -27,11 +30,13 @@ def init(context: Context, root: Path | None, output: str) -> None:
       lora-fs init
       lora-fs init --root /adapters
     """
-    folder = (root or context.root()).resolve()
+    folder = context.root().resolve()
+    if dry_run:
+        _rehearse(context, folder, output)
+        return
     (found, made), (mount, kind) = marker.create(folder), mount_of(folder)
-    if output == "json":
-        told = {"root": str(folder), "made": made, "registry_uuid": found.registry_uuid, "tier": found.tier}
-        context.emit({**told, "mount": mount, "filesystem": kind})
+    told = {"root": str(folder), "made": made, "registry_uuid": found.registry_uuid, "tier": found.tier}
+    if context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
         return
     what = "made a registry in" if made else "nothing to do: there is a registry in"
     context.say(f"{what} {folder} (on {mount}, {kind}; tier {found.tier})")
@@ -39,6 +44,23 @@ def init(context: Context, root: Path | None, output: str) -> None:
         context.say(
             "warning: no hard links here: of two writers at once both are acknowledged, the last wins"
         )
+
+
+def _rehearse(context: Context, folder: Path, output: Format) -> None:
+    try:
+        found = marker.read_marker(folder)
+    except RegistryMissing:
+        found = None
+    mount, kind = mount_of(folder)
+    told = {
+        "root": str(folder),
+        "made": found is None,
+        "registry_uuid": found.registry_uuid if found else None,
+        "tier": found.tier if found else None,
+    }
+    if not context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
+        what = "there is a registry in" if found else "would make a registry in"
+        context.say(f"{what} {folder} (on {mount}, {kind})")
 
 
 COMMANDS = (init,)

@@ -28,7 +28,10 @@ import click
 from filelock import FileLock, Timeout
 
 from lora_fs.sidecar.cli import bundle, parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.cli.values import Place
 from lora_fs.sidecar.errors import Conflict, InputError, OperatorError
 
 STATE, CURRENT, LOCK = ".lora-fs", "current", "lock"
@@ -40,11 +43,11 @@ WAIT_S = 30.0
 WITHOUT_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
-@click.command("install-plugin")
-@click.argument("dir", type=parameters.Place())
+@command("install-plugin")
+@click.argument("dir", type=Place())
 @parameters.output
 @click.pass_obj
-def install_plugin(context: Context, dir: Path, output: str) -> None:
+def install_plugin(context: Context, dir: Path, output: Format) -> None:
     """Copy the vLLM plugin, with what it needs and vLLM lacks, to DIR for another container's vLLM.
 
     \b
@@ -64,17 +67,15 @@ def install_plugin(context: Context, dir: Path, output: str) -> None:
         "LORA_FS_MODEL": (settings.model, "the base model, as vLLM's --model"),
         "LORA_FS_STAGE_DIR": (str(settings.stage_dir), "a local folder that vLLM may write to"),
     }
-    if output == "json":
-        context.emit(
-            {
-                "path": str(folder),
-                "version": ours.version,
-                "replaced": replaced,
-                "extras": extras,
-                "vllm": list(bundle.tested()),
-                "environment": {name: value for name, (value, _) in needed.items()},
-            }
-        )
+    told = {
+        "path": str(folder),
+        "version": ours.version,
+        "replaced": replaced,
+        "extras": extras,
+        "vllm": list(bundle.tested()),
+        "environment": {name: value for name, (value, _) in needed.items()},
+    }
+    if context.printed(told, output, [str(folder)]):
         return
     along = ", ".join(f"{name} {version}" for name, version in extras.items())
     was = f", in place of {replaced}" if replaced else ""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain, shown_bytes, shown_time
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format, complain, shown_bytes, shown_time
 from lora_fs.sidecar.errors import NotFound, OperatorError
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 
 @contextmanager
-def _read(context: Context) -> Iterator[Desired]:
+def _read(context: Context, scopes: Sequence[Scope]) -> Iterator[Desired]:
     """What is registered. Where something cannot be read it is shown without, and that is a failure."""
-    scope = context.scope()
-    view = RegistryView(context.registry(), (scope,))
+    view = RegistryView(context.registry(), tuple(scopes))
     view.refresh()
     for problem in view.desired.problems.values():
         complain(f"unreadable, left out or shown as it was before: {problem}")
@@ -33,25 +34,29 @@ def _rows(desired: Desired, name: str | None = None) -> list[tuple[Record, bool]
     """Every present record, with whether the plain name serves it."""
     records = (record for record in desired.records.values() if record.present)
     chosen = sorted((r for r in records if name in (None, r.name)), key=_order)
-    pointers = {
-        key[1]: pointer.revision for key, pointer in desired.pointers.items() if name in (None, key[1])
-    }
-    return [(record, pointers.get(record.name) == record.revision) for record in chosen]
+    return [(record, _serves(desired, record)) for record in chosen]
 
 
-@click.command("list")
-@click.argument("pattern", required=False)
-@click.option("-l", "--selector", metavar="K=V,…", help="By labels: k=v, k!=v, k or !k, commas between")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "wide", "json", "name"]),
-    default="text",
-    show_default=True,
-    help="For people, with more columns, for scripts, or names only",
+def _serves(desired: Desired, record: Record) -> bool:
+    pointer = desired.pointers.get((record.key.scope, record.name))
+    return pointer is not None and pointer.revision == record.revision
+
+
+selector_option = click.option(
+    "-l", "--selector", metavar="K=V,…", help="By labels: k=v, k!=v, k or !k, commas between"
 )
+
+
+@command("list")
+@click.argument("pattern", required=False)
+@selector_option
+@parameters.all_namespaces
+@parameters.no_headers
+@parameters.output
 @click.pass_obj
-def list_adapters(context: Context, pattern: str | None, selector: str | None, output: str) -> None:
+def list_adapters(
+    context: Context, pattern: str | None, selector: str | None, all_namespaces: bool, output: Format
+) -> None:
     """List what is registered; * marks the revision that the plain name serves.
 
     PATTERN is of the name, as in a shell: quote it.
@@ -60,83 +65,118 @@ def list_adapters(context: Context, pattern: str | None, selector: str | None, o
     Examples:
       lora-fs list -o wide
       lora-fs list 'support-*' -l team=sql
-      lora-fs list -o name
+      lora-fs list -A -o name
     """
     selection = Selection.parse(pattern, selector)
-    with _read(context) as desired:
-        _list(context, desired, selection, output)
+    scopes = context.scopes(all_namespaces=all_namespaces)
+    with _read(context, scopes) as desired:
+        _list(context, desired, scopes, selection, output, all_namespaces=all_namespaces)
 
 
-def _list(context: Context, desired: Desired, selection: Selection, output: str) -> None:
+def _list(
+    context: Context,
+    desired: Desired,
+    scopes: Sequence[Scope],
+    selection: Selection,
+    output: Format,
+    *,
+    all_namespaces: bool,
+) -> None:
     everything = _rows(desired)
     rows = [(record, active) for record, active in everything if selection.covers(record.name, record)]
-    if output == "json":
-        context.emit([{**record.model_dump(mode="json"), "active": active} for record, active in rows])
+    told = [{**record.model_dump(mode="json"), "active": active} for record, active in rows]
+    prefixed = {f"{record.namespace}/{record.name}" if all_namespaces else record.name for record, _ in rows}
+    if context.printed(told, output, sorted(prefixed)):
         return
-    if output == "name":
-        for name in sorted({record.name for record, _ in rows}):
-            click.echo(name)
-        return
-    wide = ["DIGEST", "ORIGIN", "POLICY", "UPDATED"] if output == "wide" else []
-    cells = []
     shares = {
-        (name, pointer.canary.revision): f"{pointer.canary.percent} %"
-        for (_, name), pointer in desired.pointers.items()
+        (scope, name, pointer.canary.revision): f"{pointer.canary.percent} %"
+        for (scope, name), pointer in desired.pointers.items()
         if pointer.canary is not None
     }
+    columns = [*(["NAMESPACE"] if all_namespaces else []), "NAME", "REVISION", "ACTIVE", "RANK", "SIZE"]
+    columns += ["DIGEST", "ORIGIN", "POLICY", "UPDATED"] if output is Format.WIDE else []
+    cells = []
     for record, active in rows:
-        policy = record.spec.policy.kind.value if record.spec.policy else "default"
-        more = (
-            [record.spec.digest[7:19], record.origin, policy, shown_time(record.updated_at)] if wide else []
-        )
-        mark = "*" if active else shares.get((record.name, record.revision), "")
-        cells.append(
-            (
-                record.name,
-                record.revision,
-                mark,
-                str(record.spec.lora.rank),
-                shown_bytes(record.spec.size_bytes),
-                *more,
-            )
-        )
-    context.table(("NAME", "REVISION", "ACTIVE", "RANK", "SIZE", *wide), cells)
+        trial = shares.get((record.key.scope, record.name, record.revision), "")
+        row = [record.namespace] if all_namespaces else []
+        row += [record.name, record.revision, "*" if active else trial]
+        row += [str(record.spec.lora.rank), shown_bytes(record.spec.size_bytes)]
+        if output is Format.WIDE:
+            policy = record.spec.policy.kind.value if record.spec.policy else "default"
+            row += [record.spec.digest[7:19], record.origin, policy, shown_time(record.updated_at)]
+        cells.append(row)
+    context.table(columns, cells)
     if not everything and not desired.problems:
-        context.nothing_in(context.scope())
+        context.nothing_in(scopes)
     elif not rows:
-        complain(f"none of the {len(everything)} revisions in {context.scope()} is asked for by that")
+        where = ", ".join(map(str, scopes))
+        complain(f"no adapter matches ({len(everything)} revisions are registered in {where})")
 
 
-@click.command()
+@command()
 @parameters.name
+@parameters.revision_option
 @parameters.output
 @click.pass_obj
-def show(context: Context, name: str, output: str) -> None:
+def show(context: Context, name: str, revision: str | None, output: Format) -> None:
     """Show NAME: what it serves, and each of its revisions.
 
     \b
     Examples:
       lora-fs show support
-      lora-fs show support -o json
+      lora-fs show support@v1 -o json
     """
-    with _read(context) as desired:
-        _show(context, desired, name, output)
+    with _read(context, (context.scope(),)) as desired:
+        _show(context, desired, name, revision, output)
 
 
-def _show(context: Context, desired: Desired, name: str, output: str) -> None:
-    scope, rows = context.scope(), _rows(desired, name)
+@command()
+@parameters.name_or_pattern
+@parameters.revision_option
+@selector_option
+@parameters.all_namespaces
+@parameters.no_headers
+@parameters.output
+@click.pass_context
+def get(
+    run: click.Context,
+    name: str | None,
+    revision: str | None,
+    selector: str | None,
+    all_namespaces: bool,
+    output: Format,
+) -> None:
+    """List the registered adapters, or show NAME.
+
+    \b
+    Examples:
+      lora-fs get
+      lora-fs get support -o yaml
+    """
+    if name is None or set(name) & set("*?["):
+        run.invoke(
+            list_adapters, pattern=name, selector=selector, all_namespaces=all_namespaces, output=output
+        )
+    elif selector is not None or all_namespaces:
+        raise click.UsageError("--selector and --all-namespaces are for a list: leave NAME out")
+    else:
+        run.invoke(show, name=name, revision=revision, output=output)
+
+
+def _show(context: Context, desired: Desired, name: str, revision: str | None, output: Format) -> None:
+    scope = context.scope()
+    rows = [row for row in _rows(desired, name) if revision in (None, row[0].revision)]
     if not rows and not desired.problems:
-        raise NotFound(f"{name} is not registered in {scope}: `lora-fs list` shows what is")
+        what = name if revision is None else f"{name}@{revision}"
+        raise NotFound(f"{what} is not registered in {scope}: `lora-fs list` shows what is")
     if not rows:
         return  # it is not known that it is not there
     pointer = desired.pointers.get((scope, name))
-    if output == "json":
-        context.emit(
-            {
-                "pointer": pointer.model_dump(mode="json") if pointer else None,
-                "revisions": [record.model_dump(mode="json") for record, _ in rows],
-            }
-        )
+    told = {
+        "pointer": pointer.model_dump(mode="json") if pointer else None,
+        "revisions": [record.model_dump(mode="json") for record, _ in rows],
+    }
+    if context.printed(told, output, [f"{name}@{record.revision}" for record, _ in rows]):
         return
     serves = pointer.revision if pointer is not None and pointer.revision else "nothing"
     before = pointer.previous_revision if pointer is not None else None
@@ -165,10 +205,10 @@ def _show(context: Context, desired: Desired, name: str, output: str) -> None:
             context.say(f"  {title:<11}{text}")
 
 
-def _order(record: Record) -> tuple[str, list[tuple[int, str]]]:
-    """By name, and v2 before v10."""
+def _order(record: Record) -> tuple[str, str, list[tuple[int, str]]]:
+    """By namespace and name, and v2 before v10."""
     parts = re.split(r"([0-9]+)", record.revision)
-    return record.name, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+    return record.namespace, record.name, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
-COMMANDS = (list_adapters, show)
+COMMANDS = (list_adapters, show, get)

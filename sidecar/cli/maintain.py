@@ -9,7 +9,10 @@ from pathlib import Path
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain, shown_bytes
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format, complain, shown_bytes
+from lora_fs.sidecar.cli.values import Duration
 from lora_fs.sidecar.errors import LoraFsError, OperatorError
 from lora_fs.sidecar.registry.maintenance import gc
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
@@ -21,37 +24,35 @@ from lora_fs.sidecar.settings import writer_id
 DEAD_AFTER_S = 1.5 * LEASE_S
 
 
-@click.command("gc")
-@click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing")
+@command("gc")
+@parameters.dry_run
 @click.option(
     "--older-than",
-    type=click.FloatRange(min=0),
-    callback=parameters.finite,
-    default=24.0,
+    type=Duration(bare=False),
+    default="24h",
     show_default=True,
-    metavar="HOURS",
-    help="Leave what is younger than so many hours",
+    metavar="TIME",
+    help="Keep what is younger",
 )
 @click.option(
     "--history-older-than",
-    type=click.FloatRange(min=0),
-    callback=parameters.finite,
-    default=HISTORY_S / 3600,
+    type=Duration(bare=False),
+    default=f"{HISTORY_S / 3600:g}h",
     show_default=True,
-    metavar="HOURS",
-    help="Leave the superseded generations and the tombstones of so many hours",
+    metavar="TIME",
+    help="Keep superseded generations and tombstones that are younger",
 )
 @parameters.output
 @click.pass_obj
 def collect_garbage(
-    context: Context, dry_run: bool, older_than: float, history_older_than: float, output: str
+    context: Context, dry_run: bool, older_than: float, history_older_than: float, output: Format
 ) -> None:
-    """Remove the files of adapters unregistered long ago, what dead writers left, and old history.
+    """Remove files of adapters unregistered long ago, leftovers of interrupted writes, old history.
 
     \b
     Examples:
       lora-fs gc --dry-run
-      lora-fs gc --older-than 48
+      lora-fs gc --older-than 48h
     """
     scope, registry = context.scope(), context.registry()
     unknown: LoraFsError | None = None
@@ -62,26 +63,28 @@ def collect_garbage(
             in_use = gc.in_use(registry)
         except LoraFsError as error:
             in_use, unknown = None, error
-        ages = {"older_than_s": older_than * 3600, "history_s": history_older_than * 3600}
+        ages = {"older_than_s": older_than, "history_s": history_older_than}
         found = gc.find(registry, scope, in_use, **ages, writer=writer_id())
         refused = {} if dry_run else collect(found)
     found = [item for item in found if item.path not in refused]
     freed = sum(item.size_bytes for item in found if item.what is not What.REVISION)
     later = sum(item.size_bytes for item in found if item.what is What.REVISION)
-    if output == "json":
-        items = [
-            {
-                "path": str(item.path),
-                "why": item.why,
-                "size_bytes": item.size_bytes,
-                "withdrawn": item.what is What.REVISION,
-            }
-            for item in found
-        ]
-        why = str(unknown) if unknown else None
-        told = [{"path": str(path), "why": str(error)} for path, error in refused.items()]
-        context.emit({"dry_run": dry_run, "removed": items, "refused": told, "kept": why})
-    else:
+    items = [
+        {
+            "path": str(item.path),
+            "why": item.why,
+            "size_bytes": item.size_bytes,
+            "withdrawn": item.what is What.REVISION,
+        }
+        for item in found
+    ]
+    told = {
+        "dry_run": dry_run,
+        "removed": items,
+        "refused": [{"path": str(path), "why": str(error)} for path, error in refused.items()],
+        "kept": str(unknown) if unknown else None,
+    }
+    if not context.printed(told, output, [str(item.path) for item in found]):
         for item in found:
             did = "unregister" if item.what is What.REVISION else "remove"
             done = f"would {did}" if dry_run else f"{did.removesuffix('e')}ed"

@@ -5,19 +5,26 @@ from __future__ import annotations
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.model import AdapterKey, Pointer
+from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.model import AdapterKey, Pointer, Scope
 from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import writer_id
 
 
-@click.command()
+@command()
 @parameters.name
 @parameters.revision_option
 @click.option("--all-revisions", is_flag=True, help="The name with everything it has")
 @click.option("--keep-files", is_flag=True, help="gc never removes its files")
+@click.option("--force", is_flag=True, help="Also the revision that NAME serves while others are registered")
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def unregister(
@@ -26,10 +33,13 @@ def unregister(
     revision: str | None,
     all_revisions: bool,
     keep_files: bool,
+    force: bool,
+    dry_run: bool,
     wait: float | None,
-    output: str,
+    min_replicas: int,
+    output: Format,
 ) -> None:
-    """Take NAME away, everywhere.
+    """Unregister NAME on every replica.
 
     \b
     Examples:
@@ -40,7 +50,9 @@ def unregister(
     if revision is not None and all_revisions:
         raise click.UsageError("--revision and --all-revisions exclude each other")
     scope = context.scope()
-    with context.opened() as registry:
+    with context.opened(dry_run=dry_run) as registry:
+        if revision is not None and not force:
+            _check_not_serving(registry, scope, name, revision)
         gone = release.unregister(
             registry,
             scope,
@@ -51,59 +63,96 @@ def unregister(
             writer=writer_id(),
         )
     context.noted.update(revision=",".join(record.revision for record in gone))
-    if output == "json":
-        context.emit({"records": [record.model_dump(mode="json") for record in gone]})
-    else:
-        context.say(f"unregistered {name} ({', '.join(record.revision for record in gone)}) in {scope}")
-    if wait is not None:
-        wait_for(context, scope, gone, wait, gone={record.key for record in gone})
+    told = {"dry_run": dry_run, "records": [record.model_dump(mode="json") for record in gone]}
+    if not context.printed(told, output, [f"{name}@{record.revision}" for record in gone]):
+        did = "would unregister" if dry_run else "unregistered"
+        context.say(f"{did} {name} ({', '.join(record.revision for record in gone)}) in {scope}")
+    if wait is not None and not dry_run:
+        wait_for(context, scope, gone, wait, gone={record.key for record in gone}, min_replicas=min_replicas)
 
 
-@click.command()
+def _check_not_serving(registry: Registry, scope: Scope, name: str, revision: str) -> None:
+    """Raise Conflict if ``name`` would serve nothing while another revision is registered."""
+    pointer = release.active(registry, scope, name)
+    others = release.present_revisions(registry, scope, name).keys() - {revision}
+    if pointer is not None and pointer.revision == revision and others:
+        raise Conflict(
+            f"{name} serves {revision}: without it the name serves nothing. Promote another revision first "
+            f"({', '.join(sorted(others))}), or repeat with --force"
+        )
+
+
+@command()
 @parameters.name
-@parameters.revision
+@parameters.other_revision
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
-def promote(context: Context, name: str, revision: str, wait: float | None, output: str) -> None:
+def promote(
+    context: Context,
+    name: str,
+    revision: str | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+) -> None:
     """Let NAME serve REVISION.
 
     \b
     Examples:
       lora-fs promote support v2 --wait 20
+      lora-fs promote support@v2
     """
-    with context.opened() as registry:
+    if revision is None:
+        raise click.UsageError(f"say which revision: lora-fs promote {name} REVISION")
+    with context.opened(dry_run=dry_run) as registry:
         pointer = release.promote(registry, context.scope(), name, revision, writer=writer_id())
-    _follow(context, pointer, "promoted", wait, output)
+    _follow(context, pointer, "promote", wait, min_replicas, output, dry_run=dry_run)
 
 
-@click.command()
+@command()
 @parameters.name
+@parameters.dry_run
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
-def rollback(context: Context, name: str, wait: float | None, output: str) -> None:
+def rollback(
+    context: Context, name: str, dry_run: bool, wait: float | None, min_replicas: int, output: Format
+) -> None:
     """Let NAME serve the revision it served before.
 
     \b
     Examples:
       lora-fs rollback support --wait 20
     """
-    with context.opened() as registry:
+    with context.opened(dry_run=dry_run) as registry:
         pointer = release.rollback(registry, context.scope(), name, writer=writer_id())
-    _follow(context, pointer, "rolled back", wait, output)
+    _follow(context, pointer, "roll back", wait, min_replicas, output, dry_run=dry_run)
 
 
-def _follow(context: Context, pointer: Pointer, verb: str, wait: float | None, output: str) -> None:
+def _follow(
+    context: Context,
+    pointer: Pointer,
+    verb: str,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+    *,
+    dry_run: bool,
+) -> None:
     context.noted.update(revision=pointer.revision)
-    if output == "json":
-        context.emit({"pointer": pointer.model_dump(mode="json")})
-    else:
-        context.say(f"{verb} {pointer.name}: serves {pointer.revision}")
-    if wait is not None and pointer.revision is not None:
+    told = {"dry_run": dry_run, "pointer": pointer.model_dump(mode="json")}
+    if not context.printed(told, output, [f"{pointer.name}@{pointer.revision}"]):
+        did = f"would {verb}" if dry_run else {"promote": "promoted", "roll back": "rolled back"}[verb]
+        context.say(f"{did} {pointer.name}: serves {pointer.revision}")
+    if wait is not None and pointer.revision is not None and not dry_run:
         scope = context.scope()
         loads = AdapterKey(*scope, pointer.revision, pointer.name)
-        wait_for(context, scope, [pointer], wait, loads=loads)
+        wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
 
 
 COMMANDS = (unregister, promote, rollback)

@@ -5,85 +5,30 @@ Completion never fails and never speaks: where the registry cannot be read, noth
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.values import Duration, FormatName
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Scope, check_segment, model_slug
-from lora_fs.sidecar.settings import load_settings
+from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
 
 if TYPE_CHECKING:
     from lora_fs.sidecar.registry.store.writer import Registry
 
 MAX_LOOKED_AT = 200  # records read for one completion; beyond it withdrawn names are proposed, too
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Place(click.Path):
-    """A path that was really given: an empty one would be the folder one happens to be in."""
-
-    name = "path"
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if value == "" or "\0" in str(value):
-            self.fail("the path is empty, or holds a NUL byte: is a variable unset?", param, ctx)
-        return Path(str(value))
-
-
-def seconds(_: object, __: object, value: str | None) -> int | None:
-    """Parse ``90``, ``90s``, ``15m``, ``1h`` or ``2d``."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd]?)", value)
-    if match is None:
-        raise click.BadParameter("write it as 90, 90s, 15m, 1h or 2d, and more than 0")
-    return int(match[1]) * _UNITS[match[2] or "s"]
-
-
-def finite(_: object, __: object, value: float | None) -> float | None:
-    """Refuse ``nan`` and ``inf``, which no wait would ever end by."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter("write a number")
-    return value
-
-
-def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
-    """Parse ``key=value``, any number of times."""
-    pairs = [item.partition("=") for item in value]
-    if any(not key or not equals for key, equals, _value in pairs):
-        raise click.BadParameter("write it as key=value")
-    return {key: text for key, _equals, text in pairs}
-
-
-def labels_or_none(_: object, __: object, value: tuple[str, ...]) -> dict[str, str | None]:
-    """Parse ``key=value``, and ``key-`` for a label that is to go, any number of times."""
-    found: dict[str, str | None] = {}
-    for item in value:
-        key, equals, text = item.partition("=")
-        if not equals and item.endswith("-"):
-            key = item[:-1]
-        elif not equals:
-            key = ""
-        if not key:
-            raise click.BadParameter("write it as key=value, or key- to take it away")
-        found[key] = text if equals else None
-    return found
-
-
-def count_or_none(_: object, __: object, value: str | None) -> str | None:
-    """Check a number from 1 on, or ``none``."""
-    if value not in (None, "none") and not re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
-        raise click.BadParameter("write a whole number from 1 on, or none")
+def named(_: object, __: object, value: str | None) -> str | None:
+    """Refuse what is no ``NAME`` and no ``NAME@REVISION``."""
+    if value is not None:
+        name, at, revision = value.partition("@")
+        check_segment("name", name)
+        if at:
+            check_segment("revision", revision)
     return value
 
 
@@ -93,15 +38,8 @@ def segment(what: str) -> Callable[[object, object, str | None], str | None]:
 
 
 def _registry(context: click.Context) -> tuple[Registry, Scope]:
-    given = {name: context.find_root().params.get(name) for name in ("root", "model")}
-    namespaces = context.find_root().params.get("namespace") or ()
-    settings = load_settings(**given, namespace=namespaces[0] if namespaces else None)
-    if settings.root is None or settings.model is None:
-        raise click.UsageError("no registry")
-    from lora_fs.sidecar.registry.store.writer import Registry
-
-    scope = Scope(check_segment("namespace", settings.namespace), model_slug(settings.model))
-    return Registry(settings.root), scope
+    run = context.ensure_object(Context)
+    return run.registry(), run.scope()
 
 
 def _registered(registry: Registry, scope: Scope, incomplete: str) -> Iterator[str]:
@@ -153,8 +91,7 @@ def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[Compl
 
 def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and context.obj is not None:
-        settings = context.obj.settings.model_copy(update={"create": True})
-        context.obj = replace(context.obj, settings=settings)
+        context.obj.take(create=True)
 
 
 create = click.option(
@@ -167,20 +104,46 @@ create = click.option(
 output = click.option(
     "-o",
     "--output",
-    type=click.Choice(["text", "json"]),
+    type=FormatName(),
     default="text",
     show_default=True,
-    help="For people, or for scripts",
+    help="For people, wide with more columns; for scripts; or names alone",
+)
+
+
+def _headers(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and context.obj is not None:
+        context.obj.headers = False
+
+
+no_headers = click.option(
+    "--no-headers",
+    is_flag=True,
+    expose_value=False,
+    callback=_headers,
+    help="Print no line of column names",
+)
+all_namespaces = click.option(
+    "-A", "--all-namespaces", is_flag=True, help="Of every namespace that has this base model"
 )
 wait = click.option(
     "--wait",
-    type=click.FloatRange(min=0),
-    callback=finite,
-    metavar="SECONDS",
+    type=Duration(),
+    metavar="TIME",
     help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
 )
-name = click.argument("name", callback=segment("name"), shell_complete=_names)
-name_or_all = click.argument("name", required=False, callback=segment("name"), shell_complete=_names)
+min_replicas = click.option(
+    "--min-replicas",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --wait: exit 6 where fewer live replicas follow; 0: none is needed",
+)
+dry_run = click.option("--dry-run", is_flag=True, help="Check and say what would change; change nothing")
+name = click.argument("name", callback=named, shell_complete=_names)
+name_or_all = click.argument("name", required=False, callback=named, shell_complete=_names)
+name_or_pattern = click.argument("name", required=False, shell_complete=_names)
 revision = click.argument("revision", callback=segment("revision"), shell_complete=_revisions)
 other_revision = click.argument(
     "revision", required=False, callback=segment("revision"), shell_complete=_revisions
@@ -192,7 +155,7 @@ revision_option = click.option(
     metavar="R",
     callback=segment("revision"),
     shell_complete=_revisions,
-    help="This revision only [default: the only one there is]",
+    help="This revision only, as NAME@R [default: the only one there is]",
 )
 allow = click.option(
     "--allow",

@@ -8,12 +8,15 @@ from pathlib import Path
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.downloading import downloading
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.validation import reading
+from lora_fs.sidecar.cli.values import Duration, labels
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import Pointer, Policy, PolicyKind
+from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, brought
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetching_register
 from lora_fs.sidecar.registry.lifecycle import ingest, release
@@ -28,7 +31,7 @@ from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate import Expectation
 
 
-@click.command()
+@command()
 @parameters.name
 @parameters.source
 @click.option(
@@ -42,7 +45,7 @@ from lora_fs.sidecar.validate import Expectation
 )
 @click.option(
     "--ttl",
-    callback=parameters.seconds,
+    type=Duration(whole=True),
     metavar="TIME",
     help="Evict a lazy adapter after this idle time: 90s, 15m, 1h, 2d; a bare number is seconds "
     "[default: LORA_FS_DEFAULT_TTL_S, 1h]",
@@ -53,7 +56,7 @@ from lora_fs.sidecar.validate import Expectation
     metavar="N",
     help="Eager and pinned: greater is loaded first [default: 0]",
 )
-@click.option("--label", multiple=True, callback=parameters.labels, metavar="K=V", help="Repeatable")
+@click.option("--label", multiple=True, callback=labels, metavar="K=V", help="Repeatable")
 @click.option(
     "--link",
     is_flag=True,
@@ -67,9 +70,10 @@ from lora_fs.sidecar.validate import Expectation
 )
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
-@click.option("--dry-run", is_flag=True, help="Check and say, change nothing")
+@parameters.dry_run
 @parameters.create
 @parameters.wait
+@parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def register(
@@ -88,7 +92,8 @@ def register(
     allow: tuple[str, ...],
     dry_run: bool,
     wait: float | None,
-    output: str,
+    min_replicas: int,
+    output: Format,
 ) -> None:
     """Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://.
 
@@ -133,7 +138,8 @@ def register(
     _tell(context, done, (before, pointer), wanted, dry_run, output)
     if wait is not None and not dry_run:
         moved = [pointer] if activate and pointer is not None else []
-        wait_for(context, scope, [done.record, *moved], wait, loads=done.record.key)
+        written: list[Record | Pointer] = [done.record, *moved]
+        wait_for(context, scope, written, wait, loads=done.record.key, min_replicas=min_replicas)
 
 
 def _fetch(
@@ -189,20 +195,18 @@ def _tell(
     pointers: tuple[Pointer | None, Pointer | None],
     wanted: Registration,
     dry_run: bool,
-    output: str,
+    output: Format,
 ) -> None:
     record, (before, after) = done.record, tuple(p.revision if p else None for p in pointers)
     moves = wanted.activate and before != record.revision
-    if output == "json":
-        context.emit(
-            {
-                "changed": done.changed or done.amended or done.restored or moves,
-                "dry_run": dry_run,
-                "record": record.model_dump(mode="json"),
-                "pointer": pointers[1].model_dump(mode="json") if pointers[1] else None,
-                "warnings": [finding.model_dump(mode="json") for finding in done.report.warnings],
-            }
-        )
+    told = {
+        "changed": done.changed or done.amended or done.restored or moves,
+        "dry_run": dry_run,
+        "record": record.model_dump(mode="json"),
+        "pointer": pointers[1].model_dump(mode="json") if pointers[1] else None,
+        "warnings": [finding.model_dump(mode="json") for finding in done.report.warnings],
+    }
+    if context.printed(told, output, [f"{record.name}@{record.revision}"]):
         return
     for finding in done.report.warnings:
         context.say(f"warning: {finding.render()}")

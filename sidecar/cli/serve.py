@@ -23,40 +23,40 @@ import uvloop
 
 from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, read_settings
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.values import Duration, Place, Size
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.connection import BoundedHeads
+from lora_fs.sidecar.server.connection import configured
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import BaseOfEngine
 
 logger = logging.getLogger(__name__)
 
 
-@click.command()
-@click.option("--root", type=parameters.Place(), help="As before the command")
+@command()
 @parameters.create
-@click.option("--model", help="As before the command")
-@click.option("--namespace", "namespaces", multiple=True, help="Served; repeatable [LORA_FS_NAMESPACES]")
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
 @click.option("--host", help="Where it listens [LORA_FS_HOST; 0.0.0.0]")
 @click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
 @click.option(
     "--stage-dir",
-    type=parameters.Place(),
+    type=Place(),
     help="Local, and mounted at the same path for the engine [LORA_FS_STAGE_DIR; /stage]",
 )
-@click.option("--stage-max-bytes", type=int, help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
+@click.option("--stage-max-bytes", type=Size(), help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
 @click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
-@click.option("--token-file", type=parameters.Place(), help="Admin calls need a token of this file")
-@click.option("--settle", "settle_s", type=float, help="Seconds a dropped folder must hold still")
+@click.option("--token-file", type=Place(), help="Admin calls need a token of this file")
+@click.option("--settle", "settle_s", type=Duration(), help="How long a dropped folder must hold still")
 @click.option("--max-loaded", type=int, help="Adapters in the engine at once")
 @click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
 @click.option(
@@ -64,12 +64,12 @@ logger = logging.getLogger(__name__)
     type=click.Choice(["lazy", "sticky", "eager", "pinned"]),
     help="Of adapters without one [LORA_FS_DEFAULT_POLICY; lazy]",
 )
-@click.option("--default-ttl", "default_ttl_s", type=int, help="Idle seconds of a lazy adapter")
+@click.option("--default-ttl", "default_ttl_s", type=Duration(whole=True), help="Idle time of a lazy adapter")
 @click.option(
     "--allowed-source",
     "allowed_sources",
     multiple=True,
-    type=parameters.Place(),
+    type=Place(),
     callback=lambda _, __, folders: tuple(map(str, folders)),
     help="Folders the API may register from",
 )
@@ -88,15 +88,12 @@ def sidecar(context: Context, /, **options: Any) -> None:
     Example:
       lora-fs --root /adapters --model Qwen/Qwen2.5-7B sidecar --engine http://127.0.0.1:8000
     """
-    given = context.settings.model_dump(exclude_unset=True)
-    given |= {name: value for name, value in options.items() if value not in (None, ())}
-    if options.get("namespaces"):
-        given["namespace"] = options["namespaces"][0]
-    settings = read_settings(**given)
+    context.take(**options)
+    settings = context.settings
     secrets = [settings.engine_api_key] if settings.engine_api_key else []
     logs.configure(settings.log_level, settings.log_format, secrets=secrets, ids=tracing.ids)
     end_tracing = tracing.start(settings.traces, settings.replica_id)
-    uvloop.run(_serve(Context(settings, context.out), settings, end_tracing))
+    uvloop.run(_serve(context, settings, end_tracing))
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         told = event("volume.hangs")
         logger.warning("the volume still does not answer: leaving without waiting for it", extra=told)
@@ -117,11 +114,11 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 api_key=settings.engine_api_key,
                 learn=base.learn,
             )
-            admin = Admin(settings.token_file, settings.public_namespaces)
+            admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
-                assembly.volume.tell_also(conditions)
+                assembly.volume.beside.append(conditions)
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
@@ -133,15 +130,16 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),
+                cors_origins=settings.cors_origins,
+                upstream=Upstream(settings.engine_connections, settings.engine_idle_timeout_s),
             )
-            config = uvicorn.Config(
+            config = configured(
                 app,
-                http=BoundedHeads,
+                send_timeout_s=settings.send_timeout_s,
                 host=settings.host,
                 port=settings.port,
                 access_log=False,
                 log_config=None,
-                proxy_headers=False,  # the audit's address is the connection's
                 timeout_graceful_shutdown=30,
             )
             try:
@@ -215,7 +213,7 @@ class Server(uvicorn.Server):
         await anyio.to_thread.run_sync(self._ended, limiter=anyio.CapacityLimiter(1))
 
 
-@click.command()
+@command(shared=False)
 @click.option("--keep", is_flag=True, help="Leave it running and print the URLs")
 @click.option("--dir", "folder", type=click.Path(path_type=Path, file_okay=False), help="Where to work")
 @click.option("--sidecar", "beside", is_flag=True, help="Stock engines with sidecars, not the plugin")

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 import click
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, not_seen, public_name, read_reports
-from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 WATCH_S = 1.0
+UNLOADED = "Unloaded"  # of an adapter that a replica says nothing of: no request asked for it
 NOT_SEEN = "this replica has not seen it yet"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
@@ -37,6 +41,7 @@ class Row:
     reason: str
     seen_s: float | None
     live: bool
+    namespace: str = ""
 
     def cells(self) -> tuple[str, ...]:
         seen = ago(self.seen_s) + ("" if self.live else " (stale)") if self.replica else "-"
@@ -72,7 +77,7 @@ def seen_s(replica: ReplicaStatus) -> float | None:
 
 
 def _rows(scope: Scope, desired: Desired, replicas: list[ReplicaStatus]) -> Iterator[Row]:
-    named = {name: record for _, name, record in desired.active()}
+    named = {name: record for of, name, record in desired.active() if of == scope}
     for name, record in sorted(named.items()):
         for replica in replicas:
             one = replica.adapters.get(public_name(replica, scope, name))
@@ -100,15 +105,15 @@ def _downloads(scope: Scope, replicas: list[ReplicaStatus]) -> Iterator[Row]:
 
 
 def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | None) -> Row:
-    phase = one.phase if one is not None else Phase.EVICTED
+    phase = one.phase.value if one is not None else UNLOADED
     reason = (one.message or one.reason) if one is not None else "loads at the first request"
     if one is not None and one.retry_in_s:
         reason += f"; again in {one.retry_in_s:.0f} s"
     seen = seen_s(replica)
-    return Row(name, revision, replica.replica, phase.value, reason, seen, age_s(replica) < LIVE_S)
+    return Row(name, revision, replica.replica, phase, reason, seen, age_s(replica) < LIVE_S)
 
 
-def _troubles(replicas: list[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
+def _troubles(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
     for replica in replicas:
         for condition in replica.conditions:
             yield ("", "", replica.replica, "!", one_line(condition), ago(seen_s(replica)))
@@ -116,42 +121,51 @@ def _troubles(replicas: list[ReplicaStatus], reports: Reports) -> Iterator[tuple
         yield ("", "", replica_id, "!", f"its report cannot be read: {problem}", "-")
 
 
-@click.command()
+@command()
+@parameters.name_or_all
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C")
+@click.option(
+    "--exit-code",
+    "tells",
+    is_flag=True,
+    help="Exit 1 if an adapter or a replica fails, is stale, or no replica has reported",
+)
+@parameters.all_namespaces
+@parameters.no_headers
 @parameters.output
 @click.pass_obj
-def status(context: Context, watch: bool, output: str) -> None:
-    """Show every adapter on every replica; a line marked ! is a replica's trouble.
+def status(
+    context: Context, name: str | None, watch: bool, tells: bool, all_namespaces: bool, output: Format
+) -> None:
+    """Show every adapter on every replica; a line marked ! is a replica's problem.
 
     \b
     Examples:
       lora-fs status
       lora-fs status --watch
-      lora-fs status -o json
+      lora-fs status -A -o json
     """
-    scope, layout = context.scope(), Layout(context.root())
-    view = RegistryView(context.registry(), (scope,))
+    if watch and tells:
+        raise click.UsageError("--watch and --exit-code exclude each other")
+    scopes, layout = context.scopes(all_namespaces=all_namespaces), Layout(context.root())
+    view = RegistryView(context.registry(), scopes)
     view.refresh()
     reports = read_reports(layout)
     lost: TemporaryError | None = None
     while True:
-        replicas = reports.of(scope)
-        rows = [*_rows(scope, view.desired, replicas), *_downloads(scope, replicas)]
-        if output == "json":
-            written = [replica.model_dump(mode="json") for replica in replicas]
-            adapters = [asdict(row) for row in rows]
-            context.emit({"adapters": adapters, "replicas": written, "unreadable": reports.unreadable})
-        else:
-            if watch:
-                context.out.clear()
-            told = [row.cells() for row in rows] + list(_troubles(replicas, reports))
-            context.table(COLUMNS, told, folds="REASON")
-            if not rows:
-                context.nothing_in(scope)
+        rows = [row for scope in scopes for row in _of(scope, view.desired, reports, name)]
+        replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
+        if watch and output.for_people:
+            context.out.clear()
+        _show(context, rows, replicas, reports, output, all_namespaces=all_namespaces)
+        if not rows and output.for_people:
+            context.nothing_in(scopes)
         for problem in view.desired.problems.values():
             complain(f"unreadable, left out or shown as it was before: {problem}")
         if lost is not None:
             complain(f"shown as it was before: {lost}")
+        if tells and (why := _failing(rows, replicas, reports, view.desired)):
+            raise OperatorError(", ".join(why))
         if not watch:
             return
         time.sleep(WATCH_S)
@@ -160,6 +174,53 @@ def status(context: Context, watch: bool, output: str) -> None:
             reports, lost = read_reports(layout), None
         except TemporaryError as error:
             lost = error
+
+
+def _of(scope: Scope, desired: Desired, reports: Reports, name: str | None) -> Iterator[Row]:
+    replicas = reports.of(scope)
+    for row in chain(_rows(scope, desired, replicas), _downloads(scope, replicas)):
+        if name in (None, row.adapter):
+            yield replace(row, namespace=scope.namespace)
+
+
+def _show(
+    context: Context,
+    rows: Sequence[Row],
+    replicas: Sequence[ReplicaStatus],
+    reports: Reports,
+    output: Format,
+    *,
+    all_namespaces: bool,
+) -> None:
+    written = [replica.model_dump(mode="json") for replica in replicas]
+    told = {"adapters": [asdict(row) for row in rows], "replicas": written, "unreadable": reports.unreadable}
+    if context.printed(told, output, dict.fromkeys(row.adapter for row in rows)):
+        return
+    columns = ("NAMESPACE", *COLUMNS) if all_namespaces else COLUMNS
+    lines = [(row.namespace, *row.cells()) if all_namespaces else row.cells() for row in rows]
+    empty = ("",) if all_namespaces else ()
+    lines += [(*empty, *trouble) for trouble in _troubles(replicas, reports)]
+    context.table(columns, lines, folds="REASON")
+
+
+def _failing(
+    rows: Sequence[Row], replicas: Sequence[ReplicaStatus], reports: Reports, desired: Desired
+) -> list[str]:
+    """What makes ``--exit-code`` exit 1, in words; empty if nothing does."""
+    failed = sum(row.phase == Phase.FAILED for row in rows)
+    stale = sum(age_s(replica) >= LIVE_S for replica in replicas)
+    down = sum(replica.engine != "ready" for replica in replicas)
+    ailing = sum(bool(replica.conditions) for replica in replicas)
+    counted = (
+        (failed, "adapters have failed"),
+        (stale, "replicas are stale"),
+        (down, "replicas have no engine that answers"),
+        (ailing, "replicas report a condition"),
+        (len(reports.unreadable), "reports cannot be read"),
+        (len(desired.problems), "records cannot be read"),
+        (int(not replicas), "replica is needed and none has reported"),
+    )
+    return [f"{count} {what}" for count, what in counted if count]
 
 
 COMMANDS = (status,)

@@ -19,14 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_fs.sidecar.cli import parameters
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.status import ago, seen_s
 from lora_fs.sidecar.cli.wait import LIVE_S, age_s, public_name, read_reports
 from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
-from lora_fs.sidecar.validate.report import printable
 
 EVERY_S = 1.0
 MOST_ADAPTERS, MOST_TROUBLES = 30, 3
@@ -263,12 +265,12 @@ def _table(columns: tuple[str, ...]) -> Table:
     return table
 
 
-@click.command()
+@command()
 @click.option("--once", is_flag=True, help="Print it once, plainly; as where stdout is no terminal")
 @parameters.output
 @click.pass_obj
-def top(context: Context, once: bool, output: str) -> None:
-    """Watch replicas, what is loaded, rates, and the adapters that are in trouble or busy.
+def top(context: Context, once: bool, output: Format) -> None:
+    """Watch replicas, what is loaded, rates, and the adapters that fail or are busy.
 
     \b
     Examples:
@@ -278,9 +280,10 @@ def top(context: Context, once: bool, output: str) -> None:
     scope, layout = context.scope(), Layout(context.root())
     seen = sights(scope, layout, RegistryView(context.registry(), (scope,)))
     first = next(seen)
-    if output == "json":
-        lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
-        context.emit({"replicas": lines, "adapters": adapters})
+    lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
+    if context.printed(
+        {"replicas": lines, "adapters": adapters}, output, [one.adapter for one in first.adapters]
+    ):
         return
     if once or not context.out.is_terminal:
         _print(context, scope, first)

@@ -11,11 +11,9 @@ from typing import Any
 
 import click
 
-from lora_fs.sidecar import audit
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import complain
 from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.settings import writer_id
-from lora_fs.sidecar.sources.uri import redacted
 
 # What each command changes the registry with; without such an option quota and fsck only read.
 ACTS: dict[str, tuple[str, ...]] = {
@@ -54,6 +52,9 @@ def follow(command: click.Command) -> None:
 
 
 def _tell(context: Context, act: str, options: dict[str, Any], call: Callable[[], Any]) -> Any:
+    from lora_fs.sidecar import audit  # not needed to say what commands there are
+    from lora_fs.sidecar.settings import writer_id
+
     settings = context.settings
     what = {
         "namespace": settings.namespace,
@@ -85,6 +86,8 @@ def _is_given(value: object) -> bool:
 
 
 def _plain(value: object) -> object:
+    from lora_fs.sidecar.sources.uri import redacted
+
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, tuple):

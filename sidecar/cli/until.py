@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.status import UNLOADED
+from lora_fs.sidecar.cli.values import Duration
 from lora_fs.sidecar.cli.wait import (
     LIVE_S,
     LOOK_MOST_S,
@@ -44,7 +47,7 @@ class Aim(click.ParamType[str]):
         self.fail(f"write ready, deleted, {kinds}, or one of these followed by =False", param, ctx)
 
 
-@click.command("wait")
+@command("wait")
 @parameters.name
 @click.option(
     "--for",
@@ -57,11 +60,10 @@ class Aim(click.ParamType[str]):
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
-    callback=parameters.finite,
-    default=60.0,
+    type=Duration(),
+    default="60s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="Wait no longer",
 )
 @click.pass_obj
@@ -121,13 +123,12 @@ def _served(registry: Registry, scope: Scope, name: str, pointer: Pointer | None
 
 
 def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | None:
-    """Why a replica is not there; what it does not tell of is simply evicted."""
+    """Why a replica is not there; what it says nothing of is not loaded."""
     public = public_name(status, scope, name)
     one = status.adapters.get(public)
     phase = one.phase if one is not None else Phase.EVICTED
-    why = (
-        f"({phase.value}{': ' + (one.message or one.reason) if one and (one.message or one.reason) else ''})"
-    )
+    said = (one.message or one.reason) if one is not None else ""
+    why = f"({phase.value if one is not None else UNLOADED}{': ' + said if said else ''})"
     if aim == DELETED:
         left = [told for told in status.adapters if told.partition("@")[0] == public]
         return f"still has it {why}" if left else None

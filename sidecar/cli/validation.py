@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.errors import InvalidAdapter
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.validate import validate
@@ -30,12 +32,12 @@ def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-@click.command("validate")
+@command("validate")
 @parameters.path
 @parameters.allow
 @parameters.output
 @click.pass_obj
-def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: str) -> None:
+def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: Format) -> None:
     """Check the adapter in PATH as register would; exit 5 if it cannot be served.
 
     \b
@@ -46,8 +48,8 @@ def validate_folder(context: Context, path: str, allow: tuple[str, ...], output:
     folder, expectation = resolve(path), context.expectation(allow=allow)
     with reading(folder) as advance:
         report = validate(folder, expectation, progress=advance)
-    if output == "json":
-        context.emit({"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]})
+    told = {"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]}
+    if context.printed(told, output, [f.code for f in report.findings]):
         if not report.ok:
             raise click.exceptions.Exit(5)
         return

@@ -12,7 +12,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from lora_fs.sidecar.cli.context import Context, complain
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import complain
 from lora_fs.sidecar.errors import (
     CorruptRecord,
     OperatorError,
@@ -93,11 +94,13 @@ def wait_for(
     *,
     loads: AdapterKey | None = None,
     gone: Collection[AdapterKey] = (),
+    min_replicas: int = 1,
 ) -> None:
-    """Wait until every live replica has seen ``written``; with none, say so and return.
+    """Wait until every live replica has seen ``written``.
 
     Args:
         loads: what must not fail to load. gone: what must have left the engines.
+        min_replicas: how many live replicas there must be; 0: none is needed.
     Raises:
         WaitTimeout: names the replicas that lag. OperatorError: a replica cannot load ``loads``.
     """
@@ -113,7 +116,9 @@ def wait_for(
             lagging = [
                 f"{replica} (its report cannot be read)" for replica in unreadable_and_young(layout, reports)
             ]
-            if not live and not lagging:
+            if len(live) < min_replicas:
+                lagging.append(f"any replica: {len(live)} of {scope} are live, {min_replicas} are needed")
+            elif not live and not lagging:
                 complain(f"written; no live replica of {scope} has reported, none to wait for")
                 return
             for status in live:

@@ -50,6 +50,7 @@ class VllmHttp:
         self._change = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
         self._list = aiohttp.ClientTimeout(total=list_timeout_s, sock_connect=5)
         self._learn = learn
+        self._can_load = False
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def loaded(self) -> Loaded:
@@ -62,6 +63,7 @@ class VllmHttp:
             raise EngineUnavailable(f"{self._url}/v1/models is not a model list: {error}") from error
         adapters = {card["id"]: card for card in cards if card.get("parent")}
         bases = tuple(card for card in cards if not card.get("parent"))
+        await self._check_runtime_loading()
         if self._learn is not None:
             await self._learn(bases)
         return Loaded(
@@ -69,6 +71,20 @@ class VllmHttp:
             adapters={name: str(card.get("root") or "") for name, card in adapters.items()},
             cards=adapters,
         )
+
+    async def _check_runtime_loading(self) -> None:
+        """Ask once whether the engine has the route to load adapters. A GET of it changes nothing.
+
+        Raises:
+            EngineUnavailable: it has not. This replica can serve no adapter. The next look asks again.
+        """
+        if not self._can_load:
+            status, text = await self._call("GET", "/v1/load_lora_adapter", None, self._list)
+            if status == 404 and '"detail"' in text:
+                raise EngineUnavailable(
+                    f"the engine at {self._url} cannot load adapters: {_NO_RUNTIME_UPDATING}"
+                )
+            self._can_load = True
 
     async def holds_most(self) -> int | None:
         """``--max-cpu-loras``, which vLLM tells in its development mode alone (0.32)."""
@@ -130,6 +146,7 @@ class VllmHttp:
     def _refused(self, act: str, name: str, status: int, text: str) -> EngineRejected | EngineUnavailable:
         what, text = f"{act} {public_of(name)}", text.replace(name, public_of(name))
         if status == 404 and '"detail"' in text:
+            self._can_load = False  # it is another engine than before: the next look says so
             return EngineRejected(f"cannot {what}: {_NO_RUNTIME_UPDATING}", reason=_NO_RUNTIME_UPDATING)
         reason, is_vllms = text[:500], False
         try:

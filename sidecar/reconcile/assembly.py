@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -48,19 +48,15 @@ SLOW_START_S = 5.0  # a start that waits for a folder longer says so
 READERS = 16  # of records, at a start on a network filesystem: each waits for it 1 to 3 ms
 
 
+@dataclass(frozen=True, slots=True)
 class Assembly:
     """The replica, and what runs beside it."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        volume: Volume,
-        reporter: Reporter,
-        stager: Stager,
-        flat: FlatStore | None = None,
-    ) -> None:
-        self.replica, self.volume, self._reporter, self._flat = replica, volume, reporter, flat
-        self.stager = stager
+    replica: Replica
+    volume: Volume
+    stager: Stager
+    _reporter: Reporter
+    _flat: FlatStore | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -158,7 +154,7 @@ def _assemble(
             desired=lambda: volume.desired,
             changed=volume.look_now,
         )
-        volume.tell_also(flat.conditions)
+        volume.beside.append(flat.conditions)
 
     def found() -> None:
         """A volume that was mounted after the start may be of another filesystem."""
@@ -229,7 +225,7 @@ def _assemble(
     registrations.downloads.wake = replica.wake
     told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)
     logger.info("serving %s of %s (%s)", model, root, kind, extra=told)
-    return Assembly(replica, volume, reporter, stager, flat)
+    return Assembly(replica, volume, stager, reporter, flat)
 
 
 def _waits(kind: str, settings: Settings) -> tuple[Timing, int, float]:

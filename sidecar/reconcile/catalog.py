@@ -60,7 +60,7 @@ class Terms(NamedTuple):
 
     def home(self, name: str) -> Scope:
         """Return the scope of a public name; of what is none, one that serves nothing."""
-        scoped = self.scoped(name.partition("@")[0])
+        scoped = self.scoped(name)
         return scoped[0] if scoped is not None else Scope("", "")
 
 

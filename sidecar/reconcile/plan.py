@@ -190,40 +190,34 @@ class _Shares:
 
     def give_way(self, entries: Iterable[Resident], count: int) -> Iterator[Resident]:
         """Up to ``count`` of these, in their order, each from the tenant that has most."""
-        queues = self._queues(entries)
-        for _ in range(count):
-            if not queues:
-                return
-            tenant = max(queues, key=lambda one: self._has[one] / self._weights.get(one, 1))
-            self._has[tenant] -= 1
-            yield self._next(queues, tenant)
+        return self._in_turn(entries, count, -1)
 
     def take(self, before: Iterable[_Entry], entries: Iterable[_Entry], count: int) -> Iterator[_Entry]:
         """Up to ``count`` of these, in their order, each of the tenant that has least, ``before`` counted."""
         self._has.update(map(self._tenant, before))
-        queues = self._queues(entries)
-        for _ in range(count):
-            if not queues:
-                return
-            tenant = min(queues, key=lambda one: (self._has[one] + 1) / self._weights.get(one, 1))
-            self._has[tenant] += 1
-            yield self._next(queues, tenant)
+        return self._in_turn(entries, count, 1)
 
-    def _tenant(self, entry: Resident | Absent) -> str:
-        return entry.tenant if self._weights else ""
-
-    def _queues(self, entries: Iterable[_Entry]) -> dict[str, deque[_Entry]]:
+    def _in_turn(self, entries: Iterable[_Entry], count: int, change: int) -> Iterator[_Entry]:
+        """``change``: what a tenant has more by each; the tenant with the least of it comes next."""
         queues: dict[str, deque[_Entry]] = {}
         for entry in entries:
             queues.setdefault(self._tenant(entry), deque()).append(entry)
-        return queues
 
-    @staticmethod
-    def _next(queues: dict[str, deque[_Entry]], tenant: str) -> _Entry:
-        entry = queues[tenant].popleft()
-        if not queues[tenant]:
-            del queues[tenant]
-        return entry
+        def share(tenant: str) -> float:
+            has = self._has[tenant] + max(change, 0)
+            return change * has / self._weights.get(tenant, 1)
+
+        for _ in range(count):
+            if not queues:
+                return
+            tenant = min(queues, key=share)
+            self._has[tenant] += change
+            yield queues[tenant].popleft()
+            if not queues[tenant]:
+                del queues[tenant]
+
+    def _tenant(self, entry: Resident | Absent) -> str:
+        return entry.tenant if self._weights else ""
 
 
 def _reason_to_unload(entry: Resident) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -28,7 +29,6 @@ from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog, News
-from lora_fs.sidecar.reconcile.telemetry.request_counts import Tally
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
@@ -58,7 +58,7 @@ class Replica:
         self.events = EventLog()
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.events, clock)
-        self._tally = Tally()
+        self._asked: dict[str, Counter[AdapterKey]] = {}  # how often, by plain name and what answered
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
         self._since = Since()
         self._news = News(self.events)
@@ -91,7 +91,7 @@ class Replica:
     def choose(self, served: Served, user: str | None) -> Served:
         chosen = self.catalog().choose(served, user, random.random)
         self._kept_for = self._kept_for or self._volume.desired
-        self._tally.count(chosen)
+        self._asked.setdefault(chosen.name.partition("@")[0], Counter())[chosen.record.key] += 1
         return chosen
 
     def requests(self) -> Mapping[tuple[str, str], int]:
@@ -102,7 +102,13 @@ class Replica:
             loaded = record is not None and record.present and self._stager.path(record) in held
             return loaded or name in trials
 
-        return self._tally.of({*trials, *(name.partition("@")[0] for name in self._residents.paths)}, told)
+        names = {*trials, *(name.partition("@")[0] for name in self._residents.paths)}
+        return {
+            (name, key.revision): count
+            for name in names
+            for key, count in self._asked.get(name, {}).items()
+            if told(name, key)
+        }
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         return self._loop.foreign.cards
@@ -245,6 +251,9 @@ class Replica:
             name, record = public_name(key.scope, key.name, self.namespaces), after.records.get(key)
             changed |= {name, f"{name}@{key.revision}"}
             if record is None or not record.present:
-                self._tally.drop(name, key)
+                counted = self._asked.get(name, Counter())
+                counted.pop(key, None)
+                if not counted:
+                    self._asked.pop(name, None)
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
         self._since.keep_only(lambda name: self.lookup(name) is not None, changed)

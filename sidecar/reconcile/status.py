@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lora_fs.sidecar.errors import NoSpareRoom
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record, public_of
@@ -39,11 +40,9 @@ def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, Ada
 
 def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int]:
     """How many are in each phase, given the notable ones."""
-    found: dict[str, int] = {}
-    for status in told.values():
-        found[status.phase] = found.get(status.phase, 0) + 1
-    evicted = len(catalog.served) - sum(name in catalog.served for name in told)
-    return {**found, Phase.EVICTED: evicted} if evicted else found
+    found: Counter[str] = Counter(status.phase for status in told.values())
+    found[Phase.EVICTED] += len(catalog.served) - sum(name in catalog.served for name in told)
+    return dict(+found)
 
 
 def residency(residents: Residents, catalog: Catalog) -> dict[str, JsonObject]:
@@ -120,28 +119,20 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
             Phase.PENDING if isinstance(failure.error, NoSpareRoom) else Phase.FAILED,
             type(failure.error).__name__,
             str(failure.error),
-            failure.attempts,
-            max(0.0, round(failure.retry_at - now, 1)),
+            attempts=failure.attempts,
+            retry_in_s=max(0.0, round(failure.retry_at - now, 1)),
         )
     if name in catalog.unasked:
         return _make(record, Phase.PENDING, "NotLoadedYet")
     return resting(record)
 
 
-def _make(
-    record: Record,
-    phase: Phase,
-    reason: str = "",
-    message: str = "",
-    attempts: int = 0,
-    retry_in_s: float | None = None,
-) -> AdapterStatus:
+def _make(record: Record, phase: Phase, reason: str = "", message: str = "", **more: Any) -> AdapterStatus:
     return AdapterStatus(
         key=tuple(record.key),
         generation=record.generation,
         phase=phase,
         reason=reason,
         message=message,
-        attempts=attempts,
-        retry_in_s=retry_in_s,
+        **more,
     )

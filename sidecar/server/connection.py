@@ -1,102 +1,143 @@
-"""A connection's protocol: uvicorn's, with bounds on what a request is before it has a body.
+"""A connection's protocol: uvicorn's on h11, with bounds in bytes and in time on what a peer does not do.
 
-Neither the parser nor uvicorn has one, and both keep what came until the head is whole; a client without
-a token could take the loop and the memory of all. A peer that begins a request and does not end its
-head, or sends what begins none, is waited for as long as proxies commonly wait.
+h11 refuses what is no HTTP/1.1, keeps the body of a request whose upgrade is declined, and answers HTTP/1.0
+without chunks. uvicorn has no deadline for a head that does not end, nor for a client that stops reading:
+such a client would keep its stream's adapter in the engine for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware.errors import error_response
+from lora_fs.sidecar.settings import SEND_TIMEOUT_S
 
-HEAD_BYTES = 1 << 16  # what nginx, Envoy and node take is between 8 and 60 KiB
+HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
 HEAD_S = 60.0
 
+logger = logging.getLogger(__name__)
 
-class BoundedHeads(HttpToolsProtocol):
-    """Refuses a head of more than HEAD_BYTES and one piece of what was read at once, or of HEAD_S.
 
-    Trailers, and what stands beside a chunk's size, are bounded likewise. Trailers are read over: whoever
-    they would be taken from as header fields, a proxy in front has not seen them (RFC 9110, 6.5.1).
+class BoundedConnection(H11Protocol):
+    """Close a connection whose head is over HEAD_BYTES or HEAD_S, or whose client reads nothing.
+
+    A head that came whole in one read is taken even if it is over HEAD_BYTES. Trailers and chunk
+    extensions have the same bound. Trailers are dropped: a proxy in front has not judged them.
     """
+
+    send_timeout_s: ClassVar[float] = SEND_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._got_on, self._without_bytes = False, 0
-        self._in_head = True
         self._late: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._waited()
+        self._stop_late()
+        self._stop_stalled()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn's wait for another request ends with any byte: from then on it is waited for here."""
-        self._got_on = False
         super().data_received(data)
-        idle = self.timeout_keep_alive_task is not None
-        if self._late is None and not idle and not self._answers and self in self.connections:
-            self._wait()  # after a blank line, or more of what was answered; a websocket is uvicorn's alone
-        self._without_bytes = 0 if self._got_on else self._without_bytes + len(data)
-        if self._without_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is over {HEAD_BYTES} bytes")
+        self._watch_head()
 
-    def on_message_begin(self) -> None:
-        self._got_on = self._in_head = True
-        if self._late is None:
-            self._wait()
-        super().on_message_begin()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:  # the next head has begun: that is no idle connection
+            self._unset_keepalive_if_required()
+        self._watch_head()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            super().on_header(name, value)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self.send_timeout_s, self._give_up)
 
-    def on_headers_complete(self) -> None:
-        self._got_on, self._in_head = True, False
-        self._waited()
-        super().on_headers_complete()
+    def resume_writing(self) -> None:
+        self._stop_stalled()
+        super().resume_writing()
 
-    def on_body(self, body: bytes) -> None:
-        self._got_on = True
-        super().on_body(body)
+    def _should_upgrade(self) -> bool:
+        """Decline every upgrade: the request is answered as HTTP/1.1, with its body (RFC 9110, 7.8)."""
+        return False
 
-    def on_message_complete(self) -> None:
-        self._got_on = True
-        super().on_message_complete()
+    def _watch_head(self) -> None:
+        """Run the head's deadline while a request may come, or one that was answered goes on.
 
-    def _wait(self) -> None:
-        self._late = self.loop.call_later(HEAD_S, self._is_late)
+        The wait for another request without a byte of it is uvicorn's keep-alive.
+        """
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        comes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and ours is h11.DONE)
+        if not comes or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+            self._stop_late()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._is_late)
 
-    def _waited(self) -> None:
+    def _stop_late(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
 
-    def _is_late(self) -> None:
-        if self._answers:
-            self._wait()
-        else:
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole head came in {HEAD_S:g} s")
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
-    @property
-    def _answers(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete
+    def _is_late(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole head came in {HEAD_S:g} s")
+
+    def _give_up(self) -> None:
+        told = event("client.stalled", client=str(self.client))
+        logger.warning("a client read nothing for %g s: it is cut off", self.send_timeout_s, extra=told)
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say in the API's shape what is wrong. uvicorn calls it while it handles h11's error."""
+        error = sys.exception()
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._refuse(HTTPStatus(hint), f"the head is over {HEAD_BYTES} bytes")
+        else:
+            self._refuse(HTTPStatus(hint), f"this is not valid HTTP/1.1: {error or msg}")
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        if not self._answers:
-            body = bytes(error_response(why, status, status.phrase).body)
-            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+        """Answer, unless an answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = error_response(why, status, status.phrase)
+            head = h11.Response(
+                status_code=status,
+                headers=[*answer.raw_headers, (b"connection", b"close")],
+                reason=status.phrase.encode(),
+            )
+            for part in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(part))
         self.transport.close()
+
+
+def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: Any) -> uvicorn.Config:
+    """Return the server's configuration for ``app``, with ``options`` as uvicorn has them.
+
+    Args:
+        send_timeout_s: how long a client may read nothing of an answer that waits for it.
+    """
+    protocol = type("Connection", (BoundedConnection,), {"send_timeout_s": send_timeout_s})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        proxy_headers=False,  # a client's address is its connection's, whatever it says
+        **options,
+    )

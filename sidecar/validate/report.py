@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.model import Finding, LoraShape, Severity
 from lora_fs.sidecar.validate.codes import CODES
 
@@ -181,8 +182,3 @@ def shown(value: object) -> str:
 def shown_json(value: object) -> str:
     """Render a value of JSON that has the wrong type: text looks unlike a number."""
     return f'the text "{shown(value)}"' if isinstance(value, str) else shown(value)
-
-
-def printable(text: str) -> str:
-    """Escape control characters and lone surrogates; text without them is left as it is."""
-    return text if text.isprintable() else ascii(text)[1:-1]

@@ -95,6 +95,11 @@ def test_the_example_runs(
             shop("unregister", "support")
             report("pod-a", recent=seen("support", record=2, pointer=2))
 
+    if "--wait" in line:
+        every = {f"{there}/support": 99 for there in ("v1", "v2", ".active")}
+        report("pod-a", recent={f"default/tiny/{series}": seen for series, seen in every.items()})
+    if line.startswith("lora-fs export"):
+        (tmp_path / "adapters.tar").unlink()
     if line.startswith("lora-fs import archive"):
         monkeypatch.setenv("LORA_FS_ROOT", str(tmp_path / "restored"))
     if name != "init":

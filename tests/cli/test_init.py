@@ -20,7 +20,7 @@ from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 
-NEED_NONE = {"init", "validate", "sidecar", "demo", "install-plugin"}
+NEED_NONE = {"init", "validate", "sidecar", "demo", "install-plugin", "version", "help"}
 WORDS = {
     "register": "register a ADAPTER",
     "unregister": "unregister a",

@@ -61,6 +61,7 @@ COMMANDS = {
     "import": "import nim {store}",
     "fsck": "fsck",
     "install-plugin": "install-plugin plugin",
+    "version": "version",
 }
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.cli.context import shown_time
 from lora_fs.sidecar.cli.events import _local
 from lora_fs.sidecar.cli.main import COMMANDS, cli
+from lora_fs.sidecar.cli.output import shown_time
 from lora_fs.sidecar.model import Event, EventList, Phase
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.volume import atomic

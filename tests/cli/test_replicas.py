@@ -30,8 +30,12 @@ Report = Callable[..., None]
 
 
 def test_no_replica_to_wait_for(lora_fs: LoraFs, folder: Folder) -> None:
-    """It is registered, it says that nobody follows yet, and that is no failure."""
-    ran = lora_fs("register", "a", folder(1), "--wait", "5")
+    """A wait fails where no live replica is there, unless none is needed; what was written stays."""
+    ran = lora_fs("register", "a", folder(1), "--wait", "100ms")
+    assert ran.code == 6
+    assert "0 of default/tiny are live, 1 are needed" in ran.err
+    assert lora_fs("list", "-o", "name").out == "a\n"
+    ran = lora_fs("register", "a", folder(1), "--wait", "5", "--min-replicas", "0")
     assert ran.code == 0
     assert "no live replica" in ran.err
 
@@ -84,7 +88,7 @@ def test_what_a_short_report_does_not_have_was_not_seen(
     report("blind", recent=others)  # it told of more since, perhaps
     for words in commands:
         assert lora_fs(*words).code == 0
-    assert lora_fs("status").out.splitlines()[1].split()[3] == "Evicted"
+    assert lora_fs("status").out.splitlines()[1].split()[3] == "Unloaded"
 
 
 @pytest.mark.parametrize("what", ["the record", "its folder", "the pointer"])
@@ -187,7 +191,7 @@ def test_a_young_report_that_cannot_be_read_is_waited_for(
     assert ran.code == 6
     assert "torn (its report cannot be read)" in ran.err
     age(torn)
-    assert lora_fs("register", "a", folder(1), "--wait", "0").code == 0
+    assert lora_fs("register", "a", folder(1), "--wait", "0", "--min-replicas", "0").code == 0
 
 
 def test_a_volume_that_does_not_answer_for_a_moment(
@@ -270,13 +274,13 @@ def test_status(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
     report("two", recent=seen(), age_s=300, conditions=("VolumeUnavailable: read-only",))
     rows = {tuple(line.split()[:4]): line for line in lora_fs("status").out.splitlines()}
     assert ("a", "v1", "one", "Ready") in rows
-    assert "stale" in rows[("a", "v1", "two", "Evicted")]
+    assert "stale" in rows[("a", "v1", "two", "Unloaded")]
     assert any("VolumeUnavailable" in line for line in rows.values())
     told = lora_fs("status", "-o", "json").json
     assert len(told["replicas"]) == 2
     assert [(row["replica"], row["phase"], row["live"]) for row in told["adapters"]] == [
         ("one", "Ready", True),
-        ("two", "Evicted", False),
+        ("two", "Unloaded", False),
     ]
     assert "5 min ago" in lora_fs("status").out
 

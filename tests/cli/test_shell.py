@@ -28,7 +28,7 @@ def test_help_of_every_command(lora_fs: LoraFs) -> None:
                 assert option.opts[0] in ran.out
                 assert option.help, (name, option.name)
         assert "Examples:" in ran.out or "Example:" in ran.out
-        assert ("LORA_FS_ROOT" in ran.out) is (name != "demo")
+        assert ("LORA_FS_MODEL" in ran.out) is (name not in {"demo", "version", "help"})
 
 
 def test_help_of_the_group(lora_fs: LoraFs) -> None:
@@ -45,12 +45,16 @@ def test_an_unknown_command(lora_fs: LoraFs) -> None:
     assert "regsiter" in ran.err
 
 
-@pytest.mark.parametrize("option", ["--root", "--model", "--namespace"])
-def test_an_option_of_the_group_behind_the_command(lora_fs: LoraFs, option: str) -> None:
-    """It says where the option belongs."""
-    ran = lora_fs("list", option, "x")
-    assert ran.code == 2
-    assert f"write {option} before the command" in ran.err
+def test_an_option_of_the_registry_behind_the_command(
+    lora_fs: LoraFs, root: Path, folder: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts there as before the command, and wins over one before it and over the variable."""
+    monkeypatch.setenv("LORA_FS_ROOT", str(root.parent / "another"))
+    behind = ("--root", str(root), "--model", "tiny", "-n", "team-a")
+    assert lora_fs("-n", "team-b", "register", "sql", folder(1), *behind).code == 0
+    assert lora_fs("list", "-o", "name", *behind).out == "sql\n"
+    assert lora_fs("-n", "team-a", "list", *behind[:2], "-o", "name").out == "sql\n"
+    assert lora_fs("list", *behind[:2], "-A", "-o", "name").out == "team-a/sql\n"
 
 
 def test_an_unknown_option(lora_fs: LoraFs) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from lora_fs.sidecar.cli.context import EXIT_CODES
+from lora_fs.sidecar.cli.command import Command
+from lora_fs.sidecar.cli.exit_codes import EXIT_CODES
 from lora_fs.sidecar.cli.main import cli
 from tests.cli.conftest import parse
 
@@ -22,12 +23,13 @@ SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | 
 def listed(text: str) -> set[str]:
     """The options in the first column of a text's tables."""
     cells = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
-    return set(re.findall(r"`(--?[a-z][a-z-]*)(?: [A-Z]+)?`", "\n".join(cells)))
+    return set(re.findall(r"`(--?[A-Za-z][a-z-]*)(?: [A-Z]+)?`", "\n".join(cells)))
 
 
 def taken(command: click.Command) -> set[str]:
-    """The options a command takes."""
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    """The options a command takes besides those of the registry, which every command takes."""
+    own = command.own if isinstance(command, Command) else command.params
+    options = [parameter for parameter in own if isinstance(parameter, click.Option)]
     return {word for option in options for word in (*option.opts, *option.secondary_opts)}
 
 

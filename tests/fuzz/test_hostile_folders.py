@@ -22,7 +22,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.drops import adopt
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.sealed import decode, seal
-from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
+from lora_fs.sidecar.registry.lifecycle import artifacts, copying, ingest
 from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_CARRIED_BYTES, MAX_ENTRIES
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -298,7 +298,7 @@ def test_a_folder_swapped_for_a_link_after_it_was_looked_at(
         return looks_preallocated(folder, folder_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "looks_preallocated", swap_first)
+        patch.setattr(copying, "looks_preallocated", swap_first)
         assert site.settle() == {"good"}
     mine.unlink()
     (tmp_path / "aside").rename(mine)

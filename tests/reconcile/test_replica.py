@@ -698,7 +698,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
-    assert (len(residents.locks._locks), rig.replica._tally._counted) == (0, {})
+    assert (len(residents.locks._locks), rig.replica._asked) == (0, {})
     assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 

@@ -323,16 +323,16 @@ async def test_a_copy_ends_at_its_next_block(
     stager: Stager, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the replica ends; nothing of it is left, and no other begins."""
-    record, read, written = register("one", 1), artifacts._hashed, 0
+    record, read, written = register("one", 1), artifacts._parts, 0
 
-    def hashed(*args: Any) -> Iterator[memoryview]:
+    def parts(*args: Any) -> Iterator[memoryview]:
         nonlocal written
         for part in read(*args):
             written += 1
             stager.end()
             yield part
 
-    monkeypatch.setattr(artifacts, "_hashed", hashed)
+    monkeypatch.setattr(artifacts, "_parts", parts)
     for _ in range(2):
         with pytest.raises(VolumeUnavailable, match="this replica ends"):
             await stager.stage(record)

@@ -48,7 +48,7 @@ async def test_a_server_that_ends_does_not_wait_for_the_volume(
     monkeypatch.setattr(uploads._Arriving, "append", stuck)
     monkeypatch.setattr(uploads, "DISCARD_S", 0.1)
     here = Uploads(registry, Expectation(), 1 << 20, 60.0)
-    sending = asyncio.create_task(here.receive(SCOPE, "one", Upload("one", files()), "test"))
+    sending = asyncio.create_task(here.receive(SCOPE, "one", Upload("one", files())))
     await asyncio.wait_for(begun.wait(), BOUND_S)
     (folder,) = registry.layout.incoming(SCOPE).iterdir()
     sending.cancel()

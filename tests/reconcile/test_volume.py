@@ -74,8 +74,8 @@ def test_what_recent_does_not_have_was_not_seen(
 def test_conditions_of_what_else_is_watched(registry: Registry) -> None:
     """Each beside the others, as they are when they are asked for."""
     volume, told = make_volume(registry), ["AdminToken: gone"]
-    volume.tell_also(lambda: ("FlatStore: empty",))
-    volume.tell_also(lambda: told)
+    volume.beside.append(lambda: ("FlatStore: empty",))
+    volume.beside.append(lambda: told)
     assert volume.conditions() == ("FlatStore: empty", "AdminToken: gone")
     told.clear()
     assert volume.conditions() == ("FlatStore: empty",)

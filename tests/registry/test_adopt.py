@@ -345,7 +345,7 @@ def vanish_before_reading(site: Site, patch: pytest.MonkeyPatch) -> None:
         shutil.rmtree(folder)
         return looks_preallocated(folder, folder_fd)
 
-    patch.setattr(ingest, "looks_preallocated", gone)
+    patch.setattr(copying, "looks_preallocated", gone)
 
 
 def vanish_while_hashed(site: Site, patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from lora_fs.sidecar.errors import Conflict
 from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.copying import Copy
+from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import collect
 from lora_fs.sidecar.registry.maintenance.repair import Mender
@@ -172,27 +173,27 @@ def test_two_that_mend_at_once(
     registry: Registry, scope: Scope, source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was told that it is whole; what the other writes, or is killed over, takes nothing from it."""
-    read, acknowledged = artifacts._copy_hashing, threading.Event()
+    read, acknowledged = artifacts._take, threading.Event()
     slow_began = threading.Event()
 
     class Killed(BaseException):
         pass
 
-    def held(file: Path, to: Path | None, *args: Any, **more: Any) -> Any:
-        if threading.current_thread().name == "slow" and to is not None and slow_began.is_set():
-            to.write_bytes(b"half")
+    def held(taker: Taker, file: Path, *args: Any, **more: Any) -> None:
+        if threading.current_thread().name == "slow" and taker.folder is not None and slow_began.is_set():
+            taker(file.name, memoryview(b"half"))
             assert acknowledged.wait(30)
             raise Killed
-        return read(file, to, *args, **more)
+        read(taker, file, *args, **more)
 
     copy = artifacts.copy_files
 
     def copied(*args: Any, **more: Any) -> Any:
-        if threading.current_thread().name == "slow" and "carried" in more:  # what is mended from
+        if threading.current_thread().name == "slow" and more.get("carried") == ():  # what is mended from
             slow_began.set()
         return copy(*args, **more)
 
-    monkeypatch.setattr(artifacts, "_copy_hashing", held)
+    monkeypatch.setattr(artifacts, "_take", held)
     monkeypatch.setattr(artifacts, "copy_files", copied)
     killed: list[bool] = []
 

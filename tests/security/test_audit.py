@@ -18,6 +18,7 @@ from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.trail import ACTS
+from lora_fs.sidecar.server.middleware.audit import Refused
 from lora_fs.sidecar.settings import writer_id
 from tests.cli.conftest import LoraFs
 from tests.security.conftest import BOARD_A, CI_A, OPERATORS, Sidecar, bearer, load
@@ -38,8 +39,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, also
-    when it was refused or failed; the name is left out where the body that has it was not read, for want of
-    a token."""
+    when it failed and, up to a rate, when it was refused; the name is left out where the body that has it
+    was not read, for want of a token."""
     caplog.set_level(logging.INFO, "lora_fs.audit")
     http = sidecar(token_file)
     http.post("/v1/load_lora_adapter", json=load("team-a/sql"), headers=bearer(CI_A))
@@ -66,6 +67,27 @@ def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest
     assert [
         json.loads(record.getMessage()) for record in caplog.records if record.name == "lora_fs.audit"
     ] == told
+
+
+def test_refusals_without_end(sidecar: Sidecar, token_file: Path, tmp_path: Path) -> None:
+    """Of refused calls up to 20 of one address and 100 in all are lines in 10 s; the next line says how
+    many were left out, and `/metrics` counts all."""
+    http, now = sidecar(token_file), [0.0]
+    for _ in range(300):
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "x"}).status_code == 401
+    assert len(lines(tmp_path / "audit")) == 20
+    scraped = [line.split() for line in http.get("/metrics").text.splitlines() if "refused_calls" in line]
+    counted = {name: value for name, value in (words[:2] for words in scraped) if name != "#"}
+    assert counted["lora_fs_refused_calls_total"] == "300.0"
+    assert counted["lora_fs_refused_calls_left_out_total"] == "280.0"
+    refused = Refused(lambda: now[0])
+    assert [refused.count("a") for _ in range(22)] == [0] * 20 + [None] * 2
+    assert [refused.count("b"), refused.count("c")] == [2, 0]
+    for number in range(200):
+        refused.count(f"address-{number}")
+    assert refused.total - refused.left_out == 100
+    now[0] = 10.0
+    assert refused.count("a") == refused.left_out - 2
 
 
 def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Path) -> None:
@@ -96,7 +118,8 @@ def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Pat
     assert told["from"] == "127.0.0.1"
 
 
-READS = set("list show status top events wait validate doctor export sidecar install-plugin demo".split())
+READS = set("list show get version help status top events wait validate doctor export".split())
+READS |= {"sidecar", "install-plugin", "demo"}
 
 
 def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:

@@ -210,3 +210,37 @@ def test_bodies_that_hide_it(
     answer = http.post("/v1/audio/transcriptions", content=body, headers=headers)
     assert answer.status_code in (400, 404)
     assert engine.paths == []
+
+
+def test_what_does_not_say_what_it_is(sidecar: Sidecar, token_file: Path, engine: FakeEngine) -> None:
+    """A request with two `Content-Type` headers is refused, and where reading is restricted a form that
+    names no model, too."""
+    http = sidecar(token_file, ("-",))
+    who, kinds = ("authorization", f"Bearer {CI_A}"), ["application/json", FORM]
+    own = BODY.replace("team-b/law", "team-a/sql").encode()
+    for body in (own, part('Content-Disposition: form-data; name="model"', value="team-a/sql")):
+        for order in (kinds, kinds[::-1]):
+            headers = [*(("content-type", kind) for kind in order), who]
+            answer = http.post("/v1/audio/transcriptions", content=body, headers=headers)
+            assert (answer.status_code, "Content-Type" in answer.text) == (400, True)
+    for body in (part('Content-Disposition: form-data; name="file"; filename="a"'), b"--x--\r\n", b"x"):
+        headers = [("content-type", FORM), who]
+        assert http.post("/v1/audio/transcriptions", content=body, headers=headers).status_code == 400
+    assert engine.paths == []
+
+
+def test_sums(sidecar: Sidecar, token_file: Path) -> None:
+    """Hits, misses, loads, requests in flight and their history are told to those alone who may read
+    every namespace; `/metadata` counts what its caller may read."""
+    http = sidecar(token_file, ("-",))
+
+    def told(headers: dict[str, str]) -> tuple[bool, bool, int, int | None]:
+        board = http.get("/v1/dashboard", params={"wait_s": 5}, headers=headers).json()
+        (replica,) = board["replicas"].values()
+        capacity = http.get("/metadata", headers=headers).json()["lora"]["lora_capacity"]
+        counts = bool(board["history"]), bool(replica["figures"])
+        return *counts, capacity["loaded_count"], capacity["available_slots"]
+
+    assert told(bearer(OPERATORS)) == (True, True, 2, 2)
+    assert told(bearer(CI_A)) == (False, False, 1, None)
+    assert told({}) == (False, False, 0, None)

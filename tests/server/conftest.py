@@ -32,7 +32,7 @@ from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.connection import BoundedHeads
+from lora_fs.sidecar.server.connection import configured
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import LoadRequest, Readiness
 from lora_fs.sidecar.settings import Settings
@@ -217,7 +217,9 @@ class FakeEngine:
         self.headers.append(dict(request.headers))
         if body.get("model") in self.missing:
             message = f"The model `{body['model']}` does not exist."
-            return JSONResponse({"error": {"message": message, "param": "model", "code": 404}}, 404)
+            return JSONResponse(
+                {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}}, 404
+            )
         if "previous_response_id" in body:
             return JSONResponse({"error": {"message": "Response with id 'x' not found.", "code": 404}}, 404)
         if not body.get("stream"):
@@ -235,13 +237,13 @@ class FakeEngine:
 
 
 @contextlib.contextmanager
-def serving(app: Any, replica: Replica | None = None) -> Iterator[str]:
+def serving(app: Any, replica: Replica | None = None, *, send_timeout_s: float = 60.0) -> Iterator[str]:
     """Run an ASGI app on a free port of loopback; yields its URL.
 
     Args:
         replica: what the app starts in its background; the URL is yielded once it is ready.
     """
-    config = uvicorn.Config(app, http=BoundedHeads, host="127.0.0.1", port=0, log_level="warning")
+    config = configured(app, send_timeout_s=send_timeout_s, host="127.0.0.1", port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -326,6 +326,24 @@ def test_what_the_engine_refuses_and_what_may_do_later(
     assert SIDE_NAME not in str(told.value)
 
 
+def test_an_engine_that_cannot_load_adapters_is_unavailable() -> None:
+    """Each look asks for the route until it is there: an engine that was started anew may have it."""
+    cards = Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]}))
+    missing = Route("/v1/load_lora_adapter", lambda _: JSONResponse({"detail": "Not Found"}, 404))
+    app = Starlette(routes=[cards, missing])
+
+    async def look(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(session, url, timeout_s=5)
+            with pytest.raises(EngineUnavailable, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
+                await engine.loaded()
+            app.router.routes[1] = Route("/v1/load_lora_adapter", lambda _: Response(), methods=["POST"])
+            assert [card["id"] for card in (await engine.loaded()).base_cards] == ["tiny"]
+
+    with serving(app) as url:
+        asyncio.run(look(url))
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [(500, "Internal Server Error"), (503, ""), (401, ""), (200, 'vllm:lora_requests_info{a="2"} zz\n')],

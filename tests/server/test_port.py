@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lora_fs.sidecar.cli import serve
 from lora_fs.sidecar.cli.context import Context
@@ -59,5 +58,7 @@ def test_a_second_start(
 
             monkeypatch.setattr(serve, "assemble", meanwhile)
         with pytest.raises(OperatorError, match=f"cannot listen on 127.0.0.1:{port}"):
-            asyncio.run(serve._serve(Context(settings, Console()), settings, lambda: None))
+            asyncio.run(
+                serve._serve(Context(settings.model_dump(exclude_unset=True)), settings, lambda: None)
+            )
     assert [file.read_text() for file in written] == ["the one that runs"] * 2

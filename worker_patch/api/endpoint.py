@@ -97,7 +97,7 @@ class Endpoint:
             logging.getLogger("lora_fs").setLevel(logging.WARNING)
         self._end_tracing = tracing.start(settings.traces, settings.replica_id)
         replica = cast(Replica, self._late)
-        admin = self._admin = Admin(self._settings.token_file, self._settings.public_namespaces)
+        admin = self._admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
         trail = Trail(self._settings.audit_file)
         fleet = Fleet(Layout(settings.root)) if settings.root is not None else None
         board = Board(replica, fleet, most_wait_s=MOST_WAIT_S)
@@ -180,7 +180,7 @@ class Endpoint:
         expectation = expect(settings)
         expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
         self._assembly = await assemble(settings, expectation, engine)
-        self._assembly.volume.tell_also(self._admin.conditions)
+        self._assembly.volume.beside.append(self._admin.conditions)
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}

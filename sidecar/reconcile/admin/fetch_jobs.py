@@ -25,6 +25,7 @@ MOST_KNOWN = 64
 KEPT_S = 600.0
 
 Result = TypeVar("Result")
+Call = Callable[[Tell, Callable[[], bool]], Result]
 
 
 class Busy(TemporaryError):
@@ -38,6 +39,9 @@ class _Job(Generic[Result]):
     task: asyncio.Task[Result]
     told: Download
     ended: float | None = None
+
+    def has_outcome(self) -> bool:
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class Downloads(Generic[Result]):
         self,
         what: tuple[str, ...],
         told: Download,
-        call: Callable[[Tell, Callable[[], bool]], Result],
+        call: Call[Result],
         stands: Callable[[Result], Awaitable[bool]] | None = None,
     ) -> Result:
         """Do ``call`` in a thread, or wait for the same that is under way.
@@ -78,8 +82,8 @@ class Downloads(Generic[Result]):
         """
         self._forget()
         job = self._jobs.get(what)
-        if job is not None and job.task.done() and not await _holds(job, stands):
-            if self._jobs.get(what) is job:
+        if job is not None and stands is not None and job.has_outcome():  # why it failed may be told
+            if not await stands(job.task.result()) and self._jobs.get(what) is job:
                 del self._jobs[what]
             job = self._jobs.get(what)
         if job is None:
@@ -94,12 +98,7 @@ class Downloads(Generic[Result]):
             del self._jobs[what]
         return job.task.result()
 
-    def _begin(
-        self,
-        what: tuple[str, ...],
-        told: Download,
-        call: Callable[[Tell, Callable[[], bool]], Result],
-    ) -> _Job[Result]:
+    def _begin(self, what: tuple[str, ...], told: Download, call: Call[Result]) -> _Job[Result]:
         if sum(job.ended is None for job in self._jobs.values()) >= MOST_KNOWN:
             raise Busy(f"{MOST_KNOWN} downloads are under way here: ask again later")
         task = asyncio.create_task(self._work(what, call), name=f"fetch {told.name}")
@@ -108,9 +107,7 @@ class Downloads(Generic[Result]):
         self.wake()
         return job
 
-    async def _work(
-        self, what: tuple[str, ...], call: Callable[[Tell, Callable[[], bool]], Result]
-    ) -> Result:
+    async def _work(self, what: tuple[str, ...], call: Call[Result]) -> Result:
         def tell(step: str, received: int, total: int | None) -> None:
             job = self._jobs[what]
             phase = Phase.VALIDATING if step == CHECKING else Phase.DOWNLOADING
@@ -138,13 +135,6 @@ class Downloads(Generic[Result]):
         for what, at in ended.items():
             if what not in latest or now - at > KEPT_S:
                 del self._jobs[what]
-
-
-async def _holds(job: _Job[Result], stands: Callable[[Result], Awaitable[bool]] | None) -> bool:
-    """Whether the outcome may be told. Why it failed may."""
-    if stands is None or job.task.cancelled() or job.task.exception() is not None:
-        return True
-    return await stands(job.task.result())
 
 
 def begun(name: str, namespace: str, source: str) -> Download:

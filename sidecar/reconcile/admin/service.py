@@ -222,8 +222,10 @@ class Registrations:
         """
         scope, name = self._scope(upload.name)
         AdapterKey.checked(*scope, upload.revision or "v1", name)
-        received = await self._uploads.receive(scope, name, upload, writer)
-        return await self._run(received.register, f"register the upload of {name}", received.discard)
+        received = await self._uploads.receive(scope, name, upload)
+        register = partial(self._uploads.register, scope, received, writer)
+        discard = partial(self._uploads.discard, received)
+        return await self._run(register, f"register the upload of {name}", discard)
 
     def _check_remote(self, lora_path: str) -> None:
         """Refuse a place that may not be asked before anything is begun for it."""

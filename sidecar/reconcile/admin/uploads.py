@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import anyio
 
@@ -51,18 +51,6 @@ class Upload:
     size_bytes: int | None = None
 
 
-class Received(NamedTuple):
-    """What lies on the volume. One of the two is to be called.
-
-    Attributes:
-        register: registers it, blocking, and then removes it.
-        discard: has it removed, by a thread of the uploads'; for what is not begun to be registered.
-    """
-
-    register: Callable[[], Registered]
-    discard: Callable[[], object]
-
-
 @dataclass(slots=True)
 class Uploads:
     """Those of one replica. ``most_bytes``, ``most_s``: bounds on each."""
@@ -73,8 +61,8 @@ class Uploads:
     most_s: float
     _threads: Daemons = field(default_factory=lambda: Daemons(4, "lora-fs-upload"))
 
-    async def receive(self, scope: Scope, name: str, upload: Upload, writer: str) -> Received:
-        """Write all of it onto the volume.
+    async def receive(self, scope: Scope, name: str, upload: Upload) -> Registration:
+        """Write all of it onto the volume; ``register`` or ``discard`` is to follow.
 
         Raises:
             TooLarge, OverQuota, InputError: it is not taken.
@@ -97,12 +85,8 @@ class Uploads:
                 discarded = asyncio.wrap_future(self._threads.submit(arriving.discard))
                 with anyio.move_on_after(DISCARD_S, shield=True):
                     await asyncio.shield(discarded)  # it is done after that, too
-        wanted = Registration(
+        return Registration(
             name, folder, URI, upload.revision, activate=upload.activate, origin="api", takes=True
-        )
-        return Received(
-            partial(self._register, scope, wanted, folder, writer),
-            partial(self._threads.submit, artifacts.discard, folder),
         )
 
     def _begin(self, key: AdapterKey, arriving: _Arriving, size_bytes: int) -> None:
@@ -115,13 +99,17 @@ class Uploads:
         seen: set[str] = set()
         waiting, size = bytearray(), 0
         current: str | None = None
+
+        async def write() -> None:
+            if current is not None:
+                await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+                waiting.clear()
+
         async for name, chunk in files:
             size += len(chunk)
             self._check_size(size)
             if name != current:
-                if current is not None:
-                    await self._threads.run(partial(arriving.append, current, bytes(waiting)))
-                    waiting.clear()
+                await write()
                 if name in seen or name not in (*tarball.TAKEN, ARCHIVE):
                     raise InputError(
                         f"{name[:80]!a} is sent twice, or is no file that is served: send "
@@ -133,11 +121,10 @@ class Uploads:
                 current = name
             waiting += chunk
             if len(waiting) >= WRITE_BYTES:
-                await self._threads.run(partial(arriving.append, name, bytes(waiting)))
-                waiting.clear()
+                await write()
         if current is None:
             raise InputError("nothing was sent: send a tar, or the adapter's files")
-        await self._threads.run(partial(arriving.append, current, bytes(waiting)))
+        await write()
         await self._threads.run(arriving.close)
 
     def _check_size(self, size_bytes: int) -> None:
@@ -146,16 +133,25 @@ class Uploads:
                 f"the upload is more than {self.most_bytes} bytes, which LORA_FS_FETCH_MAX_BYTES allows"
             )
 
-    def _register(self, scope: Scope, wanted: Registration, folder: Path, writer: str) -> Registered:
+    def discard(self, received: Registration) -> None:
+        """Have it removed by a thread: nobody begins to register it."""
+        self._threads.submit(artifacts.discard, received.source)
+
+    def register(self, scope: Scope, received: Registration, writer: str) -> Registered:
+        """Register what was received, and remove it. Blocking.
+
+        Raises:
+            See ``ingest.register``.
+        """
+        source = folder = received.source
         try:
             archive = folder / ARCHIVE
-            source = folder
             if archive.exists():
                 source = folder / "adapter"
                 atomic.make_folder(source)
                 tarball.unpack(archive, source, "the upload", self.most_bytes)
             atomic.sync_names(source)
-            ready = replace(wanted, source=source)
+            ready = replace(received, source=source)
             return ingest.register(self.registry, scope, ready, self.expectation, writer=writer)
         except InvalidAdapter as error:  # where it lay meanwhile is no place that its sender knows
             raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error

@@ -22,7 +22,7 @@ from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, V
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull, refused
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.artifacts import TargetUnavailable
+from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 
 OTHERS_S = 0.05  # between two looks whether another process has made the copy

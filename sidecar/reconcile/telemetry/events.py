@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from lora_fs.sidecar.logs import event
@@ -38,7 +37,6 @@ class EventLog:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._events: dict[_Identity, Event] = {}  # the one that happened last is last
-        self._of_one: Counter[tuple[str, ...]] = Counter()
         self.version = 0
 
     def tell(
@@ -63,18 +61,11 @@ class EventLog:
         return tuple(self._events.values())
 
     def _make_room(self, adapter: tuple[str, ...]) -> None:
-        if self._of_one[adapter] >= KEPT_OF_ONE:
-            self._drop(next(one for one in self._events if _adapter(one[0]) == adapter))
+        own = [one for one in self._events if _adapter(one[0]) == adapter]
+        if len(own) >= KEPT_OF_ONE:
+            del self._events[own[0]]
         elif len(self._events) >= KEPT:
-            self._drop(next(iter(self._events)))
-        self._of_one[adapter] += 1
-
-    def _drop(self, identity: _Identity) -> None:
-        del self._events[identity]
-        adapter = _adapter(identity[0])
-        self._of_one[adapter] -= 1
-        if not self._of_one[adapter]:
-            del self._of_one[adapter]
+            del self._events[next(iter(self._events))]
 
 
 def _adapter(key: AdapterKey | None) -> tuple[str, ...]:

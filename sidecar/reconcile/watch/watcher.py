@@ -58,6 +58,7 @@ class Volume:
         recent: series that changed lately → generation seen.
         status_problem: why the status file is not written, told by who writes it.
         poll_s: HEAD is read so often.
+        beside: tell the conditions of what else is watched.
         found: called, in the thread, when a registry is there where none was before.
     """
 
@@ -89,7 +90,7 @@ class Volume:
         self.read_once = False
         self.recent: Mapping[str, int] = {}
         self.status_problem: str | None = None
-        self._beside: list[Callable[[], Iterable[str]]] = []  # conditions of what else is watched
+        self.beside: list[Callable[[], Iterable[str]]] = []
 
     @property
     def desired(self) -> Desired:
@@ -118,14 +119,10 @@ class Volume:
         found += [f"Unreadable: {problem}" for problem in islice(desired.problems.values(), TOLD)]
         refused = islice(self._adopter.refusals().items(), TOLD)
         found += [f"NotAdopted: {key}: {why}" for key, why in refused]
-        found += chain.from_iterable(conditions() for conditions in self._beside)
+        found += chain.from_iterable(conditions() for conditions in self.beside)
         if self.status_problem is not None:
             found.append(f"StatusNotWritten: {self.status_problem}")
         return tuple(found)
-
-    def tell_also(self, conditions: Callable[[], Iterable[str]]) -> None:
-        """Tell these conditions, too: of something else that is watched."""
-        self._beside.append(conditions)
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Look, and keep looking. ``on_change`` is called on the running event loop."""

@@ -20,7 +20,7 @@ from lora_fs.sidecar.model import (
     Record,
     Scope,
 )
-from lora_fs.sidecar.registry.lifecycle.release import active, present_revisions
+from lora_fs.sidecar.registry.lifecycle.release import active, chosen_of
 from lora_fs.sidecar.registry.store.writer import Registry
 
 Change = Callable[[Record], JsonObject]  # from a record to the spec, as JSON, of its next generation
@@ -87,11 +87,7 @@ def amend(
         Conflict: it was withdrawn meanwhile, or is of another generation.
         TemporaryError: see ``Registry.append``; called again it goes on.
     """
-    known = present_revisions(registry, scope, name)
-    if not known or (revision is not None and revision not in known):
-        what = f"revision {revision!r} of {name}" if revision is not None else name
-        raise NotFound(f"{what} is not registered in {scope}")
-    chosen = [revision] if revision is not None else sorted(known)
+    chosen = sorted(chosen_of(registry, scope, name, revision))
     if expect is not None and len(chosen) > 1:
         raise InputError(f"{name} has {len(chosen)} revisions: say of which one the generation is expected")
 

@@ -16,18 +16,17 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
 from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
+from lora_fs.sidecar.registry.lifecycle.taking import LEAST_BYTES, Taker, writing
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
 CHUNK_BYTES = 1 << 20
-LEAST_BYTES = 64 << 10  # read at once, whatever a filesystem says of a file's size
 SERVED = ("adapter_config.json", "adapter_model.safetensors")
 CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
@@ -35,7 +34,6 @@ MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Progress = Callable[[int], None]
-Write = Callable[[memoryview], object]
 
 
 def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
@@ -89,107 +87,44 @@ class SymbolicLink(InputError):
     """A folder is a symlink or behind one, and none may be followed."""
 
 
-class TargetUnavailable(VolumeUnavailable):
-    """``target`` did not take what was to be written there; where the bytes came from is another matter."""
-
-    def __init__(self, target: Path, error: OSError) -> None:
-        super().__init__(str(atomic.unavailable(error, f"cannot write {target}")))
-        self.target, self.error = target, error
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TargetUnavailable(target, error) from error
-
-
-def _copy_hashing(
+def _take(
+    taker: Taker,
     source: Path,
-    target: Path | None,
-    progress: Progress | None,
-    *,
-    sync: bool = True,
     dir_fd: int | None = None,
+    progress: Progress | None = None,
     most_bytes: int = sys.maxsize,
-) -> FileEntry:
-    digest = hashlib.sha256()
-    size = 0
+) -> None:
+    """Read a file once. Raises InputError: it is no regular one. VolumeUnavailable: it cannot be read."""
     try:
         name = source if dir_fd is None else source.name
-        with (
-            os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader,
-            ThreadPoolExecutor(1) as beside,  # has no thread until it is given work
-            written(target, sync=sync) as write,
-        ):
-            for chunk in _hashed(reader, digest, beside, most_bytes):
-                size += len(chunk)
-                write(chunk)
+        with os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader:
+            taker(source.name, memoryview(b""))
+            for part in _parts(reader, most_bytes):
+                taker(source.name, part)
                 if progress is not None:
-                    progress(len(chunk))
+                    progress(len(part))
+        taker.end()
     except OSError as error:
         raise atomic.unavailable(error, f"cannot copy {source}") from error
-    return FileEntry(path=source.name, size_bytes=size, sha256=digest.hexdigest())
 
 
-@contextmanager
-def written(target: Path | None, *, sync: bool) -> Iterator[Write]:
-    """Takes the bytes of a new file, in turn; of none, where ``target`` is None.
-
-    Raises:
-        TargetUnavailable: it did not take them.
-    """
-    if target is None:
-        yield len
-        return
-    with _writing(target):
-        writer = target.open("xb")
-        permissions.share_file(writer.fileno(), target.parent)
-
-    def write(chunk: memoryview) -> None:
-        with _writing(target):
-            writer.write(chunk)
-
-    try:
-        yield write
-        with _writing(target):
-            writer.flush()
-            if sync:
-                os.fsync(writer.fileno())
-    finally:
-        with _writing(target):
-            writer.close()
-
-
-def _hashed(
-    reader: io.FileIO, digest: hashlib._Hash, beside: Executor, most_bytes: int
-) -> Iterator[memoryview]:
-    """What a file holds, in parts: a full one is hashed while the caller has it and the next is read.
-
-    A part is written over two parts later.
-    """
-    hashing: Future[None] | None = None
+def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
+    """What a file holds; a part is written over two parts later, as a ``Taker`` allows."""
     size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
     for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
         count = reader.readinto(buffer[:most_bytes])
-        if hashing is not None:
-            hashing.result()
         if not count:
             return
-        part = buffer[:count]
         most_bytes -= count
-        if count == CHUNK_BYTES:
-            hashing = beside.submit(digest.update, part)
-        else:
-            hashing = None
-            digest.update(part)
-        yield part
+        yield buffer[:count]
 
 
 def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = None) -> tuple[FileEntry, ...]:
     """Hash the named files of a folder."""
-    return tuple(_copy_hashing(folder / name, None, progress) for name in files)
+    with Taker(None) as taker:
+        for name in files:
+            _take(taker, folder / name, progress=progress)
+    return tuple(taker.files)
 
 
 def size_of_served(folder: int) -> int:
@@ -228,45 +163,51 @@ def copy_files(
         InputError: a file is no regular one, or the folder is a symlink that is not followed.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
-    make_draft(target)
-    with opened(source, follow=follow) if folder_fd is None else nullcontext(folder_fd) as folder:
-        entries = tuple(
-            _copy_hashing(source / name, target / name, progress, sync=sync, dir_fd=folder) for name in files
-        )
-        if carried:
-            _carry(source, target, folder, sync=sync)
-    if sync:
-        with _writing(target):
-            atomic.sync_folder(target)
+    with (
+        opened(source, follow=follow) if folder_fd is None else nullcontext(folder_fd) as folder,
+        Taker(target, sync=sync) as taker,
+    ):
+        for name in files:
+            _take(taker, source / name, folder, progress)
+        entries = tuple(taker.files)
+        carry(source, folder, taker, carried)
     return entries
 
 
-def make_draft(folder: Path, *, marked: bool = False) -> None:
-    """Make the folder of a copy under way. ``marked``: see ``place``. Raises TargetUnavailable."""
-    atomic.make_folder(folder.parent)
-    with _writing(folder):
-        folder.mkdir()
-        permissions.share_folder(folder, folder.parent)
-        if marked:
-            (folder / REGISTERING).open("xb").close()
+@contextmanager
+def drafted(
+    source: Path,
+    draft: Path,
+    files: Sequence[FileEntry],
+    *,
+    folder_fd: int | None = None,
+    carried: Sequence[str] = CARRIED,
+) -> Iterator[Path]:
+    """A private copy of files that are known, for as long as the block lasts. Args: see ``copy_files``.
+
+    Raises:
+        Conflict: they hold other bytes than those known. What ``copy_files`` raises.
+    """
+    try:
+        names = [entry.path for entry in files]
+        copied = copy_files(source, draft, names, folder_fd=folder_fd, carried=carried)
+        if digest_of(copied) != digest_of(files):
+            raise Conflict(f"{source} changed while it was copied: try again")
+        yield draft
+    finally:
+        discard(draft)
 
 
-def carry(source: Path, draft: Path, folder_fd: int) -> None:
-    """Copy what is no part of the digest from an open folder into a draft, and sync its names."""
-    _carry(source, draft, folder_fd, sync=True)
-    with _writing(draft):
-        atomic.sync_folder(draft)
-
-
-def _carry(source: Path, target: Path, folder: int, *, sync: bool) -> None:
-    for name in CARRIED:
+def carry(source: Path, folder: int, taker: Taker, names: Sequence[str] = CARRIED) -> None:
+    """Copy what is no part of the digest from an open folder, and sync the names of all that was taken."""
+    for name in names:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
             continue  # not there: nothing to carry
         if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CARRIED_BYTES:
-            most = MAX_CARRIED_BYTES
-            _copy_hashing(source / name, target / name, None, sync=sync, dir_fd=folder, most_bytes=most)
+            _take(taker, source / name, folder, most_bytes=MAX_CARRIED_BYTES)
+    taker.sync_names()
 
 
 def place(draft: Path, target: Path) -> bool:
@@ -290,7 +231,7 @@ def place(draft: Path, target: Path) -> bool:
 def mark(draft: Path) -> None:
     """Mark a copy that others wrote into ``.incoming/``, and let whoever may read the folder read it."""
     permissions.share_copy(draft, draft.parent)
-    with _writing(draft / REGISTERING):
+    with writing(draft / REGISTERING):
         (draft / REGISTERING).touch()
         atomic.sync_folder(draft)
 

@@ -8,22 +8,21 @@ source is opened once, and nothing of it is looked for by its path again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import Conflict, InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Record, Scope
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
+from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import Expectation, Report, open_adapter, validate
+from lora_fs.sidecar.validate import Expectation, Report, looks_preallocated, open_adapter, validate
 
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
 
@@ -36,145 +35,56 @@ class Taken(Conflict):
     """The revision has other bytes, on record or in its place."""
 
 
-@dataclass(slots=True)
-class Judged:
-    """A valid adapter's bytes.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A source that was opened once: all that is asked of it is asked through this handle.
+
+    A folder that is swapped for another, or for a link, and back is so never read for the one that it was.
 
     Attributes:
-        source: where they were read.
-        folder: ``source``, open: what is read of it later is read there.
-        draft: the private copy of them; None: there is none yet.
+        folder: the handle.
+        called: what its sender calls it.
     """
 
-    source: Path
+    path: Path
     folder: int
-    report: Report
-    files: tuple[FileEntry, ...]
-    draft: Path | None
+    called: str
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, called: str, *, follow: bool) -> Iterator[Held]:
+        """Open a source. ``follow``: whether it, or a folder on its way, may be a symlink.
+
+        Raises:
+            InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
+            VolumeUnavailable: the volume did not answer.
+        """
+        with open_adapter(path, called) if follow else artifacts.opened(path, follow=False) as folder:
+            yield cls(path, folder, called)
 
     @property
-    def digest(self) -> str:
-        return artifacts.digest_of(self.files)
+    def fingerprint(self) -> str | None:
+        """Of its files, read afresh."""
+        return artifacts.fingerprint(self.path, self.folder)
 
+    def check_still(self, still: str | None) -> None:
+        """Raise VolumeUnavailable if it, or what lies at its place now, looks otherwise than ``still``."""
+        if still is not None and {self.fingerprint, artifacts.fingerprint(self.path)} != {still}:
+            raise VolumeUnavailable(f"{self.path} changed while it was read: it is looked at again")
 
-class _Taker:
-    """Writes the parts of files, each in turn, into ``folder``, and hashes them in a thread beside."""
+    def check_whole(self) -> None:
+        """Raise NotWhole for a copy that is under way."""
+        if looks_preallocated(self.path, self.folder):
+            raise NotWhole("its tensors end in zeros, as an unfinished copy does")
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._name, self._size = folder, "", 0
-        self._digest = hashlib.sha256()
-        self._write: artifacts.Write = len
-        self._beside, self._file = ThreadPoolExecutor(1, "lora-fs-hash"), ExitStack()
-        self._doing: Future[None] | None = None
-        self.files: list[FileEntry] = []
-
-    def __enter__(self) -> _Taker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._beside.shutdown()
-        with suppress(LoraFsError):  # what was taken whole was closed by ``end``
-            self._file.close()
-
-    def __call__(self, name: str, part: memoryview) -> None:
-        self._wait()
-        if name != self._name:
-            self.end()
-            self._name, self._size, self._digest = name, 0, hashlib.sha256()
-            if self._folder is not None:
-                if not self.files:
-                    artifacts.make_draft(self._folder, marked=True)
-                self._write = self._file.enter_context(artifacts.written(self._folder / name, sync=True))
-        self._size += len(part)
-        if len(part) >= artifacts.LEAST_BYTES:
-            self._doing = self._beside.submit(self._digest.update, part)
-        else:
-            self._digest.update(part)
-        self._write(part)  # here: what hangs is the caller's thread, and none that an exit waits for
-
-    def _wait(self) -> None:
-        doing, self._doing = self._doing, None
-        if doing is not None:
-            doing.result()
-
-    def end(self) -> None:
-        """See that the file under way is whole and on the volume."""
-        self._wait()
-        if self._name:
-            self._file.close()
-            entry = FileEntry(path=self._name, size_bytes=self._size, sha256=self._digest.hexdigest())
-            self.files.append(entry)
-            self._name = ""
-
-
-def opened(source: Path, called: str, *, follow: bool) -> AbstractContextManager[int]:
-    """Open a source once: all that is asked of it is asked through this handle.
-
-    A folder that is swapped for another and back, or for a link, is so never read for the one that it was.
-
-    Args:
-        called: what its sender calls it.
-        follow: whether ``source``, or a folder on its way, may be a symlink.
-    Raises:
-        InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
-        VolumeUnavailable: the volume did not answer.
-    """
-    return open_adapter(source, called) if follow else artifacts.opened(source, follow=False)
-
-
-@contextmanager
-def judged(
-    source: Path,
-    folder: int,
-    expectation: Expectation,
-    draft: Path | None,
-    *,
-    called: str,
-    still: str | None,
-    progress: Progress | None = None,
-) -> Iterator[Judged]:
-    """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
-
-    Args:
-        folder: ``source``, opened.
-        draft: a folder that is not there; None: the bytes stay where they are.
-        called: what its sender calls it.
-        still: the fingerprint that the folder has before and after, also at its place; None: any.
-    Raises:
-        InvalidAdapter: it cannot be served.
-        TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
-    """
-    try:
-        if still is not None:
-            _check_still(source, folder, still)
-        with _Taker(draft) as taker:
-            report = validate(source, expectation, progress=progress, taking=taker, folder_fd=folder)
-            if not report.ok or report.shape is None:
-                raise InvalidAdapter(called, report.errors)
-            taker.end()
-        if draft is not None:
-            artifacts.carry(source, draft, folder)
-        if still is not None:
-            _check_still(source, folder, still)
-        yield Judged(source, folder, report, tuple(taker.files), draft)
-    finally:
-        if draft is not None:
-            artifacts.discard(draft)
-
-
-def _check_still(source: Path, folder: int, still: str) -> None:
-    """Of both: the bytes come from the folder that is open, and a record names the one at its place."""
-    if {artifacts.fingerprint(source, folder), artifacts.fingerprint(source)} != {still}:
-        raise VolumeUnavailable(f"{source} changed while it was read: it is looked at again")
-
-
-def looks_like(folder: int, artifact: Path, record: Record) -> bool:
-    """Whether an open folder has a record's sizes and the last bytes of its files."""
-    with suppress(OSError, InputError):
-        return all(
-            _end(one.path, one, folder) == _end(artifact / one.path, one) != b"" for one in record.spec.files
-        )
-    return False
+    def looks_like(self, artifact: Path, record: Record) -> bool:
+        """Whether it has a record's sizes and the last bytes of its files: read before it is copied."""
+        with suppress(OSError, InputError):
+            return all(
+                _end(one.path, one, self.folder) == _end(artifact / one.path, one) != b""
+                for one in record.spec.files
+            )
+        return False
 
 
 def _end(path: str | Path, entry: FileEntry, dir_fd: int | None = None) -> bytes:
@@ -184,12 +94,68 @@ def _end(path: str | Path, entry: FileEntry, dir_fd: int | None = None) -> bytes
         return os.pread(file.fileno(), ENDS_BYTES, max(0, entry.size_bytes - ENDS_BYTES))
 
 
+@dataclass(slots=True)
+class Judged:
+    """A valid adapter's bytes.
+
+    Attributes:
+        source: where they were read, still open.
+        draft: the private copy of them; None: there is none yet.
+    """
+
+    source: Held
+    report: Report
+    files: tuple[FileEntry, ...]
+    draft: Path | None
+
+    @property
+    def digest(self) -> str:
+        return artifacts.digest_of(self.files)
+
+
+@contextmanager
+def judged(
+    source: Held,
+    expectation: Expectation,
+    draft: Path | None,
+    *,
+    still: str | None,
+    progress: Progress | None = None,
+) -> Iterator[Judged]:
+    """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
+
+    Args:
+        draft: a folder that is not there; None: the bytes stay where they are.
+        still: the fingerprint that the folder has before and after, also at its place; None: any.
+    Raises:
+        InvalidAdapter: it cannot be served.
+        TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
+    """
+    try:
+        source.check_still(still)
+        with Taker(draft, marked=True) as taker:
+            report = validate(
+                source.path, expectation, progress=progress, taking=taker, folder_fd=source.folder
+            )
+            if not report.ok or report.shape is None:
+                raise InvalidAdapter(source.called, report.errors)
+            taker.end()
+            files = tuple(taker.files)
+            if draft is not None:
+                artifacts.carry(source.path, source.folder, taker)
+        source.check_still(still)
+        yield Judged(source, report, files, draft)
+    finally:
+        if draft is not None:
+            artifacts.discard(draft)
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """The copy of judged bytes that the registry keeps at the place of ``key``.
 
     Attributes:
-        moved: ``judged.source`` lies in ``.incoming/``: it is moved there.
+        moved: the source lies in ``.incoming/``: it is moved there.
     """
 
     registry: Registry
@@ -202,10 +168,6 @@ class Copy:
         """Its place."""
         return self.registry.layout.artifact(self.key)
 
-    def is_there(self) -> bool:
-        """Whether a folder lies in its place."""
-        return atomic.is_folder(self.target)
-
     def lost(self, record: Record) -> bool:
         """Whether a file is gone that the registry keeps for a record of these bytes, or has another size.
 
@@ -214,7 +176,7 @@ class Copy:
         if self.registry.layout.resolve(record.spec.path) != self.target:
             return False  # it refers to a folder that is its owner's
         if record.origin == "folder":
-            return not self.is_there()
+            return not atomic.is_folder(self.target)
         return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
@@ -222,34 +184,26 @@ class Copy:
         lost = self.lost(record)
         if lost:
             with self.private() as draft:
-                if record.origin == "folder" or not self.is_there():
+                if record.origin == "folder" or not atomic.is_folder(self.target):
                     self.place(draft, recorded=True)
                 else:
                     mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
         return lost
 
-    @contextmanager
-    def private(self) -> Iterator[Path]:
+    def private(self) -> AbstractContextManager[Path]:
         """A folder of these bytes that nobody else changes, for as long as the block lasts.
 
         Raises:
             Conflict: they were judged where they lay, and changed before they were copied.
             InputError, VolumeUnavailable: see ``artifacts.copy_files``.
         """
-        known = self.judged.source if self.moved else self.judged.draft
+        source = self.judged.source
+        known = source.path if self.moved else self.judged.draft
         if known is not None:
-            yield known
-            return
+            return nullcontext(known)
         draft = new_draft(self.registry, self.key.scope)
-        names, source = [entry.path for entry in self.judged.files], self.judged.source
-        try:
-            copied = artifacts.copy_files(source, draft, names, folder_fd=self.judged.folder)
-            if artifacts.digest_of(copied) != self.judged.digest:
-                raise Conflict(f"{source} changed while it was copied: try again")
-            yield draft
-        finally:
-            artifacts.discard(draft)
+        return artifacts.drafted(source.path, draft, self.judged.files, folder_fd=source.folder)
 
     def place(self, draft: Path, *, recorded: bool) -> None:
         """Give the copy its name.

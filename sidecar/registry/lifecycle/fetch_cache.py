@@ -33,7 +33,7 @@ from lora_fs.sidecar.model import AdapterKey, Record, Scope
 from lora_fs.sidecar.registry.format.layout import FETCH
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.lifecycle import artifacts
-from lora_fs.sidecar.registry.lifecycle.mending import mend_files
+from lora_fs.sidecar.registry.lifecycle.mending import is_whole, mend_files
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import lease
@@ -150,14 +150,10 @@ def _placed(
     record = _hinted(registry, hint, uri, pin) if pin is not None else None
     if record is None:
         return None, None
-    folder = registry.layout.resolve(record.spec.path)
-    try:
-        files = artifacts.hash_files(folder, [entry.path for entry in record.spec.files])
-    except (InputError, VolumeUnavailable):  # one is not there, no file, or cannot be read
-        return None, record
-    if artifacts.digest_of(files) != record.spec.digest:
-        return None, record
-    return Fetched(folder, fresh=False), None
+    with suppress(VolumeUnavailable):  # what cannot be read is not whole
+        if is_whole(registry.layout, record):
+            return Fetched(registry.layout.resolve(record.spec.path), fresh=False), None
+    return None, record
 
 
 def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
@@ -169,14 +165,10 @@ def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
     target = registry.layout.artifact(damaged.key)
     if registry.layout.resolve(damaged.spec.path) != target or artifacts.look(target) is None:
         return False  # another's folder, or a link; or none: that is made anew when it is registered
-    try:
-        files = artifacts.hash_files(adapter, [entry.path for entry in damaged.spec.files])
-    except (InputError, VolumeUnavailable):  # the source has other files now
-        return False
-    if artifacts.digest_of(files) != damaged.spec.digest:
-        return False
-    mend_files(registry.layout, adapter, damaged)
-    return True
+    same = is_whole(registry.layout, damaged, adapter)  # else the source has other files now
+    if same:
+        mend_files(registry.layout, adapter, damaged)
+    return same
 
 
 def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None:

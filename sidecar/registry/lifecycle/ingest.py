@@ -34,22 +34,13 @@ from lora_fs.sidecar.registry.format.ids import int_id
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
-from lora_fs.sidecar.registry.lifecycle.copying import (
-    Copy,
-    Judged,
-    NotWhole,
-    Taken,
-    judged,
-    looks_like,
-    new_draft,
-    opened,
-)
+from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.validate import CODES, Expectation, Report, looks_preallocated
+from lora_fs.sidecar.validate import CODES, Expectation, Report
 
 ADOPTED_IN_PLACE = "folder"
 RACES = 32  # lost in a row before the caller gets an error; each means that another register won
@@ -139,29 +130,20 @@ def register(
         refuse_served(registry, scope, name)
     called = wanted.uri if wanted.takes else str(wanted.source)
     with ExitStack() as stack:
-        folder = stack.enter_context(opened(wanted.source, called, follow=not wanted.resolved))
+        source = stack.enter_context(Held.opened(wanted.source, called, follow=not wanted.resolved))
         adopted = wanted.origin == ADOPTED_IN_PLACE
         if adopted or not known.present:  # else these bytes may be there, and nothing grows
             key = AdapterKey(*scope, wanted.revision or "v1", name)
-            registry.accounts.check(key, artifacts.size_of_served(folder))
-        if wanted.fingerprint is not None and looks_preallocated(wanted.source, folder):
-            raise NotWhole("its tensors end in zeros, as an unfinished copy does")
+            registry.accounts.check(key, artifacts.size_of_served(source.folder))
+        if wanted.fingerprint is not None:
+            source.check_whole()
         in_place = wanted.link or adopted or _is_home(registry, scope, wanted)
         served = known.served  # what is likely the same bytes is compared first, and copied if it is not
-        likely = served and looks_like(folder, registry.layout.resolve(served.spec.path), served)
+        likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
         stays = dry_run or in_place or wanted.takes or likely
-        still = wanted.fingerprint or (artifacts.fingerprint(wanted.source, folder) if in_place else None)
-        found = stack.enter_context(
-            judged(
-                wanted.source,
-                folder,
-                expectation,
-                None if stays else new_draft(registry, scope),
-                called=called,
-                still=still,
-                progress=progress,
-            )
-        )
+        draft = None if stays else new_draft(registry, scope)
+        still = wanted.fingerprint or (source.fingerprint if in_place else None)
+        found = stack.enter_context(judged(source, expectation, draft, still=still, progress=progress))
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
         task = _Task(
@@ -320,7 +302,9 @@ class _Task:
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if not wanted.link and not copy.is_there():  # gc took what a withdrawn revision had left
+            if not wanted.link and not atomic.is_folder(
+                copy.target
+            ):  # gc took what a withdrawn revision had left
                 if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)

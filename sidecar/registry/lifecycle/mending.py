@@ -16,13 +16,15 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
 
-def is_whole(layout: Layout, record: Record) -> bool:
+def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool:
     """Whether the record's files lie on the volume with the bytes that it names.
 
+    Args:
+        folder: where to look; None: where the record says.
     Raises:
         VolumeUnavailable: it cannot be told.
     """
-    folder = layout.resolve(record.spec.path)
+    folder = folder or layout.resolve(record.spec.path)
     names = atomic.list_names(folder)
     if names is None or any(entry.path not in names for entry in record.spec.files):
         return False
@@ -61,17 +63,13 @@ def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
         if not bad:
             return []
         try:
-            copied = artifacts.copy_files(good, draft, [entry.path for entry in bad], carried=())
-            if artifacts.digest_of(copied) != artifacts.digest_of(bad):
-                raise Conflict(f"{good} changed while it was copied: try again")
-            for entry in bad:
-                permissions.share_file(draft / entry.path, target)
-                os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)
-            atomic.sync_folder(target)
+            with artifacts.drafted(good, draft, bad, carried=()):
+                for entry in bad:
+                    permissions.share_file(draft / entry.path, target)
+                    os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)
+                atomic.sync_folder(target)
         except OSError as error:
             raise atomic.unavailable(error, f"cannot mend {target}") from error
-        finally:
-            artifacts.discard(draft)
     return [entry.path for entry in bad]
 
 

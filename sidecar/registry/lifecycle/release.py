@@ -22,6 +22,15 @@ def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, 
     return {revision: record for revision, record in known.items() if record.present}
 
 
+def chosen_of(registry: Registry, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
+    """The registered revisions of a name, or the one that is asked for. Raises NotFound: there is none."""
+    known = present_revisions(registry, scope, name)
+    if not known or (revision is not None and revision not in known):
+        what = f"revision {revision!r} of {name}" if revision is not None else name
+        raise NotFound(f"{what} is not registered in {scope}")
+    return known if revision is None else {revision: known[revision]}
+
+
 def newest_revisions(
     registry: Registry, scope: Scope, name: str, mentions: Mapping[str, Listing]
 ) -> dict[str, Record]:
@@ -193,14 +202,10 @@ def unregister(
         FormatTooNew: a newer lora-fs wrote one of them last; nothing was withdrawn.
     """
     check_segment("name", name)
-    known = present_revisions(registry, scope, name)
-    if not known or (revision is not None and revision not in known):
-        what = f"revision {revision!r} of {name}" if revision else name
-        raise NotFound(f"{what} is not registered in {scope}")
-    if revision is None and not all_revisions and len(known) > 1:
-        have = ", ".join(sorted(known))
-        raise InputError(f"{name} has {len(known)} revisions ({have}): say --revision or --all-revisions")
-    chosen = [revision] if revision is not None else sorted(known)
+    chosen = chosen_of(registry, scope, name, revision)
+    if not all_revisions and len(chosen) > 1:
+        have = ", ".join(sorted(chosen))
+        raise InputError(f"{name} has {len(chosen)} revisions ({have}): say --revision or --all-revisions")
     for one in chosen:
         registry.check_changeable(registry.records(AdapterKey(*scope, one, name)))
 
@@ -216,9 +221,9 @@ def unregister(
     if pointer is not None and (pointer.revision in chosen or tried in chosen):
         registry.append(registry.pointers(scope, name), withdraw, writer=writer, announce=False)
     tombstones = []
-    for chosen_revision in chosen:
-        keep = keep_files or known[chosen_revision].keep_files
-        series = registry.records(AdapterKey(*scope, chosen_revision, name))
+    for one, record in sorted(chosen.items()):
+        series = registry.records(AdapterKey(*scope, one, name))
+        keep = keep_files or record.keep_files
         change = partial(_tombstone, keep_files=keep, taken_away=taken_away)
         tombstones.append(registry.append(series, change, writer=writer, announce=False))
     registry.announce()

@@ -267,14 +267,14 @@ class Board:
             "columns": self._grid.replicas,
             "replicas": replicas,
             "gone": [name for space, name in self._grid.gone(after) if space in sight],
-            "history": history,
+            "history": history if sight == ALL else [],  # counts of every namespace
         }
         rows = (row for space, row in self._grid.rows(after) if space in sight)
         return around(rows, told, "rows")
 
 
 def _within(sight: Sight, summary: dict[str, Any]) -> dict[str, Any]:
-    """Of a replica, what names nothing that is not theirs: of its conditions the kinds alone."""
+    """Keep of a replica what names nothing that is not theirs: the kinds of its conditions, and no counts."""
     kinds = [one.partition(":")[0] for one in summary["conditions"]]
     downloads = [one for one in summary["downloads"] if one["namespace"] in sight]
-    return {**summary, "conditions": kinds, "downloads": downloads}
+    return {**summary, "conditions": kinds, "downloads": downloads, "figures": {}}

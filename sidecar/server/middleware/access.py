@@ -12,7 +12,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from lora_fs.sidecar.concurrency import Threads
+from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
@@ -70,14 +71,21 @@ ALL: Final = Sight()
 
 
 class Admin:
-    """``token_file`` None: nobody needs a token to register. ``public``: read without one."""
+    """Tell who may do what.
+
+    Args:
+        token_file: None: nobody needs a token to register. public: namespaces that are read without one.
+        hosts: see ``Sites``.
+    """
 
     def __init__(
         self,
         token_file: Path | None,
         public: tuple[str, ...] = (EVERY,),
         clock: Callable[[], float] = time.monotonic,
+        hosts: Iterable[str] = (),
     ) -> None:
+        self._sites = Sites(hosts)
         self._token_file, self._clock = token_file, clock
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
@@ -120,9 +128,11 @@ class Admin:
         Args:
             namespace: where it acts; None if it names none that is served, which is refused later.
         Raises:
-            HTTPException: 401 without a good token, 403 if it is not good for this, 503 if the
-                token file cannot be read.
+            HTTPException: 401 without a good token, 403 if it is not good for this or another site's page
+                asks, 503 if the token file cannot be read.
         """
+        if verb is not Verb.READ:
+            self._sites.check(request.headers, needs_token=self._token_file is not None)
         address = address_of(request.scope)
         if self._token_file is None:
             return Caller(None, address)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,33 @@ from lora_fs.sidecar.server.middleware.access import Caller
 
 WRITE_WAIT_S: Final = 2.0
 AT_ONCE: Final = 4
+WINDOW_S: Final = 10.0
+MOST_OF_ONE: Final = 20  # refused calls of one address that are told in WINDOW_S
+MOST: Final = 100  # of all addresses
+
+
+class Refused:
+    """Counts refused calls, and bounds how many of them are told: whoever asks may ask without end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.total = self.left_out = 0
+        self._told_left_out = 0
+        self._since = float("-inf")
+        self._of: Counter[str] = Counter()  # lines by address, in this window
+
+    def count(self, address: str) -> int | None:
+        """Count one. Return how many were left out since the last one told; None: leave this one out."""
+        self.total += 1
+        if (now := self._clock()) - self._since >= WINDOW_S:
+            self._since = now
+            self._of.clear()
+        if self._of[address] >= MOST_OF_ONE or self._of.total() >= MOST:
+            self.left_out += 1
+            return None
+        self._of[address] += 1
+        before, self._told_left_out = self._told_left_out, self.left_out
+        return self.left_out - before
 
 
 class Trail:
@@ -23,6 +52,7 @@ class Trail:
 
     def __init__(self, file: Path | None) -> None:
         self._file, self._threads = file, Threads(AT_ONCE)
+        self.refused = Refused()
 
     async def tell(
         self,
@@ -38,6 +68,11 @@ class Trail:
         Args:
             caller: None where nobody was admitted.
         """
+        if outcome == "denied":
+            left_out = self.refused.count(address)
+            if left_out is None:
+                return
+            what = {**what, "left_out": left_out or None}
         who = "anonymous" if caller is None or caller.token is None else f"token:{caller.token}"
         text = audit.line(str(act), who=who, source=address, outcome=outcome, why=why, what=what)
         if self._file is None:

@@ -1,7 +1,8 @@
 """Bodies of requests: read whole, each bounded, all together bounded, and in time.
 
 Small ones have a room of their own, whatever large ones are there. What a body takes is given back as soon
-as nobody needs it any more, which is long before a stream's end.
+as nobody needs it any more, which is long before a stream's end. Who sends slowly keeps nobody out: where
+there is no room the slowest incomplete body gives way, and one caller's have half a room at most.
 """
 
 from __future__ import annotations
@@ -19,36 +20,61 @@ SMALL_BYTES = 1 << 20
 SMALL_ROOM_BYTES = 128 << 20  # that all small ones have together
 IDLE_S = 30.0  # in which nothing of a body comes
 LEAST_BYTES_S = 1 << 16  # from when IDLE_S are over
+SLOW_S = 1.0  # an incomplete body older than this gives way where there is no room
+_GAVE_WAY = "the body came slowly, and gave way to others: ask again"
 
 
 class Held:
     """A body in memory, until ``release``."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, intake: Intake, caller: str | None = None) -> None:
+        self._intake, self.caller = intake, caller
         self.body = bytearray()
+        self.begun = asyncio.get_running_loop().time()
+        self._wait: asyncio.Timeout | None = None
+        self._has_given_way = False
 
     async def read(self, receive: Receive) -> None:
         """Take what comes. Raises as ``Intake.read``."""
         more, idle_s = True, self._intake.idle_s
         clock = asyncio.get_running_loop().time
-        begun = clock()
+        begun = self.begun
         while more:
             left_s = begun + idle_s + len(self.body) / LEAST_BYTES_S - clock()
             try:
-                async with asyncio.timeout(min(idle_s, left_s)):
+                async with asyncio.timeout(min(idle_s, left_s)) as self._wait:
                     message = await receive()
             except TimeoutError as error:
+                if self._has_given_way:
+                    raise TemporaryError(_GAVE_WAY) from error
                 raise InputError(
                     f"nothing more of the body came for {idle_s:g} s"
                     if left_s > idle_s
                     else f"the body comes too slowly: {len(self.body)} bytes in {clock() - begun:.0f} s"
                 ) from error
+            if self._has_given_way:
+                raise TemporaryError(_GAVE_WAY)
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            self._intake.admit(len(self.body), len(message.get("body", b"")))
+            self._intake.admit(self, len(message.get("body", b"")))
             self.body += message.get("body", b"")
             more = message.get("more_body", False)
+
+    def give_way(self) -> None:
+        """Let others have the room. Called while ``read`` waits, which ends in a TemporaryError."""
+        assert self._wait is not None
+        self._has_given_way = True
+        self._wait.reschedule(asyncio.get_running_loop().time())
+        self.release()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes of the large ones' room."""
+        return len(self.body) > SMALL_BYTES
+
+    def bytes_per_s(self, now: float) -> float:
+        """How fast it came so far."""
+        return len(self.body) / max(now - self.begun, 1e-3)
 
     def release(self) -> None:
         """Nobody needs it any more."""
@@ -66,11 +92,16 @@ class Intake:
     def __init__(self, most_bytes: int, *, idle_s: float = IDLE_S) -> None:
         self.most_bytes, self.idle_s = most_bytes, idle_s
         self._large_bytes = self._small_bytes = 0
+        self._incomplete: set[Held] = set()
 
     @asynccontextmanager
-    async def read(self, headers: Mapping[str, str], receive: Receive) -> AsyncIterator[Held]:
+    async def read(
+        self, headers: Mapping[str, str], receive: Receive, caller: str | None = None
+    ) -> AsyncIterator[Held]:
         """The whole body, held while the context is open at most.
 
+        Args:
+            caller: whose incomplete bodies have half a room at most; None: nobody's.
         Raises:
             ClientDisconnect: nobody waits for an answer.
             TooLarge: it is over what one may have.
@@ -80,23 +111,47 @@ class Intake:
         told = headers.get("content-length", "")
         if told.isdecimal() and len(told) < 20:
             self._check(int(told))
-        held = Held(self)
+        held = Held(self, caller)
+        self._incomplete.add(held)
         try:
             await held.read(receive)
+            self._incomplete.discard(held)
             yield held
         finally:
+            self._incomplete.discard(held)
             held.release()
 
-    def admit(self, size: int, more: int) -> None:
-        """Let a body of ``size`` bytes grow. Raises as ``read``."""
-        self._check(size + more)
-        self.give_back(size)
-        small, large = _rooms(size + more)
-        full = large and self._large_bytes + large > 2 * self.most_bytes
-        if full or (small and self._small_bytes + small > SMALL_ROOM_BYTES):
+    def admit(self, held: Held, more: int) -> None:
+        """Let a body that is being read grow. Raises as ``read``."""
+        size, grown = len(held.body), len(held.body) + more
+        self._check(grown)
+        self._take(size, -1)
+        try:
+            self._make_room(held, grown)
+        except TemporaryError:
             self._take(size)
-            raise TemporaryError(f"too many {'large ' if full else ''}requests are under way: ask again")
-        self._take(size + more)
+            raise
+        self._take(grown)
+
+    def _make_room(self, held: Held, size: int) -> None:
+        """Let slow bodies give way until this one has room: its caller's own, then anybody's."""
+        large = _rooms(size)[1] > 0
+        room = 2 * self.most_bytes if large else SMALL_ROOM_BYTES
+        others = [one for one in self._incomplete if one is not held and one.is_large == large and one.body]
+        own = [one for one in others if held.caller is not None and one.caller == held.caller]
+        while own and size + sum(len(one.body) for one in own) > room // 2:
+            self._give_way(own, large)
+        while size + (self._large_bytes if large else self._small_bytes) > room:
+            self._give_way(others, large)
+
+    def _give_way(self, among: list[Held], large: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        slow = [one for one in among if one.body and now - one.begun > SLOW_S]
+        if not slow:
+            raise TemporaryError(f"too many {'large ' if large else ''}requests are under way: ask again")
+        slowest = min(slow, key=lambda one: one.bytes_per_s(now))
+        slowest.give_way()
+        among.remove(slowest)
 
     def give_back(self, size: int) -> None:
         """A body of ``size`` bytes is gone."""

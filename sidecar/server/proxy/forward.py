@@ -10,9 +10,8 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import aiohttp
 from starlette.datastructures import Headers
@@ -25,25 +24,25 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, address_of, bearer
 from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
-from lora_fs.sidecar.server.proxy.headers import BY_HOP, onward
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.proxy.paths import leaves_its_route
+from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
-PATHS = ("/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", "/version")
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
-_LORA_ROUTES = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
-_OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-_ERROR_BYTES = 65_536
-PIECE_BYTES = 1 << 18
 
+NO_WEBSOCKET = (
+    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
+    "to the engine's own port"
+)
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
     'part whose first line is Content-Disposition: form-data; name="model"'
@@ -62,7 +61,7 @@ class _Through:
 
 
 class Proxy:
-    """Forwards requests. ``session`` is opened by the app's lifespan.
+    """Forward requests while ``running`` is open.
 
     Args:
         max_body_bytes: of one request; those under way may have twice as much.
@@ -80,25 +79,39 @@ class Proxy:
         hold_timeout_s: float,
         max_body_bytes: int,
         user_header: str | None = None,
+        upstream: Upstream | None = None,
         engine_key: str | None = None,
     ) -> None:
+        upstream = upstream or Upstream()
         self._replica, self._engine_url, self._admin = replica, engine_url, admin
         self._user_header = user_header
         self._key = None if engine_key is None else digest_of(engine_key)
         self._key_header = [] if engine_key is None else [("authorization", f"Bearer {engine_key}")]
         self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
+        self._upstream = upstream
         self.session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the connections to the engine while the context is open."""
+        async with connected(self._upstream) as session:
+            self.session = session
+            yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("latin-1")
-        if _leaves_its_route(path):
+        if leaves_its_route(path):
             message = f"the path {path[:200]!r} is not one this sidecar forwards"
             await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        if headers.get("upgrade", "").lower() == "websocket":
+            await error_response(NO_WEBSOCKET, 501, "NotImplementedError")(scope, receive, send)
+            return
         try:
-            async with self._intake.read(Headers(scope=scope), receive) as held:
+            async with self._intake.read(headers, receive, address_of(scope)) as held:
                 about = {"http__request__method": scope["method"], "url__path": path[:200]}
-                with tracing.span("proxy", carrier=Headers(scope=scope), **about):
+                with tracing.span("proxy", carrier=headers, **about):
                     await _while_it_waits(self._answer(scope, held, receive, send), receive)
         except ClientDisconnect:
             return
@@ -109,6 +122,8 @@ class Proxy:
         headers = Headers(scope=scope)
         content_type = headers.get("content-type", "")
         try:
+            if len(headers.getlist("content-type")) > 1:
+                raise InputError("the request has two Content-Type headers: send one")
             field = find_model(content_type, held.body)
             if scope["method"] != "OPTIONS":
                 await self._check_key(scope["path"], headers)
@@ -132,12 +147,14 @@ class Proxy:
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
             tracing.note(lora_fs__adapter=str(chosen.record.key))
             for again in (True, False):
+                # hold() resolves the name once more, and at a retry it may serve another revision.
+                chosen = self._replica.lookup(chosen.name) or chosen
                 async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
                     through = _Through(chosen, model, engine_name)
                     body = held.body if engine_name == model else field.renamed(engine_name)
                     async with self._asked(scope, body, through) as answer:
-                        said = await _said(answer) if again and answer.status == 404 else b""
-                        if b"`%b` does not exist" % engine_name.encode() not in said:
+                        said = await said_by(answer) if again and answer.status == 404 else b""
+                        if not lost_the_adapter(said, engine_name):
                             del body, field
                             held.release()
                             await self._pass_on(answer, send, through, said)
@@ -192,12 +209,12 @@ class Proxy:
         Raises:
             EngineUnavailable: there was none.
         """
-        assert self.session is not None, "the app's lifespan opens it"
+        assert self.session is not None, "the app's lifespan opens it by running()"
         path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = URL(self._engine_url + path.decode("latin-1"), encoded=True)
+        passed = appended(onward(scope["headers"], coded=through is None), scope)
         headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in onward(scope["headers"], coded=through is None)
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in passed
         ] + self._key_header
         if len(body) > SMALL_BYTES:
             headers.append(("content-length", str(len(body))))
@@ -205,7 +222,7 @@ class Proxy:
             answer = await self.session.request(
                 scope["method"],
                 url,
-                data=_pieces(body) if len(body) > SMALL_BYTES else body or None,
+                data=pieces(body) if len(body) > SMALL_BYTES else body or None,
                 headers=tracing.outgoing(headers),
                 skip_auto_headers=_NOT_ADDED,
                 allow_redirects=False,
@@ -214,6 +231,9 @@ class Proxy:
             gone = not_there(self._engine_url, error)
             self._replica.engine_failed(str(gone))
             raise gone from error
+        except aiohttp.ConnectionTimeoutError as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(self._upstream.full) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error
@@ -228,11 +248,7 @@ class Proxy:
         self, answer: aiohttp.ClientResponse, send: Send, through: _Through | None, said: bytes = b""
     ) -> None:
         """Send the answer's head, what was read of it, and the rest as it comes."""
-        raw = [
-            (n, self._here(v) if n.lower() == b"location" else v)
-            for n, v in answer.raw_headers
-            if n.lower() not in BY_HOP | _OURS
-        ]
+        raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
         names: Renamed | None = None
         if through is not None:
             raw += answered_by(through.served.record)
@@ -255,36 +271,10 @@ class Proxy:
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 
-async def _pieces(body: Body) -> AsyncIterator[memoryview]:
-    """As the engine takes it: sent whole it would be copied twice."""
-    view = memoryview(body)
-    for at in range(0, len(body), PIECE_BYTES):
-        yield view[at : at + PIECE_BYTES]
-
-
 async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     yield said
     async for chunk in answer.content.iter_any():
         yield chunk
-
-
-async def _said(answer: aiohttp.ClientResponse) -> bytes:
-    """The beginning of an error's body, which is all of it, if it is vLLM's."""
-    said = b""
-    with suppress(aiohttp.ClientError, TimeoutError):  # told when it is passed on
-        while len(said) < _ERROR_BYTES and (more := await answer.content.readany()):
-            said += more
-    return said
-
-
-def _leaves_its_route(path: str) -> bool:
-    """Whether the engine might read ``path`` as another route than the one matched here.
-
-    The sidecar alone loads and unloads: its own routes for that check the caller's token.
-    """
-    plain = unquote(unquote(path)).replace("\\", "/")
-    segments = plain.rstrip("/").split("/")[1:]
-    return not {".", "..", ""}.isdisjoint(segments) or segments[-1] in _LORA_ROUTES
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:

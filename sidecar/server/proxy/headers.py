@@ -1,32 +1,70 @@
-"""Which of a message's headers are one connection's alone, and which go on (RFC 9110, 7.6.1)."""
+"""Which headers go on, in both directions, and what a proxy adds (RFC 9110, 7.6)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lora_fs.sidecar.server.middleware.access import HEADER
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
+from lora_fs.sidecar.server.middleware.access import HEADER, address_of
+
+Raw = tuple[bytes, bytes]
+
+VIA = b"1.1 lora-fs"
 BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers "
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
 _OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
 # "expect" was answered here, when the body was read.
 _NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", b"authorization", HEADER.encode()}
+_OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
+_CORS = b"access-control-"  # who may read an answer is this server's to say, not the engine's
 
 
-def onward(headers: Iterable[tuple[bytes, bytes]], *, coded: bool) -> Iterator[tuple[bytes, bytes]]:
-    """A request's headers that are meant for the engine. No client takes off what its body was judged by.
+def onward(headers: Iterable[Raw], *, coded: bool) -> Iterator[Raw]:
+    """Yield a request's headers for the engine. No client takes off what its body was judged by.
 
     Args:
         coded: its answer may be compressed; if not, it is read here.
     """
     given = list(headers)
-    hops = {
-        hop.strip().lower() for name, value in given if name == b"connection" for hop in value.split(b",")
-    }
-    dropped = _NOT_FORWARDED | (hops - _OF_THE_BODY) | (set() if coded else {b"accept-encoding"})
+    dropped = _NOT_FORWARDED | (_named(given) - _OF_THE_BODY) | (set() if coded else {b"accept-encoding"})
     kept = [(name, value) for name, value in given if name not in dropped]
     if not any(name == b"accept-encoding" for name, _ in kept):
         yield b"accept-encoding", b"identity"
     yield from kept
+
+
+def appended(headers: Iterable[Raw], scope: Scope) -> list[Raw]:
+    """Add this hop to ``Via`` and ``X-Forwarded-*``; what stands there stays, in front."""
+    own = Headers(scope=scope)
+    hop = {b"via": VIA, b"x-forwarded-for": address_of(scope).encode("latin-1", "replace")}
+    first = {b"x-forwarded-proto": str(scope.get("scheme", "http")).encode()}
+    if "host" in own:
+        first[b"x-forwarded-host"] = own["host"].encode("latin-1")
+    before: dict[bytes, list[bytes]] = {}
+    kept = []
+    for name, value in headers:
+        if name in hop:
+            before.setdefault(name, []).append(value)
+        else:
+            first.pop(name, None)
+            kept.append((name, value))
+    added = [(name, b", ".join([*before.get(name, []), value])) for name, value in hop.items()]
+    return [*kept, *added, *first.items()]
+
+
+def backward(headers: Iterable[Raw]) -> list[Raw]:
+    """Return an answer's headers for the client."""
+    given = list(headers)
+    dropped = BY_HOP | _OURS | (_named(given) - _OF_THE_BODY)
+    lowered = ((name.lower(), name, value) for name, value in given)
+    return [(name, value) for low, name, value in lowered if low not in dropped and not low.startswith(_CORS)]
+
+
+def _named(headers: Iterable[Raw]) -> frozenset[bytes]:
+    """Return what ``Connection`` says is this hop's alone."""
+    lists = (value for name, value in headers if name.lower() == b"connection")
+    return frozenset(word.strip().lower() for value in lists for word in value.split(b","))

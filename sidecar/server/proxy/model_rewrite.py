@@ -103,7 +103,7 @@ def find_model(content_type: str, body: Body) -> ModelField | None:
 
 
 def hides_its_model(content_type: str, body: Body) -> bool:
-    """Whether a form may name a model that ``find_model`` does not see, since it is written unusually."""
+    """Whether a form may name a model that ``find_model`` does not see: it is unusual, or names none."""
     kind = _media_type(content_type)
     if kind == "application/x-www-form-urlencoded":
         return bool(body)
@@ -119,7 +119,7 @@ def hides_its_model(content_type: str, body: Body) -> bool:
         if plain is None or parts > MAX_PARTS:
             return True
         named += plain[1].strip() == b"model"
-    return named > 1 or (named == 1 and find_model(content_type, body) is None)
+    return named != 1 or find_model(content_type, body) is None
 
 
 def _media_type(content_type: str) -> str:

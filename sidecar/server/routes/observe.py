@@ -33,7 +33,8 @@ from lora_fs.sidecar.server.bodies import (
     ReadinessBody,
     ServedModel,
 )
-from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.access import ALL, Admin
+from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 MAX_NAMES = 1000  # with series of their own, at four series each
@@ -115,6 +116,20 @@ class Requests(Collector):
         yield from (requests, share)
 
 
+class Refusals(Collector):
+    """Admin calls that were refused, and those of them that no audit line tells of."""
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+
+    def collect(self) -> Iterator[Metric]:
+        refused = self._trail.refused
+        yield CounterMetricFamily("lora_fs_refused_calls", "Admin calls refused", value=refused.total)
+        yield CounterMetricFamily(
+            "lora_fs_refused_calls_left_out", "Refused, and not in the audit", value=refused.left_out
+        )
+
+
 class _Collected(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -136,12 +151,13 @@ def _gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> Gau
     return family
 
 
-def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
+def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The sidecar's routes."""
     routes = discovery(replica, admin)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
     registry.register(Requests(replica))
+    registry.register(Refusals(trail or Trail(None)))
     ProcessCollector(registry=registry)
 
     @routes.get("/health", summary="Liveness")
@@ -187,11 +203,10 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
             for name, held in residency.items()
             if name in catalog and catalog[name].record.namespace in sight
         }
-        free = None if capacity is None else max(0, capacity - len(residency))
-        count = sum(name in catalog for name in residency)
+        free = max(0, capacity - len(residency)) if capacity is not None and sight == ALL else None
         of_a_batch = replica.figures().get("max_loras")
         max_loras = None if of_a_batch is None else int(of_a_batch)
-        slots = LoraCapacity(max_loras=max_loras, loaded_count=count, available_slots=free)
+        slots = LoraCapacity(max_loras=max_loras, loaded_count=len(loaded), available_slots=free)
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,

@@ -1,0 +1,68 @@
+"""version and help."""
+
+from __future__ import annotations
+
+import platform
+
+import click
+
+from lora_fs.sidecar import __version__
+from lora_fs.sidecar.cli import output
+from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.cli.values import FormatName
+
+
+@command("version", shared=False)
+@click.option(
+    "-o",
+    "--output",
+    type=FormatName(),
+    default="text",
+    show_default=True,
+    help="For people, or for scripts",
+)
+def version(output: Format) -> None:
+    """Show the version of lora-fs and of Python.
+
+    \b
+    Examples:
+      lora-fs version
+      lora-fs version -o json
+    """
+    told = {"lora_fs": __version__, "python": platform.python_version()}
+    click.echo(_shown(told, output))
+
+
+def _shown(told: dict[str, str], form: Format) -> str:
+    if form is Format.NAME:
+        return told["lora_fs"]
+    if form.for_people:
+        return f"lora-fs {told['lora_fs']} (Python {told['python']})"
+    return output.document(told, form)
+
+
+@command("help", shared=False)
+@click.argument("command", required=False)
+@click.pass_context
+def help_page(context: click.Context, command: str | None) -> None:
+    """Show the page of COMMAND, or the list of commands.
+
+    \b
+    Examples:
+      lora-fs help
+      lora-fs help register
+    """
+    parent = context.find_root()
+    group = parent.command
+    assert isinstance(group, click.Group)
+    if command is None:
+        click.echo(group.get_help(parent))
+        return
+    found = group.get_command(parent, command)
+    if found is None:
+        raise click.UsageError(f"no such command {command!r}: `lora-fs help` lists them")
+    click.echo(found.get_help(click.Context(found, info_name=command, parent=parent)))
+
+
+COMMANDS = (version, help_page)

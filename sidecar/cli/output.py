@@ -1,0 +1,133 @@
+"""What commands print: tables and lines for people, JSON, YAML and names for scripts.
+
+Text of unknown origin is printed escaped, so that a terminal acts on none of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import click
+
+from lora_fs.sidecar.escaping import printable
+
+GAP: Final = "  "
+LEAST_FOLDED: Final = 24
+# The record's fencing token proves who wrote it. As "token" people take it for a secret.
+FENCING: Final = {"token": "fencing_token"}
+
+
+class Format(StrEnum):
+    """Of ``-o``."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+    @property
+    def for_people(self) -> bool:
+        return self in (Format.TEXT, Format.WIDE)
+
+
+def say(text: str) -> None:
+    """Print a line for people, escaped."""
+    click.echo(printable(text))
+
+
+def complain(message: str) -> None:
+    """Say on stderr what is wrong, line by line, escaped."""
+    click.echo("lora-fs: " + "\n".join(map(printable, message.split("\n"))), err=True)
+
+
+def unread() -> None:
+    """Let what is left of stdout, which the exit writes, go nowhere: nobody reads it any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def document(value: Mapping[str, Any] | list[Any], output: Format) -> str:
+    """Return JSON or YAML for scripts; a record's fencing token is named for what it is."""
+    if output is Format.YAML:
+        import yaml  # needed for this format alone
+
+        return yaml.safe_dump(renamed(value), sort_keys=False, allow_unicode=True).rstrip()
+    return json.dumps(renamed(value), indent=2)
+
+
+def renamed(value: Any) -> Any:
+    """Return ``value`` with ``fencing_token`` in place of each written generation's ``token``."""
+    if isinstance(value, Mapping):
+        names = FENCING if "apiVersion" in value else {}
+        return {names.get(name, name): renamed(item) for name, item in value.items()}
+    return [renamed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    folds: str = "",
+    headers: bool = True,
+) -> None:
+    """Print a row a line, no cell cut, escaped.
+
+    Args:
+        folds: the column that is folded where a terminal is too narrow for a row.
+    """
+    from rich.cells import cell_len  # the widths of characters, which a page of help does not need
+
+    cells = [[printable(cell) for cell in row] for row in ((columns, *rows) if headers else rows)]
+    if not cells:
+        return
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    folded = columns.index(folds) if folds and is_terminal() else None
+    if folded is not None:
+        others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
+        widths[folded] = min(widths[folded], max(LEAST_FOLDED, terminal_width() - others))
+    for row in cells:
+        lines = [""] if folded is None else textwrap.wrap(row[folded], widths[folded]) or [""]
+        for number, line in enumerate(lines):
+            shown = [cell if number == 0 else "" for cell in row]
+            if folded is not None:
+                shown[folded] = line
+            padded = (
+                cell + " " * (width - cell_len(cell)) for cell, width in zip(shown, widths, strict=True)
+            )
+            click.echo(GAP.join(padded).rstrip())
+
+
+def is_terminal() -> bool:
+    """Whether a person reads stdout; ``FORCE_COLOR`` says so, too."""
+    from rich.console import Console
+
+    return Console().is_terminal
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal."""
+    from rich.console import Console
+
+    return Console().width
+
+
+def shown_bytes(size_bytes: int) -> str:
+    """``0.9 kB``, ``12.3 MB``, ``4.0 GB``."""
+    unit, scale = ("GB", 1e9) if size_bytes >= 1e9 else ("MB", 1e6) if size_bytes >= 100_000 else ("kB", 1e3)
+    return f"{size_bytes / scale:.1f} {unit}"
+
+
+def shown_time(written: str) -> str:
+    """A time of a record in UTC, as ``2026-11-21T18:08:37Z``; what is no time is shown as it is."""
+    try:
+        at = datetime.datetime.fromisoformat(written).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # a zone may lead out of the years there are
+        return written
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"

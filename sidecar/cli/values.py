@@ -1,0 +1,144 @@
+"""Values as people write them: paths, durations, sizes, labels. One parser for each.
+
+Nothing here imports pydantic: the page of ``lora-fs --help`` needs some of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from lora_fs.sidecar.cli.output import Format
+
+NONE: Final = "none"  # in place of a number: no limit
+_TIMES: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY: Final[dict[str, int]] = {
+    f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)
+}
+_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)(?P<unit>ms|[smhd])?")
+_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,15})(?:(?P<unit>[KkMGT]i?)?B?)")
+_COUNT: Final = re.compile(r"[0-9]{1,15}")
+
+
+class Place(click.Path):
+    """A path that was really given: an empty one would be the current folder."""
+
+    name = "path"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if value == "" or "\0" in str(value):
+            self.fail("the path is empty, or holds a NUL byte: is a variable unset?", param, ctx)
+        return Path(str(value))
+
+
+class FormatName(click.Choice[str]):
+    """A value of ``-o``."""
+
+    def __init__(self) -> None:
+        super().__init__([one.value for one in Format])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Format:
+        return Format(super().convert(value, param, ctx))
+
+
+class Duration(click.ParamType[float]):
+    """``90``, ``90s``, ``15m``, ``48h``, ``2d`` or ``500ms``, in seconds.
+
+    Args:
+        least: seconds; less is refused. whole: the result is an ``int``, at least 1.
+        bare: whether a number without a unit is taken for seconds.
+    """
+
+    name = "duration"
+
+    def __init__(self, *, least: float = 0, whole: bool = False, bare: bool = True) -> None:
+        self._least, self._whole, self._bare = (1 if whole else least), whole, bare
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return value
+        found = _DURATION.fullmatch(str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration: write 90, 90s, 15m, 48h or 2d", param, ctx)
+        if found["unit"] is None and not self._bare and float(found["number"]) != 0:
+            self.fail(f"write the unit: {value}h for hours, {value}s for seconds", param, ctx)
+        seconds = float(found["number"]) * _TIMES[found["unit"] or "s"]
+        if seconds < self._least or not math.isfinite(seconds):
+            self.fail(f"{value} is too short: at least {self._least:g} s", param, ctx)
+        if self._whole and not seconds.is_integer():
+            self.fail(f"{value} is no whole number of seconds", param, ctx)
+        return int(seconds) if self._whole else seconds
+
+
+class Size(click.ParamType[int | str]):
+    """``1000``, ``500M``, ``5GB`` or ``50Gi``, in bytes.
+
+    Args:
+        or_none: ``none`` is a value, too: no limit.
+    """
+
+    name = "size"
+
+    def __init__(self, *, or_none: bool = False) -> None:
+        self._or_none = or_none
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if isinstance(value, int):
+            return value
+        if self._or_none and value == NONE:
+            return NONE
+        found = _SIZE.fullmatch(str(value))
+        if found is None:
+            also = f", or {NONE}" if self._or_none else ""
+            self.fail(f"{value!r} is no size: write 1000, 500M, 5GB or 50Gi{also}", param, ctx)
+        number, unit = int(found["number"]), (found["unit"] or "").replace("k", "K")
+        return number * (_BYTES | _BINARY)[unit]
+
+
+class Count(click.ParamType[int | str]):
+    """A whole number from ``least`` on, or ``none``."""
+
+    name = "count"
+
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if isinstance(value, int):
+            return value
+        if value == NONE:
+            return NONE
+        if not _COUNT.fullmatch(str(value)) or int(str(value)) < self._least:
+            self.fail(f"{value!r} is no whole number from {self._least} on, nor {NONE}", param, ctx)
+        return int(str(value))
+
+
+def labels(_: object, __: object, value: tuple[str, ...]) -> dict[str, str]:
+    """Parse ``key=value``, any number of times."""
+    pairs = [item.partition("=") for item in value]
+    if any(not key or not equals for key, equals, _value in pairs):
+        raise click.BadParameter("write it as key=value")
+    return {key: text for key, _equals, text in pairs}
+
+
+def labels_or_none(_: object, __: object, value: tuple[str, ...]) -> dict[str, str | None]:
+    """Parse ``key=value``, and ``key-`` for a label to remove, any number of times."""
+    found: dict[str, str | None] = {}
+    for item in value:
+        key, equals, text = item.partition("=")
+        if not equals and item.endswith("-"):
+            key = item[:-1]
+        elif not equals:
+            key = ""
+        if not key:
+            raise click.BadParameter("write it as key=value, or key- to take it away")
+        found[key] = text if equals else None
+    return found

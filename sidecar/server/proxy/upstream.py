@@ -1,0 +1,82 @@
+"""The proxy's connections to the engine: bounded in number and in time, and what an error on one says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import aiohttp
+
+from lora_fs.sidecar.server.proxy.model_rewrite import Body
+from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
+
+CONNECT_S = 5.0
+PIECE_BYTES = 1 << 18
+_ERROR_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Bounds on connections to the engine.
+
+    Attributes:
+        connections: at once; a request that finds none free waits CONNECT_S.
+        idle_timeout_s: in which the engine sends no byte of an answer.
+    """
+
+    connections: int = ENGINE_CONNECTIONS
+    idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S
+
+    @property
+    def full(self) -> str:
+        """What a client is told that got no connection."""
+        return (
+            f"the engine took no connection in {CONNECT_S:g} s, or all {self.connections} are in use "
+            "(LORA_FS_ENGINE_CONNECTIONS)"
+        )
+
+
+@asynccontextmanager
+async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
+    """Keep connections to the engine while the context is open."""
+    # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
+    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4)
+    timeout = aiohttp.ClientTimeout(
+        total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
+    )
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        yield session
+
+
+async def pieces(body: Body) -> AsyncIterator[memoryview]:
+    """As the engine takes it: sent whole it would be copied twice."""
+    view = memoryview(body)
+    for at in range(0, len(body), PIECE_BYTES):
+        yield view[at : at + PIECE_BYTES]
+
+
+async def said_by(answer: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an error's body, which is all of it, if it is vLLM's."""
+    said = b""
+    with suppress(aiohttp.ClientError, TimeoutError):  # told when it is passed on
+        while len(said) < _ERROR_BYTES and (more := await answer.content.readany()):
+            said += more
+    return said
+
+
+def lost_the_adapter(said: bytes, engine_name: str) -> bool:
+    """Return whether a 404's body is the engine's word that it does not have the adapter.
+
+    The error says in whatever sentence that something was not found, and names the adapter or the field
+    ``model``. The client's own name was resolved before, so it is no wrong name of the client's.
+    """
+    try:
+        error = json.loads(said)["error"]
+        kind, message = str(error["type"]).lower().replace("_", ""), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    name = rf"(?<![\w.@/-]){re.escape(engine_name)}(?![\w@/-])"
+    return "notfound" in kind and (error.get("param") == "model" or re.search(name, message) is not None)

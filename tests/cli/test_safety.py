@@ -1,0 +1,189 @@
+"""What a command refuses, rehearses and reports, so that a script does no harm."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lora_fs.sidecar.model import Phase
+from tests.cli.conftest import LORA_FS, LoraFs, seen
+
+Folder = Callable[[int], str]
+Report = Callable[..., None]
+
+
+@pytest.fixture
+def two(lora_fs: LoraFs, folder: Folder) -> LoraFs:
+    """``a`` with v1 and v2, which it serves."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2))
+    return lora_fs
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Every file of the registry."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "unregister a --all-revisions",
+        "promote a v1",
+        "rollback a",
+        "canary a v1 --percent 5",
+        "pin a",
+        "unpin a",
+        "set a --policy eager --keep-revisions 3",
+        "quota --adapters 5",
+        "quota --remove",
+        "gc",
+        "init",
+    ],
+)
+def test_a_dry_run_changes_no_file(two: LoraFs, root: Path, line: str) -> None:
+    """It exits 0, says what it would do, and writes nothing."""
+    before = files(root)
+    ran = two(*line.split(), "--dry-run")
+    assert ran.code == 0, ran
+    assert ran.out
+    assert files(root) == before
+
+
+@pytest.mark.parametrize("line", ["promote a v9", "unregister b", "canary a v2", "set b --priority 1"])
+def test_a_dry_run_fails_as_the_command_would(two: LoraFs, line: str) -> None:
+    """The exit code and the message are the same."""
+    rehearsed, done = two(*line.split(), "--dry-run"), two(*line.split())
+    assert (rehearsed.code, rehearsed.err) == (done.code, done.err)
+    assert done.code != 0
+
+
+def test_a_dry_run_shows_what_would_be_written(two: LoraFs) -> None:
+    """The pointer and the records are those that the command writes."""
+    rehearsed = two("promote", "a", "v1", "--dry-run", "-o", "json").json["pointer"]
+    done = two("promote", "a", "v1", "-o", "json").json["pointer"]
+    assert [rehearsed[name] for name in ("revision", "previous_revision", "generation")] == [
+        done[name] for name in ("revision", "previous_revision", "generation")
+    ]
+
+
+def test_the_revision_that_a_name_serves(two: LoraFs) -> None:
+    """To unregister it while others are registered needs --force: the name would serve nothing."""
+    ran = two("unregister", "a", "--revision", "v2")
+    assert (ran.code, "--force" in ran.err) == (4, True)
+    assert two("show", "a", "-o", "json").json["pointer"]["revision"] == "v2"
+    assert two("unregister", "a@v2", "--force").code == 0
+    assert two("unregister", "a@v1").code == 0  # the last one is taken with its name
+
+
+def test_an_export_replaces_no_file(two: LoraFs, tmp_path: Path) -> None:
+    """An existing FILE is refused without --force."""
+    (tmp_path / "kept").write_text("mine")
+    ran = two("export", "kept")
+    assert (ran.code, (tmp_path / "kept").read_text()) == (4, "mine")
+    assert two("export", "kept", "--force").code == 0
+
+
+def test_an_export_goes_to_no_terminal(two: LoraFs) -> None:
+    """A tar on a terminal is of no use to anybody."""
+    ours, theirs = pty.openpty()
+    ran = subprocess.run(
+        [LORA_FS, "export", "-"], stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    os.close(theirs)
+    os.close(ours)
+    assert (ran.returncode, "is a terminal" in ran.stderr) == (2, True)
+
+
+def test_status_tells_by_its_exit_code(two: LoraFs, report: Report) -> None:
+    """With --exit-code it is 1 where something fails, as well as where nobody reports."""
+    assert two("status").code == 0
+    assert two("status", "--exit-code").code == 1
+    report("pod-a", recent=seen(pointer=2, revision="v2"), phases={"a": Phase.READY}, revision="v2")
+    assert two("status", "--exit-code").code == 0
+    report("pod-a", phases={"a": Phase.FAILED}, revision="v2")
+    failing = two("status", "--exit-code")
+    assert (failing.code, "1 adapters have failed" in failing.err) == (1, True)
+    assert two("status").code == 0
+
+
+@pytest.mark.parametrize("ailing", [{"age_s": 300}, {"engine": "unknown"}, {"conditions": ("Full: x",)}])
+def test_a_replica_that_ails_fails_the_status(two: LoraFs, report: Report, ailing: dict[str, object]) -> None:
+    """A stale report, an engine that is down, a condition."""
+    report("pod-a", recent=seen(), **ailing)
+    assert two("status", "--exit-code").code == 1
+
+
+def test_a_name_with_its_revision(two: LoraFs) -> None:
+    """``NAME@REVISION`` is taken wherever a revision is, and refused with a word where none is."""
+    assert two("promote", "a@v1").code == 0
+    assert two("show", "a@v1", "-o", "name").out == "a@v1\n"
+    assert two("get", "a@v2", "-o", "name").out == "a@v2\n"
+    assert [r["revision"] for r in two("set", "a@v2", "--priority", "3", "-o", "json").json["records"]] == [
+        "v2"
+    ]
+    assert two("canary", "a@v2", "--percent", "5").code == 0
+    assert two("show", "a@v9").code == 3
+    assert two("show", "a@").code == 2
+    twice = two("promote", "a@v1", "v2")
+    assert (twice.code, "two revisions" in twice.err) == (2, True)
+    assert "without a revision" in two("rollback", "a@v1").err
+
+
+def test_a_revision_is_registered_by_its_full_name(lora_fs: LoraFs, folder: Folder) -> None:
+    """``register NAME@REVISION`` is ``--revision``."""
+    assert lora_fs("register", "a@r7", folder(1), "-o", "name").out == "a@r7\n"
+
+
+def test_the_fencing_token_is_named_for_what_it_is(two: LoraFs) -> None:
+    """No output has a field ``token``, which people take for a secret."""
+    for line in ("list", "show a", "pin a", "promote a v1"):
+        for form in ("json", "yaml"):
+            text = two(*line.split(), "-o", form).out
+            assert "fencing_token" in text
+            assert '"token"' not in text
+            assert "\n  token:" not in text
+
+
+def test_yaml_says_what_json_says(two: LoraFs) -> None:
+    """The two are one document."""
+    for line in ("list", "show a", "status", "events", "quota", "version"):
+        assert yaml.safe_load(two(*line.split(), "-o", "yaml").out) == two(*line.split(), "-o", "json").json
+
+
+def test_names_alone(two: LoraFs) -> None:
+    """``-o name`` is one name a line, with the revision of what was changed."""
+    assert two("status", "-o", "name").out == "a\n"
+    assert two("promote", "a", "v1", "-o", "name").out == "a@v1\n"
+    assert two("unregister", "a", "--all-revisions", "-o", "name").out == "a@v1\na@v2\n"
+
+
+@pytest.mark.parametrize("line", ["list", "status", "quota", "get"])
+def test_tables_without_headers(two: LoraFs, line: str) -> None:
+    """--no-headers leaves the first line out, and nothing else."""
+    whole, bare = (two(line, *more).out.splitlines() for more in ([], ["--no-headers"]))
+    assert [row.split() for row in bare] == [row.split() for row in whole[1:]]
+
+
+def test_all_namespaces(two: LoraFs, folder: Folder) -> None:
+    """-A shows each namespace's adapters, in a column of its own."""
+    assert two("register", "a", folder(3), "-n", "team-a").code == 0
+    rows = [line.split()[:3] for line in two("list", "-A", "--no-headers").out.splitlines()]
+    assert rows == [["default", "a", "v1"], ["default", "a", "v2"], ["team-a", "a", "v1"]]
+    told = two("status", "-A", "-o", "json").json["adapters"]
+    assert {row["namespace"] for row in told} == {"default", "team-a"}
+
+
+def test_other_words(two: LoraFs) -> None:
+    """What users of other tools type is understood."""
+    assert two("ls", "-o", "name").out == two("get", "-o", "name").out == "a\n"
+    assert two("describe", "a").out == two("show", "a").out
+    assert two("help", "list").out == two("list", "--help").out
+    assert two("version").out.startswith("lora-fs ")
+    assert two("help", "lsit").code == 2
