@@ -59,9 +59,9 @@ class Terms(NamedTuple):
         return (Scope(namespace, self.model), bare) if namespace in self.namespaces else None
 
     def home(self, name: str) -> Scope:
-        """Return the scope of a public name; of what is none, one that serves nothing."""
-        scoped = self.scoped(name)
-        return scoped[0] if scoped is not None else Scope("", "")
+        """Return the scope that a public name, or an engine's, has if it is one."""
+        several = len(self.namespaces) > 1
+        return Scope(name.partition("/")[0] if several else self.namespaces[0], self.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,16 +50,3 @@ class Names:
     def lookup(self, name: str) -> Served | None:
         """Resolve a public name; None if it is unknown."""
         return self.catalog().find(name)
-
-    def is_withdrawn(self, name: str) -> bool:
-        """Whether a tombstone says that a public name is gone. Absence says nothing."""
-        return self.catalog().is_withdrawn(name)
-
-    def may_be_asked_for(self, engine_name: str) -> bool:
-        """Whether a public name of this replica looks so; others are from when it served other namespaces."""
-        return self.terms.scoped(engine_name) is not None
-
-    def tenant(self, name: str) -> str:
-        """Return the namespace of a public name or an engine's."""
-        namespaces = self.terms.namespaces
-        return name.partition("/")[0] if len(namespaces) > 1 else namespaces[0]

@@ -29,8 +29,8 @@ class Subjects:
         """What is loaded, adapters of which the volume says nothing among them."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
-            public = public_of(name)
-            served = names.lookup(public)
+            served, withdrawn = names.lookup(public_of(name)), names.catalog().is_withdrawn(public_of(name))
+            may_be_asked_for = names.terms.scoped(name) is not None  # or it served other namespaces before
             found.append(
                 plan.Resident(
                     name,
@@ -39,9 +39,9 @@ class Subjects:
                     residents.in_flight(name),
                     residents.idle_s(name),
                     self._policy(name, served),
-                    names.tenant(name),
+                    names.terms.home(name).namespace,
                     leaving,
-                    served is None and names.may_be_asked_for(name) and not names.is_withdrawn(public),
+                    served is None and may_be_asked_for and not withdrawn,
                 )
             )
         return found
@@ -58,7 +58,10 @@ class Subjects:
         found = map(names.lookup, policies)
         missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
         waits = self._residents.waits
-        return [plan.Absent(s.name, policies[s.name], not waits(s), names.tenant(s.name)) for s in missing]
+        return [
+            plan.Absent(s.name, policies[s.name], not waits(s), names.terms.home(s.name).namespace)
+            for s in missing
+        ]
 
     def pin_problem(self, capacity: int | None) -> str | None:
         """More is pinned than may be, in words."""
