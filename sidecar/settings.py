@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from lora_fs.sidecar.errors import InputError
@@ -53,6 +53,7 @@ class Settings(BaseSettings):
             how often it is looked at.
         engine_url: where vLLM answers; engine_api_key: vLLM's ``--api-key``: sent with
             every call to it; a client shows it, or a token, to use the engine.
+        admin_port: where operations are answered, and nowhere else; None: where inference is.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
         allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
             vLLM's own, or the name of a backend.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
-        max_loaded: how many adapters may be loaded at once; None: unbounded.
+        max_loaded: how many adapters may be loaded at once; None: what the engine surely keeps in memory.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
         log_format: ``text`` or ``json``; traces: where spans go: ``off``, ``otlp`` or ``console``.
@@ -118,6 +119,7 @@ class Settings(BaseSettings):
     )
     host: str = "0.0.0.0"
     port: int = Field(8001, ge=1, le=65535)
+    admin_port: int | None = Field(None, ge=1, le=65535)
     replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
     advertise_url: str | None = None
     token_file: Path | None = None
@@ -176,12 +178,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{item!r} is not CLAIM=PATH with a path that begins with /")
         return value
 
-    @field_validator("port", mode="before")
+    @field_validator("port", "admin_port", mode="before")
     @classmethod
-    def _own_port(cls, value: Any) -> Any:
+    def _own_port(cls, value: Any, info: ValidationInfo) -> Any:
         """Kubernetes sets LORA_FS_PORT, as an address, for a Service named lora-fs."""
         is_address = isinstance(value, str) and re.match(r"(tcp|udp|sctp)://", value)
-        return cls.model_fields["port"].default if is_address else value
+        return cls.model_fields[str(info.field_name)].default if is_address else value
 
     @field_validator("engine_url")
     @classmethod

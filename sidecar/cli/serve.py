@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 @click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
 @click.option("--host", help="Where it listens [LORA_FS_HOST; 0.0.0.0]")
 @click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
+@click.option("--admin-port", type=int, help="For operations alone [LORA_FS_ADMIN_PORT; as --port]")
 @click.option(
     "--stage-dir",
     type=Place(),
@@ -105,7 +106,9 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
     context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
     base = BaseOfEngine(expectation)
-    with _port(settings.host, settings.port) as sockets:
+    with ExitStack() as opened:
+        ports = [settings.port, *([settings.admin_port] if settings.admin_port is not None else [])]
+        sockets = [one for port in ports for one in opened.enter_context(_port(settings.host, port))]
         async with aiohttp.ClientSession() as session:
             engine = VllmHttp(
                 session,
@@ -127,6 +130,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 hold_timeout_s=settings.hold_timeout_s,
                 user_header=settings.user_header,
                 engine_key=settings.engine_api_key,
+                admin_port=settings.admin_port,
                 max_body_bytes=settings.body_max_bytes,
                 background=partial(_running, assembly, admin),
                 fleet=Fleet(Layout(context.root())),

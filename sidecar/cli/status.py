@@ -211,16 +211,16 @@ def _failing(
     stale = sum(age_s(replica) >= LIVE_S for replica in replicas)
     down = sum(replica.engine != "ready" for replica in replicas)
     ailing = sum(bool(replica.conditions) for replica in replicas)
-    counted = (
-        (failed, "adapters have failed"),
-        (stale, "replicas are stale"),
-        (down, "replicas have no engine that answers"),
-        (ailing, "replicas report a condition"),
-        (len(reports.unreadable), "reports cannot be read"),
-        (len(desired.problems), "records cannot be read"),
-        (int(not replicas), "replica is needed and none has reported"),
-    )
-    return [f"{count} {what}" for count, what in counted if count]
+    counted = {
+        "failed adapters": failed,
+        "stale replicas": stale,
+        "replicas without an engine that answers": down,
+        "replicas with a condition": ailing,
+        "reports that cannot be read": len(reports.unreadable),
+        "records that cannot be read": len(desired.problems),
+        "replicas that have reported: 0, needed": int(not replicas),
+    }
+    return [f"{what}: {count}" for what, count in counted.items() if count]
 
 
 COMMANDS = (status,)

@@ -19,6 +19,7 @@ from lora_fs.sidecar.server.dashboard import routes
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin_port import AdminPort
 from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
@@ -32,11 +33,12 @@ from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
 
-def layers(cors_origins: Sequence[str] = ()) -> list[Middleware]:
+def layers(cors_origins: Sequence[str] = (), admin_port: int | None = None) -> list[Middleware]:
     """List what every request passes before its route, the outermost first.
 
     Args:
         cors_origins: see ``Settings.cors_origins``; errors carry the headers, too.
+        admin_port: see ``AdminPort``.
     """
     cors = Middleware(
         CORSMiddleware,
@@ -45,7 +47,8 @@ def layers(cors_origins: Sequence[str] = ()) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=[ADAPTER.decode(), REVISION.decode()],
     )
-    return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), Middleware(Errors)]
+    apart = [] if admin_port is None else [Middleware(AdminPort, port=admin_port)]
+    return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), *apart, Middleware(Errors)]
 
 
 def create_app(
@@ -58,6 +61,7 @@ def create_app(
     max_body_bytes: int = BODY_MAX_BYTES,
     user_header: str | None = None,
     engine_key: str | None = None,
+    admin_port: int | None = None,
     background: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     fleet: Fleet | None = None,
     cors_origins: Sequence[str] = (),
@@ -69,6 +73,7 @@ def create_app(
         admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
         user_header: the header of a request that says who asks, for canaries.
         engine_key: the engine's ``--api-key``: see ``Proxy``.
+        admin_port: see ``AdminPort``; None: every port answers all.
         background: what runs while the app runs (the replica's loop).
         fleet: the other replicas' reports, for the dashboard; None: it shows this replica alone.
         cors_origins: whose pages may read answers. upstream: bounds on connections to the engine.
@@ -103,7 +108,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        middleware=layers(cors_origins),
+        middleware=layers(cors_origins, admin_port),
         exception_handlers=HANDLERS,
     )
     app.state.end = board.end

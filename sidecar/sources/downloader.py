@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.sources.offer import Offer, Piece, Read, wanted
 from lora_fs.sidecar.sources.uri import Uri, redacted
 from lora_fs.sidecar.validate.files import open_file, open_folder
-from lora_fs.sidecar.validate.report import shown
 
 CHUNK_BYTES = 4 << 20
 

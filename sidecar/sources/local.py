@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lora_fs.sidecar.errors import InputError, NotFound
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.uri import redacted
-from lora_fs.sidecar.validate.report import shown
 
 _KINDS = {
     stat.S_IFREG: "a file",

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.uri import Uri
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
-from lora_fs.sidecar.validate.report import shown
 
 CARRIED = ("metadata.json", "README.md")
 MAX_CARRIED_BYTES = 1 << 20

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO, cast
 
 from lora_fs.sidecar.errors import InputError, TooLarge, VolumeUnavailable
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.offer import CARRIED, MAX_CARRIED_BYTES
 from lora_fs.sidecar.validate import packed
 from lora_fs.sidecar.validate.config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
-from lora_fs.sidecar.validate.report import shown
 
 MOST_MEMBERS = 10_000
 MOST_HEADER_BYTES = 1 << 20

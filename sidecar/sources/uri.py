@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.validate.report import shown
+from lora_fs.sidecar.escaping import shown
 
 ALIASES = {"huggingface": "hf", "gcs": "gs", "s3a": "s3"}
 WEB = frozenset({"http", "https"})

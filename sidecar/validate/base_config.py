@@ -13,10 +13,11 @@ from pathlib import Path
 
 from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate.config import MAX_CONFIG_BYTES, parse_config
 from lora_fs.sidecar.validate.files import Refused, open_file, open_folder
-from lora_fs.sidecar.validate.report import Expectation, Findings, shown
+from lora_fs.sidecar.validate.report import Expectation, Findings
 
 _FILE = "config.json"
 LOOK_S = 5.0  # for a folder that may hang: it is asked again at the next pass

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lora_fs.sidecar.escaping import shown, shown_json
 from lora_fs.sidecar.validate.features import CLASSIFICATION_HEADS, check_features
 from lora_fs.sidecar.validate.patterns import (
     MAX_CHOICES_IN_KEY,
@@ -21,7 +22,7 @@ from lora_fs.sidecar.validate.patterns import (
     TargetModules,
     objection,
 )
-from lora_fs.sidecar.validate.report import Findings, shown, shown_json
+from lora_fs.sidecar.validate.report import Findings
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1024 * 1024

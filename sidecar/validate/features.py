@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lora_fs.sidecar.validate.report import Findings, shown
+from lora_fs.sidecar.escaping import shown
+from lora_fs.sidecar.validate.report import Findings
 
 CLASSIFICATION_HEADS = ("classifier", "score")
 # These set only the first weights of training: what is saved is a plain LoRA.

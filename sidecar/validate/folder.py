@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_fs.sidecar.errors import InvalidAdapter
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import LoraShape, Severity
 from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
 from lora_fs.sidecar.validate.contents import BUFFER_BYTES, is_preallocated, scan_contents
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
 from lora_fs.sidecar.validate.header import header_length, parse_header
-from lora_fs.sidecar.validate.report import Expectation, Findings, Report, shown
+from lora_fs.sidecar.validate.report import Expectation, Findings, Report
 from lora_fs.sidecar.validate.structure import Kind, Said, read_config, shape_of, study
 
 WEIGHTS_FILE = "adapter_model.safetensors"

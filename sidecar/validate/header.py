@@ -14,8 +14,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.validate.config import unique_object
-from lora_fs.sidecar.validate.report import Findings, shown
+from lora_fs.sidecar.validate.report import Findings
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000

@@ -12,9 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import Severity
 from lora_fs.sidecar.validate.config import CONFIG_FILE
-from lora_fs.sidecar.validate.report import Findings, shown
+from lora_fs.sidecar.validate.report import Findings
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SLUG = re.compile(r"([A-Za-z0-9](?:[\w.]|-(?!-))*)--([A-Za-z0-9][\w.-]*)", re.ASCII)

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.escaping import printable
+from lora_fs.sidecar.escaping import printable, shown
 from lora_fs.sidecar.model import Finding, LoraShape, Severity
 from lora_fs.sidecar.validate.codes import CODES
 
 # A broken adapter repeats its fault in every layer; the first ones tell the story.
 MAX_FINDINGS_PER_CODE = 8
-SHOWN_CHARACTERS = 160
 
 
 @dataclass(slots=True)
@@ -166,19 +165,3 @@ def _allowable(finding: Finding) -> Finding:
         return finding
     allow = f"allow with --allow {finding.code}, or in LORA_FS_ALLOW of every replica"
     return finding.model_copy(update={"hint": "; ".join(part for part in (finding.hint, allow) if part)})
-
-
-def shown(value: object) -> str:
-    """Render a value of unknown origin: shortened, and without what a terminal would act on."""
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except RecursionError:  # JSON may be nested as deep as the parser's stack, which is deeper
-        text = f"a deeply nested {type(value).__name__}"
-    if len(text) > SHOWN_CHARACTERS:
-        text = text[: SHOWN_CHARACTERS - 1] + "…"
-    return printable(text)
-
-
-def shown_json(value: object) -> str:
-    """Render a value of JSON that has the wrong type: text looks unlike a number."""
-    return f'the text "{shown(value)}"' if isinstance(value, str) else shown(value)

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import LoraShape
 from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
 from lora_fs.sidecar.validate.config import CONFIG_FILE, AdapterConfig, check_config, parse_config
 from lora_fs.sidecar.validate.header import TensorEntry, parse_header
 from lora_fs.sidecar.validate.identity import check_base_model
-from lora_fs.sidecar.validate.report import Expectation, Findings, shown
+from lora_fs.sidecar.validate.report import Expectation, Findings
 from lora_fs.sidecar.validate.tensors import FLOATS, LoraModule, check_tensors
 
 KINDS_KEPT = 16

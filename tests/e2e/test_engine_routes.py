@@ -47,7 +47,7 @@ def test_every_route_of_the_engine_is_known(pair: Pair[WithoutRuntimeLoading]) -
     document = httpx.get(f"{pair.a.engine_url}/openapi.json", trust_env=False).raise_for_status().json()
     known = {*INFERENCE, *NOT_FORWARDED, *OWN}
     assert {path for path in document["paths"] if not path.startswith("/v1/")} - known == set()
-    assert {"/tokenize", "/inference/v1/generate"} <= document["paths"].keys() & set(INFERENCE)
+    assert {"/tokenize", "/detokenize", "/version"} <= document["paths"].keys() & set(INFERENCE)
 
 
 def test_an_engine_without_runtime_loading_is_not_ready(pair: Pair[WithoutRuntimeLoading]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ import pytest
 
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.proxy.paths import INFERENCE, NOT_FORWARDED
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 
@@ -96,3 +99,19 @@ def test_a_path_with_escapes_is_passed_on_as_it_came(
     guarded.request("GET", "/v1/responses/a%20b?after=x%2Fy")
     guarded.getresponse().read()
     assert engine.paths == [b"/v1/responses/a%20b?after=x%2Fy"]
+
+
+def test_every_route_that_vllm_declares_is_known() -> None:
+    """Whatever the model's task: each is forwarded, or the operator's at the engine's port.
+
+    Which routes an engine has depends on its model and its flags; its source has them all.
+    """
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0]) / "entrypoints"
+    declared = re.compile(r'@?\w*(?:router|app)\.(?:get|post|put|delete|api_route)\(\s*"(/[^"]*)"')
+    found = {path for file in folder.rglob("*.py") for path in declared.findall(file.read_text())}
+    assert {"/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/inference/v1/generate"} <= found
+    others = {path for path in found if not path.startswith("/v1/")}
+    assert others - {*INFERENCE, *NOT_FORWARDED, "/docs"} == set()

@@ -21,12 +21,12 @@ from typing import IO, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, InvalidName, NewerRecord
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import AdapterKey, FileEntry, Pointer, Record, Scope, check_segment
 from lora_fs.sidecar.registry.format.layout import ACTIVE, Generation, generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import MAX_SEALED_BYTES, decode
 from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
 from lora_fs.sidecar.validate import packed
-from lora_fs.sidecar.validate.report import shown
 
 BEGIN = "lora-fs-export.json"
 END = "lora-fs-export-end.json"

@@ -13,8 +13,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lora_fs.sidecar.errors import CorruptRecord, InputError, NewerRecord
+from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import API_VERSION, JsonObject
-from lora_fs.sidecar.validate.report import shown
 
 MAX_SEALED_BYTES = 4 << 20
 MAX_DEPTH = 100  # pydantic serializes 255 levels; nothing of ours has ten
