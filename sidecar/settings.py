@@ -79,7 +79,7 @@ class Settings(BaseSettings):
             vLLM's own, or the name of a backend.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
-        max_loaded: how many adapters may be loaded at once; None: unbounded.
+        max_loaded: how many adapters may be loaded at once; None: what the engine surely keeps in memory.
         poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
             and how long a dropped folder must hold still (None: by the kind of filesystem).
         log_format: ``text`` or ``json``; traces: where spans go: ``off``, ``otlp`` or ``console``.

@@ -49,7 +49,7 @@ class Engine(Protocol):
     rereads: bool
 
     async def holds_most(self) -> int | None:
-        """How many adapters it keeps in memory, and need not read again; None if it does not say."""
+        """How many adapters it surely keeps in memory, and need not read again; None if it does not say."""
 
     async def loaded(self) -> Loaded:
         """Raises EngineUnavailable: what is loaded is unknown."""

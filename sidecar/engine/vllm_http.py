@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -50,6 +51,7 @@ class VllmHttp:
         self._change = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
         self._list = aiohttp.ClientTimeout(total=list_timeout_s, sock_connect=5)
         self._learn = learn
+        self._base: str | None = None  # a name of its base model
         self._can_load = False
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -63,6 +65,7 @@ class VllmHttp:
             raise EngineUnavailable(f"{self._url}/v1/models is not a model list: {error}") from error
         adapters = {card["id"]: card for card in cards if card.get("parent")}
         bases = tuple(card for card in cards if not card.get("parent"))
+        self._base = next((str(card["id"]) for card in bases), None)
         await self._check_runtime_loading()
         if self._learn is not None:
             await self._learn(bases)
@@ -87,21 +90,36 @@ class VllmHttp:
             self._can_load = True
 
     async def holds_most(self) -> int | None:
-        """``--max-cpu-loras``, which vLLM tells in its development mode alone (0.32)."""
-        try:
+        """``--max-cpu-loras``, or else ``--max-loras``, which is never more.
+
+        vLLM tells the first in its development mode alone. Its metrics tell the second after its first
+        step: if there was none, this asks for one token of the base model (0.32).
+        """
+        with suppress(EngineUnavailable):
             status, text = await self._call("GET", "/server_info?config_format=json", None, self._list)
-            keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"] if status == 200 else None
-        except (EngineUnavailable, ValueError, KeyError, TypeError):
-            return None
-        return keeps if isinstance(keeps, int) and keeps > 0 else None
+            with suppress(ValueError, KeyError, TypeError):
+                keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"]
+                if status == 200 and isinstance(keeps, int) and keeps > 0:
+                    return keeps
+            metrics = await self._metrics()
+            if _ACTIVITY in metrics and read_activity(metrics).max_loras is None and self._base is not None:
+                body = {"model": self._base, "prompt": [0], "max_tokens": 1}
+                await self._call("POST", "/v1/completions", body, self._list)
+                metrics = await self._metrics()
+            return read_activity(metrics).max_loras
+        return None
 
     async def activity(self) -> Activity:
+        return read_activity(await self._metrics())
+
+    async def _metrics(self) -> str:
+        """Its metrics' text, empty if it has no such route."""
         status, text = await self._call("GET", "/metrics", None, self._list)
         if status == 404:
-            return Activity()
+            return ""
         if status != 200:
             raise EngineUnavailable(f"{self._url}/metrics answered {status}: {text[:200]}")
-        return read_activity(text)
+        return text
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """A stock vLLM takes no such advice."""

@@ -237,20 +237,21 @@ class Reconciler:
             problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
         residents.note_activity(activity)
         self._activity_problem = problem
-        await self._bound(len(loaded.adapters))
+        await self._bound(loaded, activity)
         if loaded != self._engine_view:
             self.foreign, self._engine_view = Foreign.of(loaded, self._stager.owns), loaded
             self._names.of_engine = self.foreign.names
 
-    async def _bound(self, has: int) -> None:
-        """Learn how many adapters an engine keeps in memory, once it answers; others' take places there.
+    async def _bound(self, loaded: Loaded, activity: Activity | None) -> None:
+        """Learn how many adapters an engine keeps in memory; others' take places there.
 
-        Args:
-            has: how many adapters the engine has, whose ever they are.
+        Asked once the engine answers. It keeps at least as many as one batch may mix (``--max-loras``).
         """
         if self._limits.max_loaded is not None or not self._engine.rereads:
             return
         if self._problem is not None:
             self._keeps = await self._engine.holds_most()
-        elsewhere = has - len(self._residents.paths)
+        if self._keeps is None and activity is not None:
+            self._keeps = activity.max_loras
+        elsewhere = sum(not self._stager.owns(path) for path in loaded.adapters.values())
         self._residents.limit = max(1, self._keeps - elsewhere) if self._keeps is not None else None

@@ -435,6 +435,92 @@ async def test_a_bound_that_cannot_be_learned(make_rig: MakeRig) -> None:
         assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is unknown
 
 
+async def test_a_bound_that_is_told_after_the_first_load(make_rig: MakeRig) -> None:
+    """A stock engine's --max-loras bounds what is loaded as soon as its metrics tell it: it keeps as many."""
+    rig = make_rig()
+    rig.engine = BatchOfTwo(rereads=True)
+    rig.replica = rig.start()
+    for name in "abcd":
+        rig.volume.put(name)
+    await rig.settle()
+    for name in "abcd":
+        assert await use(rig, name) == name
+        await rig.settle()
+        assert len(rig.engine.adapters) <= 2
+    assert rig.replica.capacity() == 2
+    assert rig.replica.readiness().conditions == ()
+
+
+async def test_a_load_that_ends_while_the_engine_is_read_moves_no_bound(make_rig: MakeRig) -> None:
+    """It is missing in the answer, which tells of the moment before: no place for others comes of it."""
+    rig = make_rig()
+    rig.engine.rereads, rig.engine.max_cpu_loras = True, 3
+    for name in "ab":
+        rig.volume.put(name)
+    await rig.settle()
+    await use(rig, "a")
+    read = rig.engine.loaded
+
+    async def late() -> Loaded:
+        before = await read()
+        await use(rig, "b")
+        return before
+
+    rig.engine.loaded = late  # type: ignore[method-assign]
+    await rig.replica.reconcile()
+    assert set(rig.engine.adapters) == {"a", "b"}
+    assert rig.replica.capacity() == 3
+
+
+async def test_what_the_engine_may_have_dropped_is_loaded_anew(make_rig: MakeRig) -> None:
+    """An unloaded adapter stays in a stock engine's memory until it is the oldest there."""
+    rig = make_rig(max_loaded=2)
+    rig.engine.rereads = True
+    for name in "abc":
+        rig.volume.put(name)
+    await rig.settle()
+    for name in "ab":
+        await use(rig, name)
+        rig.clock.now += 1
+    rig.volume.remove("b")
+    await rig.settle()
+    await use(rig, "c")  # beside a, whose place in memory it takes: b was used later
+    assert rig.engine.loads == ["a", "b", "c"]
+    async with rig.replica.hold("c", 5):
+        rig.clock.now += 1
+        await use(rig, "a")
+        await use(rig, "a")
+    assert rig.engine.loads == ["a", "b", "c", "a"]
+
+
+async def test_an_adapter_that_is_asked_for_again_and_again_gives_way(make_rig: MakeRig) -> None:
+    """One request after the other for it: a request for another gets its place between two of them."""
+    rig = make_rig(max_loaded=1)
+    for name in "ab":
+        rig.volume.put(name)
+    await rig.settle()
+    asked, served = 0, asyncio.Event()
+
+    async def again() -> None:
+        nonlocal asked
+        while True:
+            async with rig.replica.hold("a", 5):
+                await asyncio.sleep(0.001)
+            asked += 1
+            served.set()
+
+    await use(rig, "a")
+    task = asyncio.create_task(again())
+    async with rig.replica.hold("b", 2):
+        before = asked
+        served.clear()
+        await asyncio.sleep(0.01)
+        assert asked == before, "a waits for its place"
+    await asyncio.wait_for(served.wait(), 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> None:
     """A third adapter takes the place of the one idle longest; a pinned one stays."""
     rig = make_rig(max_loaded=2)

@@ -523,7 +523,8 @@ async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
     running = asyncio.create_task(passes())
     await asyncio.gather(*(ask() for _ in range(5)))
     running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    (ended,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError), "the passes went on to the end"
     assert pod.engine.gone == []
     assert served == 40
     for name in "abcdefgh":

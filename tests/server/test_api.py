@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
@@ -358,6 +359,54 @@ def test_metrics_that_cannot_be_read(status: int, text: str) -> None:
 def test_an_engine_without_the_metric_is_idle(status: int, text: str) -> None:
     """It has no such route, or no adapter was asked for yet."""
     assert activity_of(PlainTextResponse(text, status)) == Activity()
+
+
+@pytest.mark.parametrize(
+    ("told", "pooling", "keeps", "asked"),
+    [
+        ({"max_cpu_loras": 8}, False, 8, 0),
+        (None, False, 3, 1),
+        (None, True, None, 1),
+        ({"max_cpu_loras": None}, False, 3, 1),
+    ],
+    ids=["development mode", "metrics", "no completions", "told nothing"],
+)
+def test_how_many_adapters_an_engine_keeps(
+    told: dict[str, object] | None, pooling: bool, keeps: int | None, asked: int
+) -> None:
+    """Its gauge has no series before its first step: one token of the base model makes one."""
+    bodies: list[dict[str, object]] = []
+    gauge = "# TYPE vllm:lora_requests_info gauge\n"
+    series = 'vllm:lora_requests_info{max_lora="3",running_lora_adapters="",waiting_lora_adapters=""} 1.0\n'
+
+    async def complete(request: Request) -> Response:
+        bodies.append(await request.json())
+        return JSONResponse({}, 404 if pooling else 200)
+
+    def metrics(_: Request) -> Response:
+        return PlainTextResponse(gauge + (series if bodies and not pooling else ""))
+
+    def info(_: Request) -> Response:
+        return JSONResponse({"vllm_config": {"lora_config": told}}, 200 if told else 404)
+
+    models = JSONResponse({"data": [{"id": "tiny"}, {"id": "a1", "parent": "tiny", "root": "/a1"}]})
+    routes = [
+        Route("/v1/models", lambda _: models),
+        Route("/server_info", info),
+        Route("/metrics", metrics),
+        Route("/v1/completions", complete, methods=["POST"]),
+    ]
+
+    async def ask(url: str) -> list[int | None]:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(session, url, timeout_s=5)
+            await engine.loaded()
+            return [await engine.holds_most() for _ in range(1 if pooling else 2)]
+
+    with serving(Starlette(routes=routes)) as url:
+        assert set(asyncio.run(ask(url))) == {keeps}
+    assert len(bodies) == asked
+    assert all(body == {"model": "tiny", "prompt": [0], "max_tokens": 1} for body in bodies)
 
 
 def activity_of(answer: Response) -> Activity:

@@ -15,6 +15,7 @@ from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.model import Phase, Record, public_of, side_name
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
+from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
 from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
@@ -56,6 +57,7 @@ class EngineState:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.limit: int | None = None
+        self._memory = EngineMemory()
         self.on_free: Callable[[], None] = lambda: None
         self._holds: Counter[str] = Counter()
         self._busy: frozenset[str] | None = frozenset()  # None: unknown
@@ -120,6 +122,7 @@ class EngineState:
                 known[name] = path
         self._doubtful = {name: path for name, path in self._doubtful.items() if name in changing}
         for name in self.paths.keys() - known.keys():
+            self._memory.unloaded(name, self._clock() - self.idle_s(name))
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
         self._note_use()
@@ -158,10 +161,18 @@ class EngineState:
         """What the engine has of ours, or may have."""
         return {*self.paths, *self._under_unload, *self._doubtful}
 
-    @property
-    def may_reread(self) -> bool:
-        """Whether the engine may read a copy again while it serves: it has more than it surely keeps."""
-        return self._engine.rereads and (self.limit is None or len(self._names()) > self.limit)
+    def may_reread(self, name: str) -> bool:
+        """Whether the engine may read ``name``'s copy again while it serves: it is not sure to keep it."""
+        if not self._engine.rereads:
+            return False
+        return self.limit is None or not self._memory.surely_keeps(name, self._beside(name), self.limit)
+
+    def may_be_dropped(self, name: str) -> bool:
+        """Whether the engine may have dropped ``name`` even if it computed each request that ended."""
+        return self.limit is not None and not self._memory.likely_keeps(name, self._beside(name), self.limit)
+
+    def _beside(self, name: str) -> int:
+        return len(self._names() - {name})
 
     def forget(self, name: str) -> None:
         """The engine does not have ``name`` after all, nor these bytes under another."""

@@ -21,6 +21,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 LOOK_S = 0.5  # between two looks at an engine that others may use, too
 TRY_S = 120.0
 PATIENCE_S = 5.0  # with an engine that unloads one; then another goes as well
+GIVE_WAY_S = 1.0  # a request for what is loaded and idle waits so long for those that wait for a place
 
 
 class Room:
@@ -46,9 +47,11 @@ class Room:
         self._asked: Counter[str] = Counter()  # by the copy's path
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._wanted = 0  # places that are waited for
+        self._moved = asyncio.Event()  # set once, and replaced, when a place is taken or may come free
         self._unloading: set[asyncio.Future[None]] = set()
         stager.find_room, stager.on_end = self.find, self._freed.set
-        residents.find_place, residents.on_free = self.find_place, self._freed.set
+        residents.find_place, residents.on_free = self.find_place, self._free
 
     @contextmanager
     def asked(self, record: Record) -> Iterator[None]:
@@ -61,6 +64,19 @@ class Room:
             self._asked[path] -= 1
             if not self._asked[path]:
                 del self._asked[path]
+
+    async def give_way(self, record: Record) -> None:
+        """Let the requests that wait for a place go first, where ``record`` is loaded and nobody uses it.
+
+        Without this an adapter that is asked for again and again would keep its place for good.
+        """
+        path = self._stager.path(record)
+        if (record.spec.policy or self._default).kind is PolicyKind.PINNED:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_WAY_S):
+                while self._wanted and not self._asked[path] and path in self._residents.paths.values():
+                    await self._moved.wait()
 
     async def find(self, record: Record, lacks: int, since: float) -> bool:
         """Evict adapters whose copies have ``lacks`` bytes, or wait for a change; False: there is no hope.
@@ -91,7 +107,20 @@ class Room:
                 await self._unload(name, f"Evicted: its place is taken by {record.name}")
             return any(name not in self._residents.paths for name in gone)
 
-        return await self._seek(record, since, evict, lambda: False)
+        self._wanted += 1
+        try:
+            return await self._seek(record, since, evict, lambda: False)
+        finally:
+            self._wanted -= 1
+            self._move()
+
+    def _free(self) -> None:
+        self._freed.set()
+        self._move()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def _seek(
         self,

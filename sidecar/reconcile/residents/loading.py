@@ -52,6 +52,7 @@ class Residents(EngineState):
         self._on_change = on_change
         self.find_place: Callable[[Record, float], Awaitable[bool]] = _no_place
         self._taken = 0  # places of loads under way
+        self._places = asyncio.Lock()  # whose turn it is to take one: first come, first served
 
     @asynccontextmanager
     async def hold(self, served: Served, timeout_s: float) -> AsyncIterator[str]:
@@ -61,14 +62,21 @@ class Residents(EngineState):
             InvalidAdapter, EngineRejected: it failed, and its delay is not over.
             TemporaryError: it could not be loaded in time.
         """
-        found = self.name_of(served)
+        began, found = self._clock(), self.name_of(served)
+        if found is not None and self.may_reread(found) and self.may_be_dropped(found):
+            renewing = asyncio.ensure_future(self.unload(found, "the engine may have dropped it"))
+            await asyncio.wait({renewing}, timeout=timeout_s)
+            found = self.name_of(served)
         self.counters["request_misses_total" if found is None else "request_hits_total"] += 1
-        name = await self._ensure(served, timeout_s) if found is None else found
+        left_s = timeout_s - (self._clock() - began)
+        name = await self._ensure(served, left_s) if found is None else found
         self._holds[name] += 1
         try:
-            if found is not None and self.may_reread:
-                await self._make_whole(served, timeout_s)
+            if found is not None and self.may_reread(name):
+                await self._make_whole(served, left_s)
+            asked = self._clock()
             yield name
+            self._memory.used(name, asked)
         finally:
             self._holds[name] -= 1
             self._used_at[name] = self._clock()
@@ -142,8 +150,10 @@ class Residents(EngineState):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
                 path = await staging
-            await self._take_place(served, path)
+            waited = await self._take_place(served, path, spare)
             try:
+                if waited:  # long enough, perhaps, for the copy to be damaged
+                    await self._stager.stage(record)
                 async with self.locks.change(served.name):
                     self.phases[served.name] = Phase.LOADING
                     name = await self._place(served, path, spare)
@@ -168,20 +178,29 @@ class Residents(EngineState):
         logger.info("%s is loaded", served.name, extra=told)
         return name
 
-    async def _take_place(self, served: Served, path: str) -> None:
-        """Wait until one more may be loaded: what the engine does not keep it would read again in a step."""
-        since = asyncio.get_running_loop().time()
+    async def _take_place(self, served: Served, path: str, spare: bool) -> bool:
+        """Wait until one more may be loaded: what the engine does not keep it would read again in a step.
+
+        Returns:
+            Whether it had to wait.
+        """
+        since, waited = asyncio.get_running_loop().time(), self._places.locked()
+        if waited and spare:
+            raise NoSpareRoom(f"no place for {served.name}: others wait for one")
         try:
-            while self.limit is not None and len(self._names()) + self._taken >= self.limit:
-                self._stager.waiting[path] = WaitTimeout(
-                    f"no place for {served.name}: {self.limit} adapters are loaded and in use; raise "
-                    "--max-loaded, up to the engine's --max-cpu-loras"
-                )
-                if not await self.find_place(served.record, since):
-                    raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
+            self._stager.waiting[path] = WaitTimeout(
+                f"no place for {served.name}: {self.limit} adapters are loaded and in use; raise "
+                "--max-loaded, up to the engine's --max-cpu-loras"
+            )
+            async with self._places:
+                while self.limit is not None and len(self._names()) + self._taken >= self.limit:
+                    waited = True
+                    if not await self.find_place(served.record, since):
+                        raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
+                self._taken += 1
         finally:
-            self._stager.waiting.pop(path, None)
-        self._taken += 1
+            del self._stager.waiting[path]
+        return waited
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
         """Load ``path`` under the public name, or beside it while requests need the old bytes."""
@@ -208,15 +227,19 @@ class Residents(EngineState):
         return name
 
     async def _load_as(self, name: str, path: str, record: Record, spare: bool) -> None:
+        asked = self._clock()
         try:
             with self._measured("load", record):
                 await self._engine.load(name, path, record, spare=spare)
         except (EngineRejected, NoSpareRoom):
+            self._memory.passed(self._clock())  # one that fails late has taken a place
             raise
         except BaseException:  # it may have it all the same: the next answer that comes says
             self._doubtful[name] = path
+            self._memory.passed(self._clock())
             raise
         self.paths[name], self.records[name] = path, record
+        self._memory.loaded(name, asked)
 
     async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
         """Unload the engine's ``name`` unless it is in use or changing; a failure is logged and remembered.
@@ -253,6 +276,7 @@ class Residents(EngineState):
         finally:
             del self._under_unload[name]
             self._note_use()
+        self._memory.unloaded(name, self._clock() - self.idle_s(name))
         self.counters["unloads_total"] += 1
         self.failures = {n: f for n, f in self.failures.items() if not isinstance(f.error, NoSpareRoom)}
 

@@ -3,7 +3,7 @@
 A source that its owner may change is copied into ``.incoming/`` as it is validated: each part that was
 read is validated, hashed and written, so the three never differ. What lies in ``.incoming/`` already, or
 stays where it is, is validated and hashed in one pass alike, and compared with how it looked before. The
-source is opened once, and nothing of it is looked for by its path again.
+source is opened once, and nothing of it is read by its path again.
 """
 
 from __future__ import annotations

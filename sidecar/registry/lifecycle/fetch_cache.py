@@ -112,8 +112,7 @@ def fetched(
         try:
             adapter, _ = bring(folder)
             atomic.sync_names(adapter)
-            mends = damaged is not None and _mend(registry, adapter, damaged)
-            mended = damaged.key if damaged is not None and mends else None
+            mended = damaged.key if damaged is not None and _mend(registry, adapter, damaged) else None
             done = Fetched(adapter, fresh=True, mended=mended)
             yield done
         except LoraFsError as error:

@@ -217,7 +217,7 @@ class Registry(Reader):
             with suppress(OSError):  # below what is in force nobody reads it, and gc removes it
                 (series.folder / name).unlink(missing_ok=True)
             return None
-        self._note(series, body)
+        self._announcer.note(self.path(series, body))
         return body
 
     def _first(self) -> int:
@@ -290,10 +290,7 @@ class Registry(Reader):
             VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
         """
         atomic.sync_names(series.folder)
-        self._note(series, body, found=True)
-
-    def _note(self, series: Series[Body], body: Body, *, found: bool = False) -> None:
-        self._announcer.note(self.path(series, body), found=found)
+        self._announcer.note(self.path(series, body), found=True)
 
     def announce(self) -> None:
         """Tell every reader of what this thread wrote, or found written. A failure delays them, no more."""

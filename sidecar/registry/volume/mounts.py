@@ -60,6 +60,4 @@ def timing_for(kind: str) -> Timing:
     """Return short waits for local filesystems, and long ones where listings are stale."""
     if kind in LOCAL:
         return Timing(poll_s=0.1, settle_s=2.0, lag_s=0.0)
-    if kind.startswith(SLOW_LISTING):
-        return Timing(poll_s=1.0, settle_s=30.0, lag_s=60.0)
-    return Timing(poll_s=1.0, settle_s=10.0, lag_s=60.0)
+    return Timing(poll_s=1.0, settle_s=30.0 if kind.startswith(SLOW_LISTING) else 10.0, lag_s=60.0)
