@@ -8,14 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from lora_fs.sidecar.server.middleware import tokens
 from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
 from tests.deploy import test_kubernetes as plain
@@ -36,7 +42,7 @@ EVERYTHING: Object = {
     "sidecar": {"maxLoaded": None, "env": [{"name": "LORA_FS_LOG_LEVEL", "value": "debug"}]},
     "storage": {"storageClassName": "nfs"},
     "stage": {"medium": "Memory"},
-    "tokenSecret": "lora-fs-token",
+    "auth": {"token": "one\ntwo name=b"},
     "nim": {"claim": "nim-store", "path": "loras"},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"a": "b"}},
     "serviceAccount": {"annotations": {"role": "arn:aws:iam::1:role/x"}},
@@ -58,6 +64,7 @@ EVERYTHING: Object = {
 }
 NOTHING: Object = {
     "storage": {"existingClaim": "there"},
+    "auth": {"enabled": False},
     "serviceAccount": {"create": False},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
@@ -68,6 +75,7 @@ KINDS = {
     "Deployment",
     "Service",
     "PersistentVolumeClaim",
+    "Secret",
     "ServiceAccount",
     "PodDisruptionBudget",
     "NetworkPolicy",
@@ -122,6 +130,51 @@ def objects(given: Object, release: str = "demo") -> dict[str, Object]:
 def pod(kinds: dict[str, Object]) -> Object:
     spec: Object = kinds["Deployment"]["spec"]["template"]["spec"]
     return spec
+
+
+@contextmanager
+def cluster(secrets: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Answer as much of the API of a cluster with these secrets as helm's ``lookup`` asks; yield its URL."""
+    verbs = ["get", "list"]
+    pages: dict[str, Object] = {
+        "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [{"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": verbs}],
+        },
+    }
+    for name, data in secrets.items():
+        pages[f"/api/v1/namespaces/ml/secrets/{name}"] = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": "ml"},
+            "data": data,
+        }
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.get(self.path.partition("?")[0])
+            body = json.dumps(page or {"kind": "Status", "reason": "NotFound", "code": 404}).encode()
+            self.send_response(200 if page else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("version", plain.VERSIONS)
@@ -374,14 +427,46 @@ def test_traces_are_let_out() -> None:
     assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
 
 
-def test_the_token_is_where_lora_fs_looks() -> None:
-    """The folder that the secret is mounted at, and the key that the pages give it."""
-    for mode in MODES:
-        spec = pod(objects({"mode": mode, "tokenSecret": "lora-fs-token"}))
-        (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
-        file = Path(environment(container)["LORA_FS_TOKEN_FILE"]["value"])
-        assert (str(file.parent), file.name) == (mounts(container)["token"]["mountPath"], "token")
-        assert {"name": "token", "secret": {"secretName": "lora-fs-token"}} in spec["volumes"]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("auth", [{}, {"existingSecret": "lora-fs-token"}])
+def test_the_token_is_where_lora_fs_looks(mode: str, auth: Object) -> None:
+    """The folder that the secret is mounted at, the key that the pages give, the secret made or named."""
+    kinds = objects({"mode": mode, "auth": auth})
+    spec = pod(kinds)
+    (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
+    file = Path(environment(container)["LORA_FS_TOKEN_FILE"]["value"])
+    assert (str(file.parent), file.name) == (mounts(container)["token"]["mountPath"], "token")
+    assert ("Secret" in kinds) is (not auth)
+    named = kinds["Secret"]["metadata"]["name"] if not auth else "lora-fs-token"
+    assert {"name": "token", "secret": {"secretName": named}} in spec["volumes"]
+
+
+def test_an_installation_has_a_token_of_its_own() -> None:
+    """By default registering asks for one that nobody else has and that lora-fs takes."""
+    texts = {b64decode(objects({}, release)["Secret"]["data"]["token"]) for release in ("a", "b")}
+    assert len(texts) == 2
+    for text in texts:
+        (token,) = tokens.parse(text.decode()).values()
+        assert token.may(tokens.Verb.REGISTER, "default")
+        assert len(text) == 48
+    given = objects({"auth": {"token": "one\ntwo name=b"}})["Secret"]["data"]["token"]
+    assert b64decode(given) == b"one\ntwo name=b"
+    off = objects({"auth": {"enabled": False}})
+    assert "Secret" not in off
+    assert "LORA_FS_TOKEN_FILE" not in environment(pod(off)["initContainers"][0])
+
+
+def test_an_upgrade_keeps_the_token() -> None:
+    """What the cluster has is rendered again, unless a token is given."""
+    there = b64encode(b"first").decode()
+    with cluster({"demo-token": {"token": there}}) as url:
+        for given, token in (({}, there), ({"auth": {"token": "new"}}, b64encode(b"new").decode())):
+            done = helm(
+                "template", "demo", CHART, "--namespace", "ml", "--is-upgrade", "--dry-run=server",
+                "--kube-apiserver", url, "-s", "templates/secret.yaml", given=given,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert yaml.safe_load(done.stdout)["data"] == {"token": token}
 
 
 def test_everything_reaches_the_pod() -> None:

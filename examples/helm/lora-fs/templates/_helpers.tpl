@@ -24,6 +24,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{ .Values.storage.existingClaim | default (printf "%s-adapters" (include "lora-fs.name" .)) }}
 {{- end -}}
 
+{{- /* The secret that holds the tokens: yours, or the one that the chart makes. */ -}}
+{{- define "lora-fs.tokenSecret" -}}
+{{ .Values.auth.existingSecret | default (printf "%s-token" (include "lora-fs.name" .)) }}
+{{- end -}}
+
 {{- define "lora-fs.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{ .Values.serviceAccount.name | default (include "lora-fs.name" .) }}
@@ -77,7 +82,7 @@ capabilities:
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
-{{- if .Values.tokenSecret }}
+{{- if .Values.auth.enabled }}
 - name: LORA_FS_TOKEN_FILE
   value: /etc/lora-fs/token
 {{- end }}
@@ -97,7 +102,7 @@ capabilities:
   mountPath: /adapters
 - name: stage
   mountPath: /stage
-{{- if .Values.tokenSecret }}
+{{- if .Values.auth.enabled }}
 - name: token
   mountPath: /etc/lora-fs
   readOnly: true
