@@ -15,7 +15,13 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    EngineUnavailable,
+    InvalidAdapter,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
@@ -97,6 +103,10 @@ class Pod:
         loads = self.rig.replica._residents._loads.values()
         async with asyncio.timeout(5):  # nobody waits for it any more
             await asyncio.gather(*loads, return_exceptions=True)
+
+    async def told_that_there_is_no_place(self, name: str) -> None:
+        with pytest.raises(WaitTimeout, match="no place for"):
+            await self.use(name, within_s=0.2)
 
     def record(self, name: str) -> Record:
         return next(one for one in self.rig.volume.desired.records.values() if one.name == name)
@@ -308,6 +318,67 @@ async def test_an_unload_that_hangs_holds_up_no_request(
     pod.engine.unstick.set()
     await pod.rig.settle()
     assert pod.loaded == {"c"}
+
+
+@pytest.mark.parametrize("max_loaded", [None, 4])
+async def test_an_engine_that_hangs_in_unloads_keeps_its_adapters(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch, max_loaded: int | None
+) -> None:
+    """When a second unload hangs, all do: whether room or a place is wanted, no third adapter goes."""
+    monkeypatch.setattr(eviction, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(eviction, "LOOK_S", 0.01)
+    pod = make_pod(4 if max_loaded is None else 9, "abcde", max_loaded)
+    await pod.rig.settle()
+    await pod.use("a", "b", "c", "d")
+    pod.engine.stuck, pod.engine.unloads = {"a", "b", "c", "d"}, []
+    with pytest.raises((StageFull, WaitTimeout)):
+        await pod.use("e", within_s=0.5)
+    assert pod.engine.unloads == ["a", "b"]
+    pod.engine.unstick.set()
+    await pod.use("e")
+    assert pod.loaded == {"c", "d", "e"}
+
+
+async def test_two_names_of_one_copy_wait_for_a_place(make_pod: MakePod) -> None:
+    """Each is served when there is one, and each that gave up is told that there was none."""
+    pod = make_pod(9, "ab", max_loaded=1)
+    await pod.rig.settle()
+    revision = pod.record("a").revision
+    async with pod.rig.replica.hold("b", 5), asyncio.TaskGroup() as both:
+        for name in ("a", f"a@{revision}"):
+            both.create_task(pod.told_that_there_is_no_place(name))
+    await pod.use("a", "b", f"a@{revision}")
+
+
+@pytest.mark.parametrize("damage", [True, False])
+async def test_a_copy_that_is_damaged_as_the_engine_reads_it(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch, damage: bool
+) -> None:
+    """It is made anew and loaded once more; a whole one that the engine refuses is not tried again."""
+    pod, tries = make_pod(2, "a"), 0
+    engine_load = pod.engine.load
+
+    async def read(name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        nonlocal tries
+        tries += 1
+        weights = Path(path, "adapter_model.safetensors")
+        if damage and tries == 1:
+            weights.chmod(0o600)
+            os.truncate(weights, 10)
+        if not damage or weights.stat().st_size == 10:
+            raise EngineRejected("the engine refused to load a: header", reason="header", status=500)
+        await engine_load(name, path, record, spare=spare)
+
+    monkeypatch.setattr(pod.engine, "load", read)
+    await pod.rig.settle()
+    if damage:
+        await pod.use("a")
+        assert (pod.loaded, tries) == ({"a"}, 2)
+        assert pod.rig.replica.counters()["load_failures_total"] == 0
+    else:
+        with pytest.raises(EngineRejected, match="header"):
+            await pod.use("a")
+        assert tries == 1
 
 
 async def test_who_waits_in_vain_is_told_of_the_room(

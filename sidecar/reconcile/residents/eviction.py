@@ -21,6 +21,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 LOOK_S = 0.5  # between two looks at an engine that others may use, too
 TRY_S = 120.0
 PATIENCE_S = 5.0  # with an engine that unloads one; then another goes as well
+MOST_HUNG = 2  # an engine that hangs in so many unloads hangs in all: no other goes for nothing
 GIVE_WAY_S = 1.0  # a request for what is loaded and idle waits so long for those that wait for a place
 
 
@@ -103,9 +104,7 @@ class Room:
         async def evict() -> bool:
             resident, limit = list(map(self._as_asked, self._look())), self._residents.limit
             gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
-            for name in gone:
-                await self._unload(name, f"Evicted: its place is taken by {record.name}")
-            return any(name not in self._residents.paths for name in gone)
+            return any([await self._unload(n, f"Evicted: its place is taken by {record.name}") for n in gone])
 
         self._wanted += 1
         try:
@@ -163,21 +162,28 @@ class Room:
             if not victims:
                 break
             for name in victims:
-                await self._unload(name, f"Evicted: its copy makes room for {record.name}")
-                if name in self._residents.paths:
+                if not await self._unload(name, f"Evicted: its copy makes room for {record.name}"):
                     refused.add(name)  # the engine keeps it, or it came into use: others go
                     break
                 gone += 1
         return gone > 0
 
-    async def _unload(self, name: str, reason: str) -> None:
-        """Unload ``name``; an engine that hangs in it holds up nobody for longer than ``PATIENCE_S``."""
+    async def _unload(self, name: str, reason: str) -> bool:
+        """Unload ``name``, and say whether it went.
+
+        An engine that hangs in it holds up nobody for longer than ``PATIENCE_S``. Where it hangs in
+        ``MOST_HUNG`` unloads, no other begins until one of them has ended.
+        """
+        if len(self._unloading) >= MOST_HUNG:
+            return False
         unloading = asyncio.ensure_future(self._residents.unload(name, reason))
         self._unloading.add(unloading)
         unloading.add_done_callback(self._unloading.discard)
         await asyncio.wait({unloading}, timeout=PATIENCE_S)
-        if unloading.done():
-            unloading.result()
+        if not unloading.done():
+            return False
+        unloading.result()
+        return name not in self._residents.paths
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]

@@ -90,6 +90,20 @@ class Stager(Copies):
         """
         return self._wait(self._job(record, make_room), record, make_room)
 
+    async def mend(self, record: Record) -> bool:
+        """Read a copy that the engine refused once more, whatever is known of it; make a damaged one anew.
+
+        Returns:
+            Whether it is another one than the engine was given.
+        Raises:
+            As ``stage``.
+        """
+        path = Path(self.path(record))
+        with self._guard:
+            given = self._verified.pop(path, None)
+        await self.stage(record)
+        return self._verified.get(path) != given
+
     def sweep(self, registered: Container[str] = ()) -> None:
         """Give up the jobs of unregistered adapters that nobody waits for, and see ``Copies.sweep``."""
         for digest, job in list(self._jobs.items()):
