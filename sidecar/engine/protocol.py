@@ -18,12 +18,14 @@ class Loaded:
         adapters: lora_name → the path it was loaded from.
         cards: the adapters' cards by name.
         tiers: lora_name → ``gpu`` (in a slot) or ``host``, of those of which it says so.
+        cannot_load: why it can load no adapter, and the cure; it serves its base models all the same.
     """
 
     base_cards: tuple[Mapping[str, Any], ...]
     adapters: Mapping[str, str]
     cards: Mapping[str, Mapping[str, Any]]
     tiers: Mapping[str, str] = field(default_factory=dict)
+    cannot_load: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,28 +66,23 @@ class VllmHttp:
         adapters = {card["id"]: card for card in cards if card.get("parent")}
         bases = tuple(card for card in cards if not card.get("parent"))
         self._base = next((str(card["id"]) for card in bases), None)
-        await self._check_runtime_loading()
+        await self._look_for_routes()
         if self._learn is not None:
             await self._learn(bases)
         return Loaded(
             base_cards=bases,
             adapters={name: str(card.get("root") or "") for name, card in adapters.items()},
             cards=adapters,
+            cannot_load=None
+            if self._can_load
+            else f"the engine at {self._url} cannot load adapters: {_NO_RUNTIME_UPDATING}",
         )
 
-    async def _check_runtime_loading(self) -> None:
-        """Ask once whether the engine has the route to load adapters. A GET of it changes nothing.
-
-        Raises:
-            EngineUnavailable: it has not. This replica can serve no adapter. The next look asks again.
-        """
+    async def _look_for_routes(self) -> None:
+        """Ask until the engine has the route to load adapters. A GET of it changes nothing."""
         if not self._can_load:
             status, text = await self._call("GET", "/v1/load_lora_adapter", None, self._list)
-            if status == 404 and '"detail"' in text:
-                raise EngineUnavailable(
-                    f"the engine at {self._url} cannot load adapters: {_NO_RUNTIME_UPDATING}"
-                )
-            self._can_load = True
+            self._can_load = not (status == 404 and '"detail"' in text)
 
     async def holds_most(self) -> int | None:
         """``--max-cpu-loras``, or else ``--max-loras``, which is never more.

@@ -95,6 +95,7 @@ class Reconciler:
         self.slots: int | None = None
         self._engine_view: Loaded | None = None
         self._problem: str | None = "the engine has not answered yet"
+        self._cannot_load: str | None = None  # why the engine, which answers, can load no adapter
         self._ended: str | None = None  # why the loop ended, which is never meant
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
@@ -103,13 +104,15 @@ class Reconciler:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine answers, and the loop runs."""
-        return (self._ended or self._problem) is None
+        """Whether the engine answers and can load adapters, and the loop runs."""
+        return (self._ended or self._problem or self._cannot_load) is None
 
     def conditions(self) -> Iterator[str]:
         """What is wrong with the engine and the loop, for people."""
-        if not self.ready:
+        if (self._ended or self._problem) is not None:
             yield f"EngineUnavailable: {self._ended or self._problem}"
+        elif self._cannot_load is not None:
+            yield f"NoRuntimeLoading: {self._cannot_load}"
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
@@ -150,7 +153,7 @@ class Reconciler:
                         await anyio.to_thread.run_sync(self._stager.sweep, self._names.digests())
                 with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
-                pause_s = self._limits.resync_s if self._problem is None else ENGINE_RETRY_S
+                pause_s = self._limits.resync_s if self.ready else ENGINE_RETRY_S
                 with anyio.move_on_after(pause_s):
                     await self._wake.wait()
                     await asyncio.sleep(GATHER_S if self.decided else 0)
@@ -178,6 +181,9 @@ class Reconciler:
             self._workers.follow({})  # what it has is unknown: nothing begins
             return
         self._problem = None
+        if self._cannot_load is not None:
+            self._workers.follow({})
+            return
         if not self._volume.read_once:
             return
         self._pin_problem = self._subjects.pin_problem(self.capacity())
@@ -223,6 +229,7 @@ class Reconciler:
         """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
         residents, changing = self._residents, self._residents.changing()
         loaded = await self._engine.loaded()
+        self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
         activity: Activity | None = Activity()
         problem = None

@@ -51,8 +51,11 @@ def test_every_route_of_the_engine_is_known(pair: Pair[WithoutRuntimeLoading]) -
 
 
 def test_an_engine_without_runtime_loading_is_not_ready(pair: Pair[WithoutRuntimeLoading]) -> None:
-    """The condition says how to start vLLM."""
+    """The condition says how to start vLLM, and the base model is answered."""
     answer = pair.a.readyz()
     assert (answer.status_code, answer.json()["ready"]) == (503, False)
-    (told,) = [one for one in answer.json()["conditions"] if one.startswith("EngineUnavailable")]
+    (told,) = [one for one in answer.json()["conditions"] if one.startswith("NoRuntimeLoading")]
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in told
+    cards = httpx.get(f"{pair.a.url}/v1/models", trust_env=False).raise_for_status().json()["data"]
+    body = {"model": cards[0]["id"], "prompt": "x", "max_tokens": 1}
+    httpx.post(f"{pair.a.url}/v1/completions", json=body, trust_env=False, timeout=60).raise_for_status()

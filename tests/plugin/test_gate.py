@@ -53,7 +53,10 @@ class FakeReplica:
         self.record = RECORD
 
     def lookup(self, name: str) -> Served | None:
-        return Served(name, self.record) if name in self.known else None
+        if name not in self.known:
+            return None
+        revision = name.partition("@")[2] or self.record.revision
+        return Served(name, self.record.model_copy(update={"revision": revision}))
 
     def passes_through(self, name: str) -> bool:
         return name == "tiny"
@@ -151,6 +154,20 @@ async def test_an_adapter_is_held_while_the_answer_is_made(site: Site) -> None:
     assert (told["asked"], told["found"], told["holding"], told["in_use"]) == ("sql", True, ["sql"], 1)
     assert answer.headers["x-lora-fs-adapter"] == "default/tiny/v1/a1"
     assert (site.replica.holding, site.engine.in_use, asked.get()) == ([], 0, None)
+
+
+async def test_after_a_retry_the_header_names_what_answered(site: Site) -> None:
+    """The name may have come to serve another revision meanwhile."""
+    site.engine.misses = 1
+    forget = site.replica.forget
+
+    def moved(engine_name: str) -> None:
+        forget(engine_name)
+        site.replica.record = RECORD.model_copy(update={"revision": "v2"})
+
+    site.replica.forget = moved  # type: ignore[method-assign]
+    answer = await site.http.post("/v1/completions", json={"model": "sql", "prompt": "x"})
+    assert (site.replica.forgotten, answer.headers["x-lora-fs-revision"]) == (["sql"], "v2")
 
 
 async def test_an_answer_that_is_to_be_fetched_later(site: Site) -> None:

@@ -48,6 +48,7 @@ class FakeEngine:
     busy: set[str] = field(default_factory=set)
     has_metrics: bool = True
     up: bool = True
+    cannot_load: str | None = None
     rereads: bool = False
     max_cpu_loras: int | None = None
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -66,7 +67,8 @@ class FakeEngine:
         self._check_up()
         self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
-        return Loaded(tuple({"id": name} for name in self.base), dict(self.adapters), cards)
+        base = tuple({"id": name} for name in self.base)
+        return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load)
 
     async def holds_most(self) -> int | None:
         return self.max_cpu_loras

@@ -161,6 +161,20 @@ async def test_what_the_engine_lets_go(make_rig: MakeRig) -> None:
 
 
 @anyio
+async def test_a_trouble_has_the_time_at_which_it_began(make_rig: MakeRig) -> None:
+    """It stays while the trouble lasts, whatever its words are; one that comes again begins anew."""
+    rig = make_rig()
+    rig.engine.up = False
+    await rig.replica.reconcile()
+    first = rig.replica.readiness().since["EngineUnavailable"]
+    rig.replica.engine_failed("timed out")
+    assert rig.replica.readiness().since == {"EngineUnavailable": first}
+    rig.engine.up = True
+    await rig.replica.reconcile()
+    assert rig.replica.readiness().since == {}
+
+
+@anyio
 async def test_the_replicas_own_troubles(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
     """They come as warnings, and it is told when they end; in the log, too, which outlives the replica."""
     caplog.set_level("INFO", logger="lora_fs.sidecar.reconcile.telemetry.events")

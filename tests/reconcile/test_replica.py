@@ -738,6 +738,22 @@ async def test_who_registers_once_it_is_ready_was_not_there_at_the_start(make_ri
     assert set(rig.engine.adapters) == {"early"}
 
 
+async def test_an_engine_without_runtime_loading(make_rig: MakeRig) -> None:
+    """The replica is not ready and says so by a condition of its own. It begins no load, and the engine's
+    base model is known. It is ready once the engine can load."""
+    rig = make_rig()
+    rig.volume.put("a", policy=EAGER)
+    rig.engine.cannot_load = "the engine cannot load adapters: start it with the route"
+    await rig.replica.reconcile()
+    assert not rig.replica.readiness().ready
+    assert rig.replica.readiness().conditions == (f"NoRuntimeLoading: {rig.engine.cannot_load}",)
+    assert (rig.replica.passes_through("tiny"), rig.engine.loads) == (True, [])
+    rig.engine.cannot_load = None
+    await rig.settle()
+    assert rig.replica.readiness().ready
+    assert (rig.replica.readiness().conditions, rig.engine.loads) == ((), ["a"])
+
+
 async def test_a_model_that_the_engine_has_not(make_rig: MakeRig) -> None:
     """It is told while nothing was registered for it; whatever name or path of the engine's is right."""
     chat, tiny = {"id": "chat", "root": "/m/x"}, {"id": "tiny", "root": "/m/x"}

@@ -103,6 +103,8 @@ class Gate:
     ) -> None:
         replica, engine = behind.replica, behind.engine
         for _ in range(2):  # an adapter may have been evicted since it was last seen
+            # hold() resolves the name once more, and at a retry it may serve another revision.
+            chosen = replica.lookup(chosen.name) or chosen
             async with AsyncExitStack() as held:
                 async with incoming.while_it_waits(), self._ending.waiting():
                     hold = replica.hold(chosen.name, behind.hold_timeout_s)

@@ -60,7 +60,8 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="For a change")] = 0,
     ) -> Response:
         sight = await admin.sight(request.headers)
-        body = await _unless_left(request, board.answer(Since.parse(since), sight, wait_s))
+        known = await admin.knows(request.headers)
+        body = await _unless_left(request, board.answer(Since.parse(since), sight, wait_s, known=known))
         if body is None:
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
         headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}

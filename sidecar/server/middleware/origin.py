@@ -53,11 +53,12 @@ class Sites:
             )
 
     def _is_foreign(self, origin: str | None, site: str | None, host: str) -> bool:
-        if origin is not None and _name_of(urlsplit(origin).netloc) in self._hosts:
+        page = None if origin is None else _authority_of(origin)
+        if page and _name_of(page) in self._hosts:
             return False
         if site is not None:
             return site not in ("same-origin", "none")
-        return origin is not None and _authority(urlsplit(origin).netloc) != _authority(host)
+        return page is not None and (not page or _authority(page) != _authority(host))
 
     def _is_known(self, name: str) -> bool:
         """Whether it is an address, a name inside a network, or one that is set: no stranger has those."""
@@ -66,6 +67,14 @@ class Sites:
         except ValueError:
             return "." not in name or name.endswith(_OWN) or name in self._hosts
         return True
+
+
+def _authority_of(origin: str) -> str:
+    """The host and port of an ``Origin``; empty of ``null`` and of what is no URL."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _authority(text: str) -> str:

@@ -17,7 +17,7 @@ const PLOTS = [
     format: count,
   },
   {
-    title: "Requests that found theirs loaded",
+    title: "Hit rate: this replica, last hour",
     lines: [{ name: "hit rate", of: (s) => (s[HITS] + s[MISSES] ? s[HITS] / (s[HITS] + s[MISSES]) : null), kind: "accent" }],
     most: 1,
     format: (value) => percent(value, 1),

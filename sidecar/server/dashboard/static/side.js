@@ -2,25 +2,26 @@
 
 import { ago, byId, bytes, count, el, percent, say, seconds } from "./dom.js";
 import { ask } from "./feed.js";
-import { KINDS } from "./state.js";
+import { KINDS, counts, standing } from "./state.js";
 
 const EVENTS_MS = 5000;
 const SHOWN_EVENTS = 100;
 
 export function drawTiles(fleet) {
   const replicas = [...fleet.replicas.values()];
-  const live = replicas.filter((replica) => replica.live).length;
+  const live = replicas.filter((replica) => replica.live);
+  const ready = live.filter((replica) => standing(replica) === "ready").length;
   const own = fleet.replicas.get(fleet.own)?.figures ?? {};
-  const all = (name) => replicas.reduce((total, replica) => total + (replica.figures[name] ?? 0), 0);
+  const all = (name) => live.reduce((total, replica) => total + (replica.figures[name] ?? 0), 0);
   const [hits, misses] = [all("request_hits"), all("request_misses")];
   const told = [
     ["Adapters", count(fleet.rows.size), ""],
-    ["Replicas live", `${live} / ${fleet.columns.length}`, live < fleet.columns.length ? "bad" : ""],
+    ["Replicas ready", `${ready} / ${fleet.columns.length}`, ready < fleet.columns.length ? "bad" : ""],
     ["Failing", count(fleet.kinds.failed), fleet.kinds.failed ? "bad" : ""],
     ["Under way", count(fleet.kinds.underway), ""],
-    ["Requests in flight", count(all("in_flight")), ""],
-    ["Hit rate", percent(hits, hits + misses), ""],
-    ["Median load here", seconds(own.load_s), ""],
+    ["Requests in flight", fleet.limited ? "–" : count(all("in_flight")), ""],
+    ["Hit rate: fleet, since start", percent(hits, hits + misses), ""],
+    ["Median load: this replica", seconds(own.load_s), ""],
   ];
   const tiles = byId("tiles");
   told.forEach(([title, value, kind], at) => {
@@ -40,23 +41,25 @@ export function drawReplicas(fleet, picked, on) {
     const line = body.children[at] ?? body.appendChild(replicaLine(on));
     const button = line.querySelector("button");
     line.dataset.id = id;
-    line.dataset.state = !replica.live ? "stale" : replica.engine === "ready" ? "ready" : "bad";
+    const stands = standing(replica);
+    line.dataset.state = stands;
     say(button.querySelector("span"), id);
-    const says = !replica.live ? "no report in the last minute" : replica.engine === "ready" ? "ready" : "engine not ready";
-    button.title = [says, ...replica.conditions].join("\n");
+    const says = { stale: "no report in the last minute", down: "engine not ready", ready: "ready" }[stands];
+    button.title = says;
     button.setAttribute("aria-pressed", picked === id ? "true" : "false");
     line.classList.toggle("own", replica.own);
     const [, loaded, gpu, host, disk, hits, load, seen] = line.children;
     const counted = fleet.columnCounts[at];
-    button.setAttribute("aria-label", `${id}: ${says}${replica.own ? ", this one" : ""}, ${counted.F} failed. Show what is there`);
-    const figures = replica.figures;
+    const failed = stands === "stale" ? 0 : counted.F;
+    button.setAttribute("aria-label", `${id}: ${says}${replica.own ? ", this one" : ""}, ${failed} failed. Show what is there`);
+    const figures = stands === "ready" ? replica.figures : {};
     const tier = (name) => (figures[`tier_${name}`] === undefined ? "–" : count(figures[`tier_${name}`]));
-    say(loaded, figures.capacity ? `${counted.R}/${figures.capacity}` : `${counted.R}`);
+    say(loaded, stands !== "ready" ? "–" : figures.capacity ? `${counted.R}/${figures.capacity}` : `${counted.R}`);
     say(gpu, tier("gpu"));
     say(host, tier("host"));
     say(disk, tier("disk"));
-    say(line.querySelector("em"), counted.F ? count(counted.F) : "");
-    line.querySelector("em").title = counted.F ? `${counted.F} cannot be loaded there` : "";
+    say(line.querySelector("em"), failed ? count(failed) : "");
+    line.querySelector("em").title = failed ? `${failed} cannot be loaded there` : "";
     say(hits, percent(figures.request_hits ?? 0, (figures.request_hits ?? 0) + (figures.request_misses ?? 0)));
     say(load, seconds(figures.load_s));
     say(seen, replica.own ? "here" : ago(ageOf(replica)));
@@ -144,9 +147,11 @@ export async function drawDetails(name, fleet, signal) {
   const lines = fleet.columns.map((id) => {
     const one = told.replicas[id];
     const phase = one?.phase ?? "Evicted";
+    const stands = standing(fleet.replicas.get(id));
+    const now = counts(phase === "Failed" ? "F" : "", stands) ? phase : `${phase}, not known now`;
     const why = one ? [one.reason, one.message].filter(Boolean).join(": ") : "loads at the first request";
     const again = one?.retry_in_s ? `; again in ${Math.round(one.retry_in_s)} s` : "";
-    return el("tr", { class: `d-${phase.toLowerCase()}` }, el("th", { scope: "row" }, id), el("td", {}, el("b", { class: "dot", "aria-hidden": "true" }), phase), el("td", {}, progressOf(why), why + again));
+    return el("tr", { class: now === phase ? `d-${phase.toLowerCase()}` : "d-unknown" }, el("th", { scope: "row" }, id), el("td", {}, el("b", { class: "dot", "aria-hidden": "true" }), now), el("td", {}, progressOf(why), why + again));
   });
   const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
   byId("details-body").replaceChildren(list, el("h3", {}, "Replicas"), el("table", {}, head, el("tbody", {}, ...lines)));
@@ -171,5 +176,6 @@ export function drawChips(fleet, kind, on) {
     chip.setAttribute("aria-pressed", kind === key ? "true" : "false");
     say(chip.lastChild, count(many));
     chip.disabled = !many && key !== kind;
+    chip.hidden = key === "unknown" && chip.disabled;
   });
 }
