@@ -23,6 +23,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
@@ -107,6 +108,11 @@ class Pod:
     async def told_that_there_is_no_place(self, name: str) -> None:
         with pytest.raises(WaitTimeout, match="no place for"):
             await self.use(name, within_s=0.2)
+
+    def served(self, name: str) -> Served:
+        found = self.rig.replica.lookup(name)
+        assert found is not None
+        return found
 
     def record(self, name: str) -> Record:
         return next(one for one in self.rig.volume.desired.records.values() if one.name == name)
@@ -213,7 +219,7 @@ async def test_who_is_asked_for_stays(make_pod: MakePod) -> None:
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    with pod.rig.replica._room.asked(pod.record("a")):
+    with pod.rig.replica._room.asked(pod.served("a")):
         await pod.refused("b")
     await pod.use("b")
     assert pod.loaded == {"b"}
@@ -224,10 +230,10 @@ async def test_who_is_asked_for_twice_stays_for_the_second(make_pod: MakePod) ->
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    record = pod.record("a")
+    served = pod.served("a")
     room = pod.rig.replica._room
-    with room.asked(record):
-        with room.asked(record):
+    with room.asked(served):
+        with room.asked(served):
             pass
         await pod.refused("b")
     await pod.use("b")
@@ -291,7 +297,7 @@ async def test_an_engine_that_takes_its_time_to_unload(
     assert served is not None
     pod.engine.gate.clear()
     pod.engine.asked.clear()
-    with pod.rig.replica._room.asked(served.record):
+    with pod.rig.replica._room.asked(served):
         loading = pod.rig.replica._residents.load(served)
         await pod.engine.asked.wait()
         loop, late_s = asyncio.get_running_loop(), 2 * pod.stager._timeout_s
@@ -348,6 +354,16 @@ async def test_two_names_of_one_copy_wait_for_a_place(make_pod: MakePod) -> None
         for name in ("a", f"a@{revision}"):
             both.create_task(pod.told_that_there_is_no_place(name))
     await pod.use("a", "b", f"a@{revision}")
+
+
+async def test_another_name_of_the_same_copy_gives_its_place(make_pod: MakePod) -> None:
+    """There is one place, and ``NAME@REVISION`` is asked for after ``NAME``."""
+    pod = make_pod(9, "a", max_loaded=1)
+    await pod.rig.settle()
+    revision = f"a@{pod.record('a').revision}"
+    for name in ("a", revision):
+        await pod.use(name)
+        assert pod.loaded == {name}
 
 
 @pytest.mark.parametrize("damage", [True, False])
@@ -410,7 +426,7 @@ async def test_room_that_others_take_is_not_looked_for_for_ever(make_pod: MakePo
     room, now = pod.rig.replica._room, asyncio.get_running_loop().time()
     assert await room.find(record, 0, now)
     assert not await room.find(record, 0, now - TRY_S - 1)
-    with room.asked(record):
+    with room.asked(pod.served("a")):
         assert await room.find(record, 0, now - TRY_S - 1)
 
 

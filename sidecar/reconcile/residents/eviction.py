@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
@@ -46,6 +47,7 @@ class Room:
         self._residents, self._stager, self._read, self._look = residents, stager, read, look
         self._default, self._weights = default, weights
         self._asked: Counter[str] = Counter()  # by the copy's path
+        self._requests: dict[object, Served] = {}  # that are counted there
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         self._wanted = 0  # places that are waited for
@@ -55,28 +57,33 @@ class Room:
         residents.find_place, residents.on_free = self.find_place, self._free
 
     @contextmanager
-    def asked(self, record: Record) -> Iterator[None]:
-        """A request waits for ``record`` or uses it while the context is open: it does not give way."""
-        path = self._stager.path(record)
+    def asked(self, served: Served) -> Iterator[None]:
+        """A request waits for ``served`` or uses it while the context is open: it does not give way.
+
+        Its copy does not under any name. Its place does not under its own: another name of it takes another.
+        """
+        path, request = self._stager.path(served.record), object()
         self._asked[path] += 1
+        self._requests[request] = served
         try:
             yield
         finally:
+            del self._requests[request]
             self._asked[path] -= 1
             if not self._asked[path]:
                 del self._asked[path]
 
-    async def give_way(self, record: Record) -> None:
-        """Let the requests that wait for a place go first, where ``record`` is loaded and nobody uses it.
+    async def give_way(self, served: Served) -> None:
+        """Let the requests that wait for a place go first, where ``served`` is loaded and nobody uses it.
 
         Without this an adapter that is asked for again and again would keep its place for good.
         """
-        path = self._stager.path(record)
+        path, record, name_of = self._stager.path(served.record), served.record, self._residents.name_of
         if (record.spec.policy or self._default).kind is PolicyKind.PINNED:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_WAY_S):
-                while self._wanted and not self._asked[path] and path in self._residents.paths.values():
+                while self._wanted and not self._asked[path] and name_of(served) is not None:
                     await self._moved.wait()
 
     async def find(self, record: Record, lacks: int, since: float) -> bool:
@@ -102,7 +109,9 @@ class Room:
         """
 
         async def evict() -> bool:
-            resident, limit = list(map(self._as_asked, self._look())), self._residents.limit
+            asked = set(map(self._residents.name_of, self._requests.values()))
+            resident = [replace(r, in_flight=r.in_flight + (r.name in asked)) for r in self._look()]
+            limit = self._residents.limit
             gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
             return any([await self._unload(n, f"Evicted: its place is taken by {record.name}") for n in gone])
 

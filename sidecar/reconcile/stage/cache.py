@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
@@ -29,9 +29,12 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
 
+REREAD_S = 5.0  # a copy that cannot be read for so long will not be read
 GRACE_S = 60.0  # an unregistered copy stays so long, and one whose process is gone: its engine may live
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host: no word of what lies there
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _REMOVED = ".removed-"
 _DIGEST = "sha256:"
 
@@ -55,6 +58,11 @@ def refused(error: OSError, what: str) -> VolumeUnavailable:
         errno.ENOSPC: "the stage folder's disk is full: give LORA_FS_STAGE_DIR a larger one, or lower "
         "--stage-max-bytes to what it has",
         errno.EDQUOT: "the stage folder's quota is used up: raise it, or lower --stage-max-bytes to it",
+        errno.EMFILE: "this process has too many files open: raise its limit, ulimit -n",
+        errno.ENFILE: "this host has too many files open: raise fs.file-max",
+        errno.EIO: "the stage folder's disk fails: does its host's log say why?",
+        errno.EBUSY: "another process that shares the stage folder holds its lock: end it if it hangs, or "
+        "give each a folder of its own, LORA_FS_STAGE_DIR",
     }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")
     return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
@@ -71,6 +79,7 @@ class Copies:
         self._unused_since: dict[str, float] = {}
         self._known: set[str] = set()  # this process made or used them: nobody's, once it does not use them
         self._verified: dict[Path, Signature] = {}
+        self._unread_since: dict[Path, float] = {}
 
     def prepare(self, owner: str = "") -> None:
         """Make the folder, share it with the owner's other processes, and remove what dead ones left.
@@ -123,7 +132,11 @@ class Copies:
         return sum(sizes.get(name, (0, 0))[1] for name in self._removable())
 
     def kept(self, record: Record) -> Path | None:
-        """The copy that is there, if it is whole; one that is not is removed."""
+        """The copy that is there, if it is whole; one that is not is removed.
+
+        Raises:
+            OSError: it cannot be told. Another process may use the copy, which stays.
+        """
         name, target = _name(record), Path(self.path(record))
         self._lock.settle(name)
         if not target.is_dir():
@@ -293,6 +306,10 @@ class Copies:
         """Whether a copy still is the registered bytes: a disk may lose its end to a crash.
 
         Hashed once by this process, and again when a file's size, time or inode is another.
+
+        Raises:
+            OSError: it is unknown. A copy that cannot be read, as of a broken sector, is damaged after
+                ``REREAD_S``.
         """
         names = [entry.path for entry in record.spec.files]
         try:
@@ -300,12 +317,29 @@ class Copies:
             if self._verified.get(copy) == seen:
                 return True
             whole = artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
-        except (LoraFsError, OSError):
+        except InputError:  # a file is no regular one
             return False
-        if whole:
-            with self._guard:
+        except (VolumeUnavailable, OSError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError) and self._may_be_whole(copy, cause):
+                raise cause from None
+            return False
+        with self._guard:
+            self._unread_since.pop(copy, None)
+            if whole:
                 self._verified[copy] = seen
         return whole
+
+    def _may_be_whole(self, copy: Path, error: OSError) -> bool:
+        """Whether an error tells nothing of a copy: what this process lacks, or the disk's first one."""
+        if error.errno in _LACKING or error.errno in _GONE:
+            return error.errno in _LACKING
+        now = time.monotonic()
+        with self._guard:
+            if now - self._unread_since.setdefault(copy, now) < REREAD_S:
+                return True
+            del self._unread_since[copy]
+        return False
 
 
 def _name(record: Record) -> str:
