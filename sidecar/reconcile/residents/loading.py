@@ -105,8 +105,8 @@ class Residents(EngineState):
                 async with asyncio.timeout(deadline - self._clock()):
                     name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
-                full = self._no_place.get((served.name, served.record.spec.digest))
-                full = full or self._stager.waiting.get(self._stager.path(served.record))
+                no_place = self._no_place.get((served.name, served.record.spec.digest))
+                full = no_place or self._stager.waiting.get(self._stager.path(served.record))
                 if full is not None:
                     raise backoff.afresh(full) from error
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error

@@ -9,7 +9,6 @@ answered from memory blocks on the disk.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.reconcile.stage.disk_errors import GONE, LACKING, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
@@ -33,8 +33,6 @@ REREAD_S = 5.0  # a copy that cannot be read for so long will not be read
 GRACE_S = 60.0  # an unregistered copy stays so long, and one whose process is gone: its engine may live
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
-_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host: no word of what lies there
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _REMOVED = ".removed-"
 _DIGEST = "sha256:"
 
@@ -50,21 +48,6 @@ class StageFull(VolumeUnavailable):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-def refused(error: OSError, what: str) -> VolumeUnavailable:
-    """Say what the stage folder's own disk refused, and what to do: it is not the registry's volume."""
-    advice = {
-        errno.ENOSPC: "the stage folder's disk is full: give LORA_FS_STAGE_DIR a larger one, or lower "
-        "--stage-max-bytes to what it has",
-        errno.EDQUOT: "the stage folder's quota is used up: raise it, or lower --stage-max-bytes to it",
-        errno.EMFILE: "this process has too many files open: raise its limit, ulimit -n",
-        errno.ENFILE: "this host has too many files open: raise fs.file-max",
-        errno.EIO: "the stage folder's disk fails: does its host's log say why?",
-        errno.EBUSY: "another process that shares the stage folder holds its lock: end it if it hangs, or "
-        "give each a folder of its own, LORA_FS_STAGE_DIR",
-    }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")
-    return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
 
 
 class Copies:
@@ -88,11 +71,15 @@ class Copies:
             owner: whose adapters are staged here. Those of another owner would be removed as unregistered.
         Raises:
             InputError: a living process has it for another owner.
+            VolumeUnavailable: it cannot be looked through.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock.open(owner)
-        with self._lock.room():
-            self._measure()
+        try:
+            with self._lock.room():
+                self._measure()
+        except OSError as error:
+            raise refused(error, f"cannot look through {self._folder}") from error
 
     def close(self) -> None:
         """Let another owner have the folder."""
@@ -332,8 +319,8 @@ class Copies:
 
     def _may_be_whole(self, copy: Path, error: OSError) -> bool:
         """Whether an error tells nothing of a copy: what this process lacks, or the disk's first one."""
-        if error.errno in _LACKING or error.errno in _GONE:
-            return error.errno in _LACKING
+        if error.errno in (*LACKING, *GONE):
+            return error.errno in LACKING
         now = time.monotonic()
         with self._guard:
             if now - self._unread_since.setdefault(copy, now) < REREAD_S:
