@@ -21,6 +21,7 @@ from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage import cache
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Signature, StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
@@ -486,21 +487,21 @@ async def test_a_copy_on_a_broken_sector_is_made_anew_elsewhere(
     """One error of the disk may pass. An error that repeats for some seconds is the copy's end."""
     record = register("one", 1)
     copy = Path(await make_stager(registry, tmp_path / "stage").stage(record))
-    stager, seen = make_stager(registry, tmp_path / "stage"), copy.stat().st_ino
-    with pytest.MonkeyPatch.context() as patch:
-        broken = (copy / WEIGHTS).stat().st_ino
+    stager, weights = make_stager(registry, tmp_path / "stage"), copy / WEIGHTS
+    with pytest.MonkeyPatch.context() as patch, weights.open("rb") as held:  # nothing else has its inode
+        broken = os.fstat(held.fileno()).st_ino
 
         def is_broken(path: object, *_: object, **__: object) -> bool:
-            return str(path) == str(copy / WEIGHTS) and (copy / WEIGHTS).stat().st_ino == broken
+            return str(path) == str(weights) and weights.stat().st_ino == broken
 
         fail(patch, "open", errno.EIO, times=9, when=is_broken)
         for _ in range(2):
             with pytest.raises(VolumeUnavailable, match="disk fails"):
                 await stager.stage(record)
-        assert copy.stat().st_ino == seen
-        clock.now += cache.REREAD_S
+        assert weights.stat().st_ino == broken
+        clock.now += REREAD_S
         assert await stager.stage(record) == str(copy)
-    assert copy.stat().st_ino != seen
+        assert weights.stat().st_ino != broken
 
 
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:

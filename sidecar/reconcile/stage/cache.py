@@ -23,13 +23,12 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.reconcile.stage.disk_errors import GONE, LACKING, refused
+from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
 
-REREAD_S = 5.0  # a copy that cannot be read for so long will not be read
 GRACE_S = 60.0  # an unregistered copy stays so long, and one whose process is gone: its engine may live
 _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
@@ -62,7 +61,7 @@ class Copies:
         self._unused_since: dict[str, float] = {}
         self._known: set[str] = set()  # this process made or used them: nobody's, once it does not use them
         self._verified: dict[Path, Signature] = {}
-        self._unread_since: dict[Path, float] = {}
+        self._unread = Unread()
 
     def prepare(self, owner: str = "") -> None:
         """Make the folder, share it with the owner's other processes, and remove what dead ones left.
@@ -308,25 +307,14 @@ class Copies:
             return False
         except (VolumeUnavailable, OSError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
-            if isinstance(cause, OSError) and self._may_be_whole(copy, cause):
+            if isinstance(cause, OSError) and self._unread.may_be_whole(copy, cause, time.monotonic()):
                 raise cause from None
             return False
-        with self._guard:
-            self._unread_since.pop(copy, None)
-            if whole:
+        self._unread.forget(copy)
+        if whole:
+            with self._guard:
                 self._verified[copy] = seen
         return whole
-
-    def _may_be_whole(self, copy: Path, error: OSError) -> bool:
-        """Whether an error tells nothing of a copy: what this process lacks, or the disk's first one."""
-        if error.errno in (*LACKING, *GONE):
-            return error.errno in LACKING
-        now = time.monotonic()
-        with self._guard:
-            if now - self._unread_since.setdefault(copy, now) < REREAD_S:
-                return True
-            del self._unread_since[copy]
-        return False
 
 
 def _name(record: Record) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 
-LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host: they tell nothing of a copy
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a file, or the folder, is not what it was
+REREAD_S = 5.0  # a copy that cannot be read for so long will not be read
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host: they tell nothing of a copy
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # a file, or the folder, is not what it was
 
 
 def refused(error: OSError, what: str) -> VolumeUnavailable:
@@ -24,3 +26,23 @@ def refused(error: OSError, what: str) -> VolumeUnavailable:
         "give each a folder of its own, LORA_FS_STAGE_DIR",
     }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")
     return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
+
+
+class Unread:
+    """Copies that could not be read, and since when. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._since: dict[Path, float] = {}
+
+    def may_be_whole(self, copy: Path, error: OSError, now: float) -> bool:
+        """Whether an error tells nothing of a copy: what this process lacks, or the disk's first one."""
+        if error.errno in (*_LACKING, *_GONE):
+            return error.errno in _LACKING
+        if now - self._since.setdefault(copy, now) < REREAD_S:
+            return True
+        self.forget(copy)
+        return False
+
+    def forget(self, copy: Path) -> None:
+        """It was read, or another one takes its place."""
+        self._since.pop(copy, None)
