@@ -234,6 +234,9 @@ class Proxy:
         except aiohttp.ConnectionTimeoutError as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(self._upstream.full) from error
+        except aiohttp.SocketTimeoutError as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(self._upstream.silent) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error

@@ -38,6 +38,11 @@ class Upstream:
             "(LORA_FS_ENGINE_CONNECTIONS)"
         )
 
+    @property
+    def silent(self) -> str:
+        """What a client is told whose answer did not begin."""
+        return f"the engine sent nothing for {self.idle_timeout_s:g} s (LORA_FS_ENGINE_IDLE_TIMEOUT_S)"
+
 
 @asynccontextmanager
 async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
