@@ -81,6 +81,7 @@ class ReplicaStatus(Stored):
         engine: "ready", "unknown" or "rejected: …".
         adapters: by served name; Evicted ones are only counted.
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
+        conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
     """
@@ -98,6 +99,7 @@ class ReplicaStatus(Stored):
     adapters: Annotated[dict[str, AdapterStatus], one_by_one(AdapterStatus)] = Field(default={})
     recent: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
     conditions: Annotated[tuple[str, ...], FailFast()] = ()
+    conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
     figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
     sum: str = ""

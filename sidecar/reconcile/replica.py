@@ -153,7 +153,7 @@ class Replica:
 
     def readiness(self) -> Readiness:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
-        return Readiness(self._loop.ready and self._loop.decided, conditions)
+        return Readiness(self._loop.ready and self._loop.decided, conditions, self._since.began(conditions))
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)

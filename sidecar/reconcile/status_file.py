@@ -111,6 +111,7 @@ class Reporter:
                 adapters=dict(told),
                 recent=dict(recent),
                 conditions=readiness.conditions,
+                conditions_since=dict(readiness.since),
                 downloads=downloads,
                 figures=dict(replica.figures()),
             )

@@ -52,18 +52,30 @@ class Live:
         wanted = Registration(name, folder, folder.as_uri(), labels=labels or {})
         ingest.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
 
+    def revise(self, name: str, *, activate: bool = True) -> None:
+        """Register other bytes under a name that is there: its next revision."""
+        folder = write_adapter(self.sources / f"{name}-again", seed=hash(name) % 1000 + 1)
+        wanted = Registration(name, folder, folder.as_uri(), activate=activate)
+        ingest.register(self.registry, SCOPE, wanted, Expectation(("tiny",)), writer="another")
+
     def unregister(self, name: str, scope: Scope = SCOPE) -> None:
         """As the command does."""
         release.unregister(self.registry, scope, name, all_revisions=True, writer="test")
 
     @contextmanager
-    def heartbeats(self) -> Iterator[None]:
-        """Inside the block the other replicas live: each rewrites its last report, as a real one does."""
+    def heartbeats(self, *alive: str) -> Iterator[None]:
+        """Inside the block the other replicas live: each rewrites its last report, as a real one does.
+
+        Args:
+            alive: these alone; all of them if none is named.
+        """
         over = threading.Event()
 
         def beat() -> None:
             while not over.wait(HEARTBEAT_S):
-                for replica, status in self.reports.items():
+                for replica, status in list(self.reports.items()):
+                    if alive and replica not in alive:
+                        continue
                     now = datetime.datetime.now(datetime.UTC).isoformat()
                     again = status.model_copy(update={"updated_at": now})
                     atomic.replace(Layout(self.root).replica(replica), seal(again))
@@ -85,6 +97,9 @@ class Live:
         conditions: tuple[str, ...] = (),
         downloads: Mapping[str, Download] | None = None,
         age_s: float = 0,
+        engine: str = "ready",
+        since: Mapping[str, str] | None = None,
+        in_flight: int = 0,
         scope: Scope = SCOPE,
     ) -> None:
         """Write what another replica would."""
@@ -93,7 +108,7 @@ class Live:
             replica=replica,
             model=scope.model,
             namespaces=(scope.namespace,),
-            engine="ready",
+            engine=engine,
             updated_at=at.isoformat(),
             adapters={
                 name: AdapterStatus(
@@ -102,8 +117,9 @@ class Live:
                 for name, phase in phases.items()
             },
             conditions=conditions,
+            conditions_since=dict(since or {}),
             downloads=dict(downloads or {}),
-            figures={"tier_disk": 7, "request_hits": 90, "request_misses": 10},
+            figures={"tier_disk": 7, "request_hits": 90, "request_misses": 10, "in_flight": in_flight},
         )
         layout = Layout(self.root)
         layout.replicas.mkdir(exist_ok=True)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lora_fs.sidecar.model import Download, Phase
+from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from tests.dashboard.conftest import HERE, Live, sidecar
+from tests.dashboard.conftest import HERE, SCOPE, Live, sidecar
 from tests.server.conftest import FakeReplica, serving
 
 SCRIPT = Path(__file__).parents[2] / ".ci/chromium.py"
@@ -85,6 +88,11 @@ def row(page: Page, name: str) -> Any:
     return page.get_by_role("row").filter(has=page.get_by_role("gridcell", name=name, exact=True))
 
 
+def tile(page: Page, title: str) -> Any:
+    """The number under a title at the top."""
+    return page.locator("#tiles > div").filter(has_text=title).locator("dd")
+
+
 def test_adapters_and_replicas_are_shown(shared: Live, open_page: Open) -> None:
     """Each with its phase everywhere, in words and by cell; a reason is text, whatever is in it."""
     page = open_page(shared.url)
@@ -97,7 +105,7 @@ def test_adapters_and_replicas_are_shown(shared: Live, open_page: Open) -> None:
         "pE",
     ]
     assert page.locator("#replicas th").all_text_contents() == [HERE, "other-01", "other-1"]  # with failures
-    expect(page.get_by_text("Replicas live")).to_be_visible()
+    expect(page.get_by_text("Replicas ready")).to_be_visible()
     expect(page.locator("#tiles")).to_contain_text("3 / 3")
     expect(page).to_have_title("(1) lora-fs · tiny")
 
@@ -127,6 +135,56 @@ def test_a_change_is_shown_without_a_reload(live: Live, open_page: Open) -> None
     expect(row(page, "first")).to_have_count(0)
 
 
+def test_failures_come_first(shared: Live, open_page: Open) -> None:
+    """The table is sorted by state until another order is asked for."""
+    page = open_page(shared.url)
+    expect(page.locator("#scroll .row:visible .c-adapter").first).to_have_text("sql")
+    expect(page.get_by_role("columnheader", name="State")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_what_is_not_so_now_is_not_counted(live: Live, open_page: Open) -> None:
+    """Cells of a silent replica, and of one without its engine, are hatched, and counted nowhere as ready."""
+    live.register("a")
+    since = {"EngineUnavailable": "2020-02-03T18:47:00+00:00"}
+    why = ("EngineUnavailable: connection refused",)
+    live.report("down", {"a": Phase.READY}, engine="unknown", conditions=why, since=since, in_flight=2)
+    live.report("silent", {"a": Phase.READY}, age_s=300, in_flight=40)
+    live.report("well", {"a": Phase.READY}, in_flight=3)
+    with live.heartbeats("down", "well"):
+        page = open_page(live.url, timezone_id="UTC")
+        expect(row(page, "a").get_by_role("img")).to_have_attribute(
+            "aria-label", "on 4 replicas: 2 unknown, 1 ready"
+        )
+        cells = row(page, "a").locator(".strip i")
+        assert cells.evaluate_all("all => all.map((one) => one.className)") == [
+            "pR off",
+            "pE",
+            "pR off",
+            "pR",
+        ]
+        hatched = cells.first.evaluate("one => getComputedStyle(one).backgroundImage")
+        assert "repeating-linear-gradient" in hatched
+        expect(tile(page, "Replicas ready")).to_have_text("2 / 4")
+        expect(tile(page, "Requests in flight")).to_have_text("5")
+        expect(page.locator("#replicas tr").filter(has_text="silent").locator("td").first).to_have_text("–")
+        expect(page.get_by_text("2 of 4 replicas not ready")).to_be_visible()
+        engine = "Engine unreachable on down since 2020-02-03 18:47: connection refused"
+        expect(page.get_by_text(engine)).to_be_visible()
+        expect(page.get_by_text("No report from silent since")).to_be_visible()
+        live.report("down", {"a": Phase.READY})
+        expect(row(page, "a").get_by_role("img")).to_have_attribute(
+            "aria-label", "on 4 replicas: 1 unknown, 2 ready"
+        )
+        expect(page.get_by_text("Engine unreachable")).to_have_count(0)
+
+
+def test_hit_rates_say_whose_and_since_when(shared: Live, open_page: Open) -> None:
+    """One is of the fleet since its start, the other one of this replica in the last hour."""
+    page = open_page(shared.url)
+    expect(tile(page, "Hit rate: fleet, since start")).to_have_text("90.0 %")
+    expect(page.get_by_text("Hit rate: this replica, last hour")).to_be_visible()
+
+
 def test_search_filter_and_sort(shared: Live, open_page: Open) -> None:
     """By words, by phase, by replica; the address keeps them for whom it is sent to."""
     page = open_page(shared.url)
@@ -141,13 +199,72 @@ def test_search_filter_and_sort(shared: Live, open_page: Open) -> None:
     expect(rows.locator(".c-adapter")).to_have_text(["sql"])
     page.get_by_role("button", name="All 4").click()
     page.get_by_role("button", name="other-1: ready").click()
-    expect(rows.locator(".c-adapter")).to_have_text(["billing", "support"])
+    expect(rows.locator(".c-adapter")).to_have_text(["support", "billing"])
     again = open_page(page.url)
-    expect(again.locator("#scroll .row:visible .c-adapter")).to_have_text(["billing", "support"])
+    expect(again.locator("#scroll .row:visible .c-adapter")).to_have_text(["support", "billing"])
     page.keyboard.press("Escape")
-    page.get_by_role("columnheader", name="State").get_by_role("button").click()
-    expect(rows.locator(".c-adapter").first).to_have_text("sql")
-    expect(page.get_by_role("columnheader", name="State")).to_have_attribute("aria-sort", "ascending")
+    page.get_by_role("columnheader", name="Adapter").get_by_role("button").click()
+    expect(rows.locator(".c-adapter").first).to_have_text("billing")
+    expect(page.get_by_role("columnheader", name="Adapter")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_on_a_telephone(shared: Live, open_page: Open) -> None:
+    """At 390 px an adapter's state is in sight without scrolling, and details open where one is."""
+    page = open_page(shared.url)
+    page.set_viewport_size({"width": 390, "height": 844})
+    state = row(page, "sql").locator(".c-state")
+    expect(state).to_have_text("1 failed")
+    expect(state).to_be_in_viewport(ratio=1)
+    row(page, "sql").click()
+    details = page.get_by_role("complementary", name="sql")
+    expect(details.get_by_role("heading", name="sql")).to_be_in_viewport(ratio=1)
+    expect(details).to_contain_text("the bytes are not <b>whole</b>")
+    assert page.evaluate("[scrollX, scrollY]") == [0, 0]
+    page.get_by_role("button", name="Close details").click()
+    expect(state).to_be_in_viewport(ratio=1)
+
+
+def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> None:
+    """Which revision serves and which is tried, the share of each, and when each was registered by whom."""
+    live.register("a")
+    live.revise("a", activate=False)
+    release.set_canary(live.registry, SCOPE, "a", "v2", 20, writer="test")
+    asked = {"model": "a", "prompt": "x"}
+    page = open_page(live.url, permissions=["clipboard-read", "clipboard-write"])
+    expect(row(page, "a")).to_be_visible()
+    for _ in range(3):
+        httpx.post(f"{live.url}/v1/completions", json=asked, timeout=20)
+    row(page, "a").click()
+    details = page.get_by_role("complementary", name="a", exact=True)
+    expect(details.get_by_role("heading", name="Canary: v1 → v2")).to_be_visible()
+    expect(details.locator(".lane")).to_contain_text("v1 · 80 %")
+    expect(details.locator(".lane")).to_contain_text("v2 · 20 %")
+    numbers = [int(one.split()[0]) for one in details.locator(".lane span").all_text_contents()]
+    assert sum(numbers) == 3
+    expect(details.locator(".revisions li")).to_contain_text(["v2 canary", "v1 serves"])
+    expect(details.locator(".revisions li").first).to_contain_text("by another")
+    details.get_by_role("button", name="Copy lora-fs status a -n default").click()
+    expect(details.get_by_role("button", name="Copy lora-fs status a -n default")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "lora-fs status a -n default"
+
+
+def test_events_are_grouped(live: Live, open_page: Open) -> None:
+    """Those of one reason are one line, and each adapter that fails has its own."""
+    page = open_page(live.url)
+    expect(page.locator("#events")).to_contain_text("none")
+    for name in ("a", "b", "c", "d", "e"):
+        live.register(name)
+    lines = page.locator("#events li")
+    expect(lines.filter(has_text="Registered")).to_have_count(1)
+    expect(lines.filter(has_text="Registered")).to_contain_text("×5")
+    expect(lines.filter(has_text="Registered")).to_contain_text("and 2 more")
+
+
+def test_the_axis_fits_the_data(live: Live, open_page: Open) -> None:
+    """A replica that just started has a plot of its minutes, not of an hour."""
+    page = open_page(live.url)
+    expect(page.locator("#plots .axis")).to_have_text(re.compile(r"^(\d+ s|2 min) ?ago.*now$"))
+    expect(page.locator("#plots .axis")).not_to_contain_text("1 h")
 
 
 def test_by_keyboard(shared: Live, open_page: Open) -> None:
@@ -160,6 +277,7 @@ def test_by_keyboard(shared: Live, open_page: Open) -> None:
     grid = page.get_by_role("grid")
     expect(grid).to_be_focused()
     page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
     active = grid.get_attribute("aria-activedescendant")
     expect(page.locator(f"#{active}")).to_have_attribute("aria-selected", "true")
     expect(page.locator(f"#{active}")).to_contain_text("sql")
@@ -179,7 +297,7 @@ def test_ten_thousand_rows(open_page: Open) -> None:
     many = {f"a{number:05d}": Phase.EVICTED for number in range(10_000)}
     replica = FakeReplica((*many, "b"), phases=many)
     with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
-        page = open_page(url)
+        page = open_page(f"{url}/#sort=name")
         expect(row(page, "a00000")).to_be_visible()
         assert page.locator("#scroll .row").count() < 80
         expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "10002")
@@ -247,6 +365,24 @@ def test_a_token_is_asked_for_and_kept_to_the_tab(tmp_path: Path, open_page: Ope
         page.get_by_role("button", name="Forget").click()
         expect(row(page, "private")).to_have_count(0)
         assert page.evaluate("sessionStorage.length") == 0
+        page.context.close()
+
+
+def test_a_token_that_is_missing_or_wrong_is_told(tmp_path: Path, open_page: Open) -> None:
+    """The page says which of both it is: it is not live then, and does not say that nothing is registered."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("s3cret-of-ops name=ops\n")
+    with sidecar(tmp_path, Admin(tokens, ("-",))) as live:
+        live.register("private")
+        page = open_page(live.url)
+        expect(page.locator("#live-text")).to_have_text("public only")
+        expect(page.locator("#empty")).to_contain_text("Nothing is public here")
+        page.get_by_role("button", name="Token").click()
+        page.get_by_label("A token that may read").fill("a-typing-error")
+        page.get_by_role("button", name="Use").click()
+        expect(page.locator("#live-text")).to_have_text("wrong token")
+        expect(page.locator("#problem")).to_contain_text("This sidecar does not know the token")
+        expect(page.locator("#empty")).to_contain_text("the token is not known")
         page.context.close()
 
 

@@ -199,9 +199,7 @@ class Stager(Copies):
         """Read the registered files into a new folder, and see that they are what the record says."""
         names = [entry.path for entry in record.spec.files]
         try:
-            copied = artifacts.copy_files(
-                source, copying, names, progress, sync=False, follow=False, carried=()
-            )
+            copied = artifacts.copy_files(source, copying, names, progress, sync=False, carried=())
         except TargetUnavailable as error:
             raise refused(error.error, f"cannot stage {record.key}") from error.error
         except VolumeUnavailable as error:

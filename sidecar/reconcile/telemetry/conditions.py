@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Phase
 from lora_fs.sidecar.reconcile.telemetry.events import Now, utc_now
@@ -20,10 +20,16 @@ TYPES: Mapping[str, Callable[[Phase], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether this replica can serve, and why not."""
+    """Whether this replica can serve, and why not.
+
+    Attributes:
+        conditions: such as "EngineUnavailable: connection refused".
+        since: when each kind of them began, in RFC 3339.
+    """
 
     ready: bool
-    conditions: tuple[str, ...]  # e.g. "EngineUnavailable: connection refused"
+    conditions: tuple[str, ...]
+    since: Mapping[str, str] = field(default_factory=dict)
 
 
 class Since:
@@ -35,6 +41,14 @@ class Since:
         self._at_first = {kind: (holds(Phase.EVICTED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
         self._noted: set[str] = set()  # since it was last asked which of them are served
+        self._began: dict[str, str] = {}  # kinds of the replica's own conditions
+
+    def began(self, conditions: Iterable[str]) -> dict[str, str]:
+        """When each kind of the replica's own conditions began; a kind that is over is forgotten."""
+        at = self._time()
+        kinds = {one.partition(":")[0] for one in conditions}
+        self._began = {kind: self._began.get(kind, at) for kind in sorted(kinds)}
+        return dict(self._began)
 
     def stamp(self, told: Mapping[str, AdapterStatus]) -> dict[str, AdapterStatus]:
         """The same statuses, each with the time since which its phase is what it is."""

@@ -181,5 +181,4 @@ class FlatStore:
 
 def _taken_away(record: Record) -> JsonObject:
     """A folder that comes is registered, were it the same, by whichever replica sees it."""
-    labels = {name: "" if name == LABEL else text for name, text in record.spec.labels.items()}
-    return {**record.spec.model_dump(mode="json"), "labels": labels}
+    return {"labels": {**record.spec.labels, LABEL: ""}} if LABEL in record.spec.labels else {}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_ENTRIES, SERVED, Sight
+from lora_fs.sidecar.registry.lifecycle.artifacts import MAX_ENTRIES, SERVED, Sight, entered
 
 READY_MARKS = frozenset({"_READY", "SHA256SUMS"})
 SHOWN = 128  # of a name that anybody may have chosen
@@ -27,7 +26,6 @@ _UNFINISHED = re.compile(
     re.DOTALL,
 )
 _HUBS = {".cache": ("huggingface", "download"), ".huggingface": ("download",)}  # where hf keeps its parts
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_marked(sight: Sight) -> bool:
@@ -58,19 +56,6 @@ def unfinished(folder: Path, sight: Sight) -> str | None:
 
 
 def _part_in(folder: Path, inner: tuple[str, ...]) -> str | None:
-    handle = os.open(folder, _FOLDER)
-    try:
-        for name in inner:
-            deeper = os.open(name, _FOLDER, dir_fd=handle)
-            handle, upper = deeper, handle
-            _close(upper)
-        with os.scandir(handle) as entries:
-            names = (entry.name for entry in islice(entries, MAX_ENTRIES))
-            return next((name for name in names if name.endswith(".incomplete")), None)
-    finally:
-        _close(handle)
-
-
-def _close(handle: int) -> None:
-    with suppress(OSError):
-        os.close(handle)
+    with entered(folder, *inner) as handle, os.scandir(handle) as entries:
+        names = (entry.name for entry in islice(entries, MAX_ENTRIES))
+        return next((name for name in names if name.endswith(".incomplete")), None)

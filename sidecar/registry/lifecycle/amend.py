@@ -11,19 +11,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
-from lora_fs.sidecar.model import (
-    AdapterKey,
-    AdapterSpec,
-    JsonObject,
-    Pointer,
-    Policy,
-    Record,
-    Scope,
-)
+from lora_fs.sidecar.model import AdapterKey, AdapterSpec, JsonObject, Pointer, Policy, Record, Scope
 from lora_fs.sidecar.registry.lifecycle.release import active, chosen_of
 from lora_fs.sidecar.registry.store.writer import Registry
 
-Change = Callable[[Record], JsonObject]  # from a record to the spec, as JSON, of its next generation
+Change = Callable[[Record], JsonObject]  # from a record to the fields of its spec that are said anew, as JSON
 
 
 def over(before: Mapping[str, Any], said: Mapping[str, Any]) -> JsonObject:
@@ -44,15 +36,14 @@ def with_policy(default: Policy, said: Mapping[str, Any]) -> Change:
 
     def change(record: Record) -> JsonObject:
         begins = (record.spec.policy or default).model_dump(mode="json")
-        policy = Policy.model_validate({**begins, **said})
-        return {**record.spec.model_dump(mode="json"), "policy": policy.model_dump(mode="json")}
+        return {"policy": Policy.model_validate({**begins, **said}).model_dump(mode="json")}
 
     return change
 
 
 def without_policy(record: Record) -> JsonObject:
     """Let each sidecar's own default be the policy."""
-    return {**record.spec.model_dump(mode="json"), "policy": None}
+    return {"policy": None}
 
 
 def with_labels(said: Mapping[str, str | None]) -> Change:
@@ -60,8 +51,7 @@ def with_labels(said: Mapping[str, str | None]) -> Change:
 
     def change(record: Record) -> JsonObject:
         labels = {**record.spec.labels, **said}
-        kept = {name: text for name, text in labels.items() if text is not None}
-        return {**record.spec.model_dump(mode="json"), "labels": kept}
+        return {"labels": {name: text for name, text in labels.items() if text is not None}}
 
     return change
 
@@ -96,8 +86,8 @@ def amend(
             raise Conflict(f"{name} was withdrawn meanwhile: try again")
         changed = newest
         for change in changes:
-            spec = AdapterSpec.model_validate(change(changed))
-            changed = changed.model_copy(update={"spec": spec})
+            spec = {**changed.spec.model_dump(mode="json"), **change(changed)}
+            changed = changed.model_copy(update={"spec": AdapterSpec.model_validate(spec)})
         return None if changed == newest else {"spec": changed.spec.model_dump(mode="json")}
 
     done = []
@@ -112,8 +102,7 @@ def unpin(registry: Registry, scope: Scope, name: str, *, writer: str) -> list[R
     """Give pinned revisions the policy back that they had before; raises as ``amend`` does."""
 
     def change(record: Record) -> JsonObject:
-        spec = record.spec.model_dump(mode="json")
-        return {**spec, "policy": spec["unpinned"]} if record.spec.is_pinned else spec
+        return {"policy": record.spec.model_dump(mode="json")["unpinned"]} if record.spec.is_pinned else {}
 
     return amend(registry, scope, name, [change], writer=writer)
 

@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
 MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # need not be listable
 
 Progress = Callable[[int], None]
 
@@ -50,37 +51,44 @@ def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
     return handle
 
 
-def _open_each(folder: Path) -> int:
-    """Open a folder by each name on its way: a link that was put there since it was resolved is found."""
-    handle = os.open(folder.anchor or ".", _FOLDER)
-    for name in folder.relative_to(folder.anchor).parts:
-        try:
-            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
-        finally:
-            os.close(handle)
-        handle = inner
-    return handle
-
-
 @contextmanager
-def opened(folder: Path, *, follow: bool) -> Iterator[int]:
-    """A folder, held open: whatever is put in its place meanwhile, its own files are read.
+def entered(start: str | Path, *names: str) -> Iterator[int]:
+    """The folder that ``names`` lead to, held open to be listed; neither they nor ``start`` may be a link.
 
-    Raises:
-        SymbolicLink: it, or a folder on its way, is a symlink, and none is followed.
-        VolumeUnavailable: it cannot be opened.
+    Those passed on the way are searched, not listed. Raises OSError: there is no such folder, or a link.
     """
+    handle = os.open(start, _PASSED | os.O_NOFOLLOW)
     try:
-        handle = os.open(folder, _FOLDER) if follow else _open_each(folder)
-    except OSError as error:
-        if not follow and any(path.is_symlink() for path in (folder, *folder.parents)):
-            raise SymbolicLink(f"{folder} is a symlink or behind one, which is not followed") from error
-        raise atomic.unavailable(error, f"cannot open {folder}") from error
-    try:
+        for name in (*names, "."):
+            flags = _FOLDER if name == "." else _PASSED
+            deeper = os.open(name, flags | os.O_NOFOLLOW, dir_fd=handle)
+            handle, passed = deeper, handle
+            os.close(passed)
         yield handle
     finally:
         with suppress(OSError):
             os.close(handle)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A folder, held open: whatever is put in its place meanwhile, its own files are read.
+
+    It is opened by each name on its way: a link that was put there since it was resolved is found.
+
+    Raises:
+        SymbolicLink: it, or a folder on its way, is a symlink.
+        VolumeUnavailable: it cannot be opened.
+    """
+    with ExitStack() as stack:
+        try:
+            names = folder.relative_to(folder.anchor).parts
+            handle = stack.enter_context(entered(folder.anchor or ".", *names))
+        except OSError as error:
+            if any(map(os.path.islink, (folder, *folder.parents))):
+                raise SymbolicLink(f"{folder} is a symlink or behind one, which is not followed") from error
+            raise atomic.unavailable(error, f"cannot open {folder}") from error
+        yield handle
 
 
 class SymbolicLink(InputError):
@@ -95,8 +103,8 @@ def _take(
     most_bytes: int = sys.maxsize,
 ) -> None:
     """Read a file once. Raises InputError: it is no regular one. VolumeUnavailable: it cannot be read."""
-    try:
-        name = source if dir_fd is None else source.name
+    name = source if dir_fd is None else source.name
+    with atomic.explained(f"cannot copy {source}"):
         with os.fdopen(open_regular(name, dir_fd), "rb", buffering=0) as reader:
             taker(source.name, memoryview(b""))
             for part in _parts(reader, most_bytes):
@@ -104,8 +112,6 @@ def _take(
                 if progress is not None:
                     progress(len(part))
         taker.end()
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot copy {source}") from error
 
 
 def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
@@ -149,7 +155,6 @@ def copy_files(
     progress: Progress | None = None,
     *,
     sync: bool = True,
-    follow: bool = True,
     folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
 ) -> tuple[FileEntry, ...]:
@@ -157,14 +162,13 @@ def copy_files(
 
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
-        follow: whether ``source``, or a folder on its way, may be a symlink.
-        folder_fd: ``source``, opened by the caller.
+        folder_fd: ``source``, opened by the caller; None: it is opened, and no link on its way is followed.
     Raises:
-        InputError: a file is no regular one, or the folder is a symlink that is not followed.
+        InputError: a file is no regular one. SymbolicLink: see ``opened``.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
     """
     with (
-        opened(source, follow=follow) if folder_fd is None else nullcontext(folder_fd) as folder,
+        opened(source) if folder_fd is None else nullcontext(folder_fd) as folder,
         Taker(target, sync=sync) as taker,
     ):
         for name in files:
@@ -275,11 +279,8 @@ def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     try:
         if folder_fd is not None:
             return _look_into(folder_fd)
-        handle = os.open(folder, _FOLDER | os.O_NOFOLLOW)
-        try:
+        with entered(folder) as handle:
             return _look_into(handle)
-        finally:
-            os.close(handle)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -59,7 +59,7 @@ class Held:
             InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
             VolumeUnavailable: the volume did not answer.
         """
-        with open_adapter(path, called) if follow else artifacts.opened(path, follow=False) as folder:
+        with open_adapter(path, called) if follow else artifacts.opened(path) as folder:
             yield cls(path, folder, called)
 
     @property

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from lora_fs.sidecar.errors import Conflict, InputError, VolumeUnavailable
@@ -37,12 +36,11 @@ def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool
 
 def lies(folder: Path, entry: FileEntry) -> bool:
     """Whether a regular file of its size is there; raises VolumeUnavailable where it cannot be told."""
-    try:
-        status = (folder / entry.path).lstat()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise atomic.unavailable(error, f"cannot look at {folder / entry.path}") from error
+    with atomic.explained(f"cannot look at {folder / entry.path}"):
+        try:
+            status = (folder / entry.path).lstat()
+        except FileNotFoundError:
+            return False
     return stat.S_ISREG(status.st_mode) and status.st_size == entry.size_bytes
 
 
@@ -58,35 +56,21 @@ def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
     """
     target = layout.artifact(record.key)
     draft = artifacts.temporary_in(layout.incoming(record.key.scope))
-    with _held(target) as folder:
-        bad = [entry for entry in record.spec.files if not _holds(target, entry)]
-        if not bad:
-            return []
-        try:
-            with artifacts.drafted(good, draft, bad, carried=()):
+    try:
+        with artifacts.entered(target) as folder:
+            bad = [entry for entry in record.spec.files if not _holds(target, entry)]
+            if not bad:
+                return []
+            with artifacts.drafted(atomic.real_path(good), draft, bad, carried=()):
                 for entry in bad:
                     permissions.share_file(draft / entry.path, target)
                     os.rename(draft / entry.path, entry.path, dst_dir_fd=folder)
                 atomic.sync_folder(target)
-        except OSError as error:
-            raise atomic.unavailable(error, f"cannot mend {target}") from error
-    return [entry.path for entry in bad]
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[int]:
-    """A folder held open to rename into, whatever is put in its place meanwhile."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise Conflict(f"{folder} is a symlink, or no folder: remove it, and try again") from error
-        raise atomic.unavailable(error, f"cannot open {folder}") from error
-    try:
-        yield handle
-    finally:
-        with suppress(OSError):
-            os.close(handle)
+            raise Conflict(f"{target} is a symlink, or no folder: remove it, and try again") from error
+        raise atomic.unavailable(error, f"cannot mend {target}") from error
+    return [entry.path for entry in bad]
 
 
 def _holds(folder: Path, entry: FileEntry) -> bool:

@@ -25,10 +25,14 @@ def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, 
 def chosen_of(registry: Registry, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
     """The registered revisions of a name, or the one that is asked for. Raises NotFound: there is none."""
     known = present_revisions(registry, scope, name)
-    if not known or (revision is not None and revision not in known):
-        what = f"revision {revision!r} of {name}" if revision is not None else name
-        raise NotFound(f"{what} is not registered in {scope}")
-    return known if revision is None else {revision: known[revision]}
+    if revision is None and not known:
+        raise NotFound(f"{name} is not registered in {scope}")
+    if revision is None:
+        return known
+    if revision not in known:
+        have = ", ".join(sorted(known)) or "none"
+        raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
+    return {revision: known[revision]}
 
 
 def newest_revisions(
@@ -48,32 +52,17 @@ def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
     return registry.latest(registry.pointers(scope, name))[1]
 
 
-def promote(
-    registry: Registry,
-    scope: Scope,
-    name: str,
-    revision: str,
-    *,
-    writer: str,
-) -> Pointer:
+def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:
     """Let the plain name serve ``revision``.
 
     Raises:
         NotFound: the revision is not registered.
         TemporaryError: see ``Registry.append``.
     """
-    record = _check_present(registry, scope, name, revision)
+    record = chosen_of(registry, scope, name, revision)[revision]
     pointer = point(registry, scope, name, revision, writer=writer, claims=record.origin == "api")
     registry.announce()
     return pointer
-
-
-def _check_present(registry: Registry, scope: Scope, name: str, revision: str) -> Record:
-    known = present_revisions(registry, scope, name)
-    if revision not in known:
-        have = ", ".join(sorted(known)) or "none"
-        raise NotFound(f"{name} has no revision {revision!r} in {scope} (registered: {have})")
-    return known[revision]
 
 
 def point(
@@ -134,7 +123,7 @@ def set_canary(
         InputError: the name serves that revision. Conflict: another one is tried.
     """
     if revision is not None:
-        _check_present(registry, scope, name, revision)
+        chosen_of(registry, scope, name, revision)
 
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         serving, current = _serving(newest, scope, name), newest.canary if newest is not None else None
@@ -168,7 +157,7 @@ def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, wri
             raise NotFound(f"{name} has no canary in {scope}")
         if not finish:
             return {"canary": None}
-        _check_present(registry, scope, name, current.revision)
+        chosen_of(registry, scope, name, current.revision)
         return {"revision": current.revision, "previous_revision": serving, "canary": None}
 
     return registry.append(registry.pointers(scope, name), build, writer=writer)

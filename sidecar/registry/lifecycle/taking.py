@@ -80,9 +80,8 @@ class Taker:
             self._doing = self._beside.submit(self._digest.update, part)
         else:
             self._digest.update(part)
-        if (
-            self._writer is not None
-        ):  # here: what hangs is the caller's thread, and none that an exit waits for
+        if self._writer is not None:
+            # Here: what hangs is the caller's thread, and none that an exit waits for.
             with writing(Path(self._writer.name)):
                 self._writer.write(part)
 

@@ -89,11 +89,12 @@ class Mender:
 
     def _bring_files(self, record: Record) -> str | None:
         layout = self._registry.layout
-        for folder in self._elsewhere(record):
-            atomic.make_folder(layout.artifact(record.key))
-            mend_files(layout, folder, record)
-            return None
-        return "the same bytes lie nowhere else: import an export that has them, or unregister it"
+        folder = next(self._elsewhere(record), None)
+        if folder is None:
+            return "the same bytes lie nowhere else: import an export that has them, or unregister it"
+        atomic.make_folder(layout.artifact(record.key))
+        mend_files(layout, folder, record)
+        return None
 
     def _elsewhere(self, record: Record) -> Iterator[Path]:
         """Whole copies of a record's files: other revisions' with the same digest, and its source."""
@@ -106,7 +107,6 @@ class Mender:
         source = urlsplit(record.spec.source.uri)
         if source.scheme == "file" and source.netloc in ("", "localhost"):
             folder = Path(unquote(source.path))
-            moved = record.model_copy(update={"spec": record.spec.model_copy(update={"path": str(folder)})})
             with suppress(LoraFsError):
-                if folder != layout.artifact(record.key) and is_whole(layout, moved):
+                if folder != layout.artifact(record.key) and is_whole(layout, record, folder):
                     yield folder

@@ -88,7 +88,7 @@ class Board:
         self._reports: dict[str, ReplicaStatus] = {}  # without their adapters
         self._summaries: dict[str, tuple[int, dict[str, Any]]] = {}  # replica → as of which version, what
         self._problem: str | None = None
-        self._rendered: dict[tuple[Since, Sight, int], bytes] = {}
+        self._rendered: dict[tuple[Since, Sight, bool, int], bytes] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -104,8 +104,12 @@ class Board:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def answer(self, since: Since, sight: Sight, wait_s: float) -> bytes | None:
-        """What changed since then, as gzipped JSON; None if nothing did in ``wait_s``."""
+    async def answer(self, since: Since, sight: Sight, wait_s: float, *, known: bool = False) -> bytes | None:
+        """What changed since then, as gzipped JSON; None if nothing did in ``wait_s``.
+
+        Args:
+            known: the caller showed a token of the file.
+        """
         self._asked_at = time.monotonic()
         self._asked.set()
         with anyio.move_on_after(max(0.0, min(wait_s, self._most_wait_s))):
@@ -114,7 +118,7 @@ class Board:
         if not self._has_news(since):
             return None
         history = self._history.after(since.sample if since.epoch == self._epoch else 0)
-        render = partial(self._render, since, sight, history, self._history.last)
+        render = partial(self._render, since, sight, known, history, self._history.last)
         return await anyio.to_thread.run_sync(render, limiter=self._threads)
 
     def end(self) -> None:
@@ -176,6 +180,7 @@ class Board:
             engine="ready" if readiness.ready else "unknown",
             adapters=dict(replica.notable()[0]),
             conditions=readiness.conditions,
+            conditions_since=dict(readiness.since),
             figures=dict(replica.figures()),
             downloads=dict(replica.downloads()),
         )
@@ -242,16 +247,16 @@ class Board:
                 differs = True
         return differs
 
-    def _render(self, since: Since, sight: Sight, history: list[Sample], last: int) -> bytes:
+    def _render(self, since: Since, sight: Sight, known: bool, history: list[Sample], last: int) -> bytes:
         with self._lock:
-            key = (since, sight, last)
+            key = (since, sight, known, last)
             if key not in self._rendered:
                 if len(self._rendered) >= MAX_RENDERED:
                     self._rendered.clear()
-                self._rendered[key] = gzip.compress(self._text(since, sight, history, last), 1)
+                self._rendered[key] = gzip.compress(self._text(since, sight, known, history, last), 1)
             return self._rendered[key]
 
-    def _text(self, since: Since, sight: Sight, history: list[Sample], last: int) -> bytes:
+    def _text(self, since: Since, sight: Sight, known: bool, history: list[Sample], last: int) -> bytes:
         full = since.epoch != self._epoch or since.version < self._grid.floor
         after = -1 if full else since.version
         replicas = {r: told for r, (version, told) in self._summaries.items() if version > after}
@@ -263,6 +268,7 @@ class Board:
             "replica": self._replica.replica_id,
             "model": self._replica.model,
             "limited": sight != ALL,
+            "known": known,
             "problem": self._problem if sight == ALL else self._problem and "not everything could be read",
             "columns": self._grid.replicas,
             "replicas": replicas,

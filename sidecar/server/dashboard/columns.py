@@ -62,6 +62,7 @@ def summary_of(status: ReplicaStatus, now: float, *, own: bool) -> dict[str, Any
         "engine": status.engine,
         "url": status.url,
         "conditions": list(status.conditions),
+        "conditions_since": {kind: _unix_s(at) for kind, at in status.conditions_since.items()},
         "figures": status.figures,
         "downloads": [one.model_dump(mode="json") for one in status.downloads.values()],
     }

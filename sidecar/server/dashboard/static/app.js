@@ -1,19 +1,24 @@
 // The page: what is asked for, what comes, and who draws it. Drawn at most once a frame.
 
-import { byId, count, say } from "./dom.js";
+import { drawBanners } from "./banners.js";
+import { drawDetails } from "./details.js";
+import { byId, clock, count, say } from "./dom.js";
+import { followEvents } from "./events.js";
 import { Refused, follow, token } from "./feed.js";
 import { Plots } from "./plot.js";
-import { drawChips, drawDetails, drawDownloads, drawReplicas, drawTiles, followEvents } from "./side.js";
-import { Fleet, KINDS, SORTS } from "./state.js";
+import { drawChips, drawDownloads, drawReplicas, drawTiles } from "./side.js";
+import { Fleet, KINDS, SORTS, standing } from "./state.js";
 import { Table } from "./table.js";
 
 const QUIET_MS = 30000;
 const fleet = new Fleet();
 const plots = new Plots();
 const table = new Table({ open, sort, hover });
-const asked = { text: "", words: [], kind: "", replica: null, sort: "name", reversed: false, open: null };
+const FIRST = "state"; // what fails stands first
+const asked = { text: "", words: [], kind: "", replica: null, sort: FIRST, reversed: false, open: null };
 let running = new AbortController();
 let heardAt = 0;
+let state = "waiting";
 let due = false;
 let failing = null;
 let detailsDue = 0;
@@ -22,11 +27,11 @@ let detailsDue = 0;
 
 const on = {
   data(told) {
-    heardAt = performance.now();
-    live("live");
-    if (!told) return;
+    heardAt = Date.now();
+    if (!told) return live(seen());
     performance.mark("lora-fs:told");
     const touched = fleet.apply(told);
+    live(seen());
     if (told.history.length || told.full) plots.draw(fleet.samples);
     if (asked.open && (told.full || touched.includes(asked.open))) details();
     announce();
@@ -36,8 +41,7 @@ const on = {
     live("lost");
   },
   refused() {
-    live("refused");
-    problem("These adapters are not public: give a token that may read.");
+    live(token.get() ? "wrong" : "refused");
     if (!byId("token").open) byId("token").showModal();
   },
 };
@@ -58,16 +62,39 @@ function announce() {
   failing = many;
 }
 
-function live(state) {
-  byId("live").dataset.state = state;
-  const lost = heardAt ? `no answer for ${Math.round((performance.now() - heardAt) / 1000)} s` : "no answer";
-  const texts = { live: "live", lost, refused: "a token is needed", waiting: "connecting" };
-  say(byId("live-text"), texts[state]);
+/** What an answer shows: all that the caller may see, or what is public for want of a token. */
+function seen() {
+  if (!fleet.limited || fleet.known) return "live";
+  return token.get() ? "wrong" : "public";
 }
 
-function problem(text) {
+function live(now) {
+  state = now;
+  byId("live").dataset.state = state;
+  const lost = heardAt ? `no answer for ${Math.round((Date.now() - heardAt) / 1000)} s` : "no answer";
+  const texts = { live: "live", lost, refused: "a token is needed", wrong: "wrong token", public: "public only", waiting: "connecting" };
+  say(byId("live-text"), texts[state]);
+  problems();
+}
+
+function problems() {
+  const since = heardAt ? ` since ${clock(heardAt / 1000)}: what is shown was so then` : "";
+  const told = {
+    lost: `This sidecar does not answer${since}.`,
+    refused: "These adapters are not public: give a token that may read.",
+    wrong: `This sidecar does not know the token${fleet.own ? ": public namespaces alone are shown" : ""}. Give another one.`,
+    public: "Public namespaces are shown. A token shows those it may read.",
+  };
+  const text = [told[state], fleet.problem].filter(Boolean).join(" · ");
   byId("problem").hidden = !text;
-  say(byId("problem"), text ?? "");
+  say(byId("problem"), text);
+}
+
+function nothing() {
+  if (fleet.rows.size) return "Nothing matches.";
+  if (state === "wrong") return "Nothing is public here, and the token is not known.";
+  if (fleet.limited) return fleet.known ? "This token may read no adapter that is registered." : "Nothing is public here. A token shows what it may read.";
+  return "No adapter is registered. lora-fs register NAME FOLDER registers one.";
 }
 
 // -- what is drawn -------------------------------------------------------------------------------
@@ -78,7 +105,8 @@ function draw() {
   requestAnimationFrame(() => {
     due = false;
     const rows = fleet.view(asked);
-    table.show(rows, fleet.columns, asked.replica);
+    table.show(rows, fleet.columns, fleet.standings, asked.replica);
+    drawBanners(fleet);
     drawTiles(fleet);
     drawChips(fleet, asked.kind, (kind) => change({ kind }));
     drawReplicas(fleet, asked.replica, pick);
@@ -88,10 +116,9 @@ function draw() {
     document.title = `${fleet.kinds.failed ? `(${fleet.kinds.failed}) ` : ""}lora-fs · ${fleet.model}`;
     const narrowed = asked.words.length || asked.kind || asked.replica;
     say(byId("shown"), narrowed ? `${count(rows.length)} of ${count(fleet.rows.size)}` : "");
-    const nothing = fleet.rows.size ? "Nothing matches." : "No adapter is registered. lora-fs register NAME FOLDER registers one.";
     byId("empty").hidden = rows.length > 0 || !fleet.own;
-    say(byId("empty"), nothing);
-    problem(fleet.problem ?? (fleet.limited && !token.get() ? "Public namespaces are shown. A token shows those it may read." : null));
+    say(byId("empty"), nothing());
+    problems();
     requestAnimationFrame(() => {
       performance.mark("lora-fs:drawn");
       document.documentElement.dataset.drawn = fleet.rows.size;
@@ -106,7 +133,7 @@ function change(asks) {
   table.sorted(asked.sort, asked.reversed);
   const kept = new URLSearchParams();
   for (const name of ["text", "kind", "replica"]) if (asked[name]) kept.set(name, asked[name]);
-  if (asked.sort !== "name" || asked.reversed) kept.set("sort", `${asked.reversed ? "-" : ""}${asked.sort}`);
+  if (asked.sort !== FIRST || asked.reversed) kept.set("sort", `${asked.reversed ? "-" : ""}${asked.sort}`);
   if (asked.open) kept.set("adapter", asked.open);
   history.replaceState(null, "", kept.size ? `#${kept}` : location.pathname);
   draw();
@@ -124,7 +151,8 @@ function hover(row, replica, event, phase) {
   const tip = byId("tip");
   tip.hidden = !row;
   if (!row) return;
-  say(tip, `${replica}: ${phase}`);
+  const was = { stale: ", as last reported", down: ", its engine is not ready", ready: "" };
+  say(tip, `${replica}: ${phase}${was[standing(fleet.replicas.get(replica))]}`);
   tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
   tip.style.top = `${event.clientY + 16}px`;
 }
@@ -201,14 +229,13 @@ for (const [id, value] of [["token-use", () => byId("token-value").value.trim()]
     token.set(value());
     byId("token-value").value = "";
     byId("token").close();
-    problem(null);
     start();
   });
 }
 
 setInterval(() => {
   if (fleet.own) drawReplicas(fleet, asked.replica, pick); // their ages
-  if (heardAt && performance.now() - heardAt > QUIET_MS) live("lost");
+  if (heardAt && Date.now() - heardAt > QUIET_MS) live("lost");
 }, 5000);
 
 theme();
@@ -220,7 +247,7 @@ change({
   kind: kept.get("kind") in KINDS ? kept.get("kind") : "",
   replica: kept.get("replica"),
   open: kept.get("adapter"),
-  sort: by in SORTS ? by : "name",
+  sort: by in SORTS ? by : FIRST,
   reversed: minus === "-",
 });
 if (asked.open) show(true);

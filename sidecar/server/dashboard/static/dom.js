@@ -52,6 +52,13 @@ export function ago(value) {
   return `${Math.max(0, Math.round(value))} s`;
 }
 
+/** A time of day, with its date where that is another one: of seconds since 1970. */
+export function clock(unix_s) {
+  const at = new Date(1000 * unix_s);
+  const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
+}
+
 export function percent(part, all) {
   if (!all) return "–";
   const value = (100 * part) / all;

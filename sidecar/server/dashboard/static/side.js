@@ -1,26 +1,23 @@
-// What stands beside the table: tiles, replicas, events, and one adapter's details.
+// What stands around the table: tiles, chips, replicas, downloads.
 
 import { ago, byId, bytes, count, el, percent, say, seconds } from "./dom.js";
-import { ask } from "./feed.js";
-import { KINDS } from "./state.js";
-
-const EVENTS_MS = 5000;
-const SHOWN_EVENTS = 100;
+import { KINDS, standing } from "./state.js";
 
 export function drawTiles(fleet) {
   const replicas = [...fleet.replicas.values()];
-  const live = replicas.filter((replica) => replica.live).length;
+  const live = replicas.filter((replica) => replica.live);
+  const ready = live.filter((replica) => standing(replica) === "ready").length;
   const own = fleet.replicas.get(fleet.own)?.figures ?? {};
-  const all = (name) => replicas.reduce((total, replica) => total + (replica.figures[name] ?? 0), 0);
+  const all = (name) => live.reduce((total, replica) => total + (replica.figures[name] ?? 0), 0);
   const [hits, misses] = [all("request_hits"), all("request_misses")];
   const told = [
     ["Adapters", count(fleet.rows.size), ""],
-    ["Replicas live", `${live} / ${fleet.columns.length}`, live < fleet.columns.length ? "bad" : ""],
+    ["Replicas ready", `${ready} / ${fleet.columns.length}`, ready < fleet.columns.length ? "bad" : ""],
     ["Failing", count(fleet.kinds.failed), fleet.kinds.failed ? "bad" : ""],
     ["Under way", count(fleet.kinds.underway), ""],
-    ["Requests in flight", count(all("in_flight")), ""],
-    ["Hit rate", percent(hits, hits + misses), ""],
-    ["Median load here", seconds(own.load_s), ""],
+    ["Requests in flight", fleet.limited ? "–" : count(all("in_flight")), ""],
+    ["Hit rate: fleet, since start", percent(hits, hits + misses), ""],
+    ["Median load: this replica", seconds(own.load_s), ""],
   ];
   const tiles = byId("tiles");
   told.forEach(([title, value, kind], at) => {
@@ -40,23 +37,25 @@ export function drawReplicas(fleet, picked, on) {
     const line = body.children[at] ?? body.appendChild(replicaLine(on));
     const button = line.querySelector("button");
     line.dataset.id = id;
-    line.dataset.state = !replica.live ? "stale" : replica.engine === "ready" ? "ready" : "bad";
+    const stands = standing(replica);
+    line.dataset.state = stands;
     say(button.querySelector("span"), id);
-    const says = !replica.live ? "no report in the last minute" : replica.engine === "ready" ? "ready" : "engine not ready";
-    button.title = [says, ...replica.conditions].join("\n");
+    const says = { stale: "no report in the last minute", down: "engine not ready", ready: "ready" }[stands];
+    button.title = says;
     button.setAttribute("aria-pressed", picked === id ? "true" : "false");
     line.classList.toggle("own", replica.own);
     const [, loaded, gpu, host, disk, hits, load, seen] = line.children;
     const counted = fleet.columnCounts[at];
-    button.setAttribute("aria-label", `${id}: ${says}${replica.own ? ", this one" : ""}, ${counted.F} failed. Show what is there`);
-    const figures = replica.figures;
+    const failed = stands === "stale" ? 0 : counted.F;
+    button.setAttribute("aria-label", `${id}: ${says}${replica.own ? ", this one" : ""}, ${failed} failed. Show what is there`);
+    const figures = stands === "ready" ? replica.figures : {};
     const tier = (name) => (figures[`tier_${name}`] === undefined ? "–" : count(figures[`tier_${name}`]));
-    say(loaded, figures.capacity ? `${counted.R}/${figures.capacity}` : `${counted.R}`);
+    say(loaded, stands !== "ready" ? "–" : figures.capacity ? `${counted.R}/${figures.capacity}` : `${counted.R}`);
     say(gpu, tier("gpu"));
     say(host, tier("host"));
     say(disk, tier("disk"));
-    say(line.querySelector("em"), counted.F ? count(counted.F) : "");
-    line.querySelector("em").title = counted.F ? `${counted.F} cannot be loaded there` : "";
+    say(line.querySelector("em"), failed ? count(failed) : "");
+    line.querySelector("em").title = failed ? `${failed} cannot be loaded there` : "";
     say(hits, percent(figures.request_hits ?? 0, (figures.request_hits ?? 0) + (figures.request_misses ?? 0)));
     say(load, seconds(figures.load_s));
     say(seen, replica.own ? "here" : ago(ageOf(replica)));
@@ -95,68 +94,6 @@ export function drawDownloads(fleet) {
   while (lines.children.length > all.length) lines.lastChild.remove();
 }
 
-/** Events, where the sidecar tells of them; asked for again every few seconds. */
-export async function followEvents(signal) {
-  while (!signal.aborted) {
-    try {
-      const told = await ask("/v1/events", signal);
-      if (told) drawEvents(told.data ?? []);
-    } catch {
-      // none are told here, or not now: those shown stay
-    }
-    await new Promise((resolve) => setTimeout(resolve, EVENTS_MS));
-  }
-}
-
-function drawEvents(events) {
-  byId("events-section").hidden = false;
-  const newest = [...events].sort((a, b) => (a.last_at < b.last_at ? 1 : -1)).slice(0, SHOWN_EVENTS);
-  const lines = newest.map((one) => {
-    const about = one.key ? one.key.at(-1) : "";
-    const many = one.count > 1 ? ` ×${one.count}` : "";
-    const at = el("time", { datetime: one.last_at, title: one.last_at }, ago((Date.now() - Date.parse(one.last_at)) / 1000));
-    return el("li", { class: one.type === "Warning" ? "warning" : "" }, at, el("strong", {}, one.reason + many), ` ${about} `, el("span", {}, one.message));
-  });
-  byId("events").replaceChildren(...(lines.length ? lines : [el("li", { class: "none" }, "none")]));
-}
-
-/** One adapter, on every replica. Returns false if it is not there any more. */
-export async function drawDetails(name, fleet, signal) {
-  const told = await ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
-  const { record, residency } = told;
-  const { spec } = record;
-  say(byId("details-title"), name);
-  const held = residency && [residency.tier ?? "in the engine", `${residency.in_flight} in flight`, `idle ${ago(residency.idle_s)}`].join(", ");
-  const facts = [
-    ["Serves", `${record.revision}, generation ${record.generation}`],
-    ["Here", held ?? (told.staged ? "staged on disk" : "not loaded")],
-    ["Base model", spec.base_model],
-    ["Policy", spec.policy ? `${spec.policy.kind}${spec.policy.kind === "lazy" ? `, ${ago(spec.policy.ttl_s)} idle` : ""}${spec.policy.priority ? `, priority ${spec.policy.priority}` : ""}` : "the replica's default"],
-    ["Size", `${bytes(spec.size_bytes)} in ${spec.files.length} files`],
-    ["LoRA", `rank ${spec.lora.rank}, alpha ${spec.lora.alpha}, ${spec.lora.dtype}`],
-    ["Modules", spec.lora.target_modules.join(" ")],
-    ["Labels", Object.entries(spec.labels).map(([key, value]) => `${key}=${value}`).join(" ")],
-    ["Source", spec.source.uri],
-    ["Digest", spec.digest],
-    ["Written", `${record.updated_at} by ${record.writer}`],
-  ].filter(([, value]) => value);
-  const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
-  const lines = fleet.columns.map((id) => {
-    const one = told.replicas[id];
-    const phase = one?.phase ?? "Evicted";
-    const why = one ? [one.reason, one.message].filter(Boolean).join(": ") : "loads at the first request";
-    const again = one?.retry_in_s ? `; again in ${Math.round(one.retry_in_s)} s` : "";
-    return el("tr", { class: `d-${phase.toLowerCase()}` }, el("th", { scope: "row" }, id), el("td", {}, el("b", { class: "dot", "aria-hidden": "true" }), phase), el("td", {}, progressOf(why), why + again));
-  });
-  const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
-  byId("details-body").replaceChildren(list, el("h3", {}, "Replicas"), el("table", {}, head, el("tbody", {}, ...lines)));
-}
-
-function progressOf(text) {
-  const found = /(\d+(?:\.\d+)?) ?%/.exec(text);
-  return found ? el("progress", { max: 100, value: found[1], "aria-label": "downloaded" }) : null;
-}
-
 /** The buttons that narrow the table to a kind. */
 export function drawChips(fleet, kind, on) {
   const chips = byId("chips");
@@ -171,5 +108,6 @@ export function drawChips(fleet, kind, on) {
     chip.setAttribute("aria-pressed", kind === key ? "true" : "false");
     say(chip.lastChild, count(many));
     chip.disabled = !many && key !== kind;
+    chip.hidden = key === "unknown" && chip.disabled;
   });
 }

@@ -1,5 +1,6 @@
 // The fleet as last told: rows by name, a letter for each replica, and how many of which there are.
-// Changes come as whole rows; counts follow them and are never taken anew.
+// Changes come as whole rows; counts follow them, and are taken anew where a replica went or came back.
+// What a replica says is counted while it is so: of a silent one nothing, of one without its engine failures.
 
 export const PHASES = {
   F: "Failed",
@@ -19,7 +20,8 @@ export const KINDS = {
   underway: { title: "Under way", has: (row) => row.underway > 0 },
   ready: { title: "Ready", has: (row) => row.ready > 0 },
   draining: { title: "Draining", has: (row) => row.draining > 0 },
-  evicted: { title: "Evicted", has: (row) => row.failed + row.underway + row.ready + row.draining === 0 },
+  evicted: { title: "Evicted", has: (row) => row.failed + row.underway + row.ready + row.draining + row.unknown === 0 },
+  unknown: { title: "Unknown", has: (row) => row.unknown > 0 },
 };
 
 export const SORTS = {
@@ -27,25 +29,40 @@ export const SORTS = {
   revision: (a, b) => a.revision.localeCompare(b.revision, "en", { numeric: true }),
   policy: (a, b) => a.policy.localeCompare(b.policy),
   size: (a, b) => b.size - a.size,
-  state: (a, b) => b.failed - a.failed || b.underway - a.underway || b.draining - a.draining || b.ready - a.ready,
+  state: (a, b) =>
+    b.failed - a.failed || b.unknown - a.unknown || b.underway - a.underway || b.draining - a.draining || b.ready - a.ready,
   why: (a, b) => (b.why !== "") - (a.why !== "") || a.why.localeCompare(b.why),
 };
 
 const SAMPLES = 361;
 
-function rowOf([name, revision, policy, size, rank, labels, cells, why]) {
-  let [failed, underway, ready, draining, served] = [0, 0, 0, 0, 0];
+/** What a replica's words are worth: "ready", "down" without its engine, "stale" without a report. */
+export function standing(replica) {
+  if (!replica?.live) return "stale";
+  return replica.engine === "ready" ? "ready" : "down";
+}
+
+/** Whether a cell is so now, on a replica of that standing. */
+export const counts = (letter, stands) => stands === "ready" || (stands === "down" && letter === "F");
+
+function tally(cells, standings) {
+  let [failed, underway, ready, draining, unknown, served] = [0, 0, 0, 0, 0, 0];
   for (let at = 0; at < cells.length; at++) {
     const letter = cells[at];
     if (letter === " ") continue;
     served++;
-    if (letter === "R") ready++;
+    if (!counts(letter, standings[at])) unknown += letter === "." ? 0 : 1;
+    else if (letter === "R") ready++;
     else if (letter === "F") failed++;
     else if (letter === "G") draining++;
     else if (UNDER_WAY.includes(letter)) underway++;
   }
+  return { failed, underway, ready, draining, unknown, served };
+}
+
+function rowOf([name, revision, policy, size, rank, labels, cells, why], standings) {
   const text = `${name} ${revision} ${policy} ${labels} ${why}`.toLowerCase();
-  return { name, revision, policy, size, rank, labels, cells, why, failed, underway, ready, draining, served, text };
+  return { name, revision, policy, size, rank, labels, cells, why, text, ...tally(cells, standings) };
 }
 
 export class Fleet {
@@ -56,15 +73,18 @@ export class Fleet {
   own = "";
   model = "";
   limited = false;
+  known = false;
   problem = null;
   kinds = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, 0]));
   columnCounts = [];
+  standings = [];
 
   /** Take over an answer; returns the names of rows that are new, other or gone. */
   apply(told) {
     this.own = told.replica;
     this.model = told.model;
     this.limited = told.limited;
+    this.known = told.known;
     this.problem = told.problem;
     if (told.full) {
       this.rows.clear();
@@ -77,6 +97,7 @@ export class Fleet {
     const heard = performance.now();
     for (const [id, replica] of Object.entries(told.replicas)) this.replicas.set(id, { ...replica, id, heard });
     for (const id of this.replicas.keys()) if (!this.columns.includes(id)) this.replicas.delete(id);
+    this.#stand();
     const touched = [];
     for (const name of told.gone) {
       if (this.rows.has(name)) {
@@ -88,7 +109,7 @@ export class Fleet {
     for (const raw of told.rows) {
       const before = this.rows.get(raw[0]);
       if (before) this.#count(before, -1);
-      const row = rowOf(raw);
+      const row = rowOf(raw, this.standings);
       this.#count(row, 1);
       this.rows.set(row.name, row);
       touched.push(row.name);
@@ -96,6 +117,19 @@ export class Fleet {
     this.samples.push(...told.history);
     if (this.samples.length > SAMPLES) this.samples.splice(0, this.samples.length - SAMPLES);
     return touched;
+  }
+
+  #stand() {
+    const now = this.columns.map((id) => standing(this.replicas.get(id)));
+    const same = now.length === this.standings.length && now.every((one, at) => one === this.standings[at]);
+    this.standings = now;
+    if (same) return;
+    for (const [name, row] of this.rows) {
+      this.#count(row, -1);
+      const again = { ...row, ...tally(row.cells, now) };
+      this.#count(again, 1);
+      this.rows.set(name, again);
+    }
   }
 
   #count(row, by) {

@@ -2,7 +2,7 @@
 // Keyboard and screen readers see one grid: the active row is told by aria-activedescendant.
 
 import { byId, bytes, el, say } from "./dom.js";
-import { PHASES } from "./state.js";
+import { PHASES, counts } from "./state.js";
 
 const ROW = 28;
 const SPARE = 6;
@@ -20,6 +20,7 @@ export class Table {
   #rows = [];
   #pool = [];
   #columns = [];
+  #standings = [];
   #active = 0;
   #marked = -1;
   #grid = byId("grid");
@@ -65,7 +66,8 @@ export class Table {
   }
 
   /** Show these rows, with a letter for each of `columns`. `marked`: the replica that stands out. */
-  show(rows, columns, marked) {
+  show(rows, columns, standings, marked) {
+    this.#standings = standings;
     const before = this.#rows[this.#active]?.name;
     this.#rows = rows;
     this.#marked = marked === null ? -1 : columns.indexOf(marked);
@@ -154,7 +156,8 @@ export class Table {
     while (children.length > row.cells.length) one.strip.lastChild.remove();
     for (let at = 0; at < row.cells.length; at++) {
       const letter = row.cells[at];
-      const name = `p${letter === "." ? "E" : letter === " " ? "N" : letter}${at === this.#marked ? " marked" : ""}`;
+      const off = letter !== " " && !counts(letter, this.#standings[at]) ? " off" : "";
+      const name = `p${letter === "." ? "E" : letter === " " ? "N" : letter}${off}${at === this.#marked ? " marked" : ""}`;
       if (children[at].className !== name) children[at].className = name;
     }
   }
@@ -203,6 +206,7 @@ function stateOf(row) {
     if (many) parts.push(el("span", { class: `s-${kind}` }, `${many} ${what}`));
   };
   add(row.failed, "failed", "failed");
+  add(row.unknown, "unknown", "unknown");
   add(row.underway, "under way", "underway");
   add(row.draining, "draining", "draining");
   add(row.ready, "ready", "ready");

@@ -1,0 +1,81 @@
+"""A source that is held open: what lies on its way, and what the volume answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.registry.lifecycle.artifacts import SymbolicLink
+from lora_fs.sidecar.registry.lifecycle.copying import Held
+from tests.registry import faults
+
+
+@pytest.fixture
+def passage() -> Iterator[Path]:
+    """A folder that may be passed and not listed, with an empty adapter in it; root is nobody meanwhile."""
+    with tempfile.TemporaryDirectory() as made:
+        top, me = Path(made).resolve(), os.geteuid()
+        (top / "a1").mkdir()
+        top.chmod(0o311)
+        try:
+            if me == 0:
+                os.seteuid(65534)
+            yield top
+        finally:
+            os.seteuid(me)
+            top.chmod(0o700)
+
+
+def test_a_folder_on_the_way_need_not_be_listable(passage: Path) -> None:
+    """A source is opened below a folder that may only be passed, as a shared scratch's top often is."""
+    with pytest.raises(PermissionError):
+        os.listdir(passage)
+
+    with Held.opened(passage / "a1", "a1", follow=False) as held:
+        assert held.fingerprint is not None
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_volume_that_does_not_answer_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A volume that answers neither an open nor a look for links is unavailable, and nothing else."""
+    (tmp_path / "a1").mkdir()
+    faults.fail(monkeypatch, "open", code, when=lambda path, *_, **__: str(path).endswith("a1"), times=9)
+    for call in ("lstat", "stat"):
+        faults.fail(monkeypatch, call, code, when=lambda path, *_, **__: str(path).endswith("a1"), times=9)
+
+    with (
+        pytest.raises(VolumeUnavailable, match="cannot open"),
+        Held.opened(tmp_path / "a1", "", follow=False),
+    ):
+        pass
+
+
+def _fifo(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def _link(place: Path) -> None:
+    place.symlink_to(place.parent)
+
+
+@pytest.mark.parametrize(("put", "refusal"), [(_fifo, VolumeUnavailable), (_link, SymbolicLink)])
+def test_what_is_no_folder_is_refused_at_once(
+    tmp_path: Path, put: Callable[[Path], None], refusal: type[LoraFsError]
+) -> None:
+    """A FIFO or a link in a source's place, or on its way, is refused, and no handle stays open."""
+    put(tmp_path / "a1")
+    before = os.listdir("/proc/self/fd")
+
+    for source in (tmp_path / "a1", tmp_path / "a1" / "b"):
+        with pytest.raises(refusal), Held.opened(source, "a1", follow=False):
+            pass
+
+    assert len(os.listdir("/proc/self/fd")) == len(before)
