@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from lora_fs.sidecar.server.proxy.model_rewrite import Body
+from lora_fs.sidecar.server.proxy.model_rewrite import Parts
 from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
 
 CONNECT_S = 5.0
@@ -56,11 +56,11 @@ async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def pieces(body: Body) -> AsyncIterator[memoryview]:
+async def pieces(body: Parts) -> AsyncIterator[memoryview]:
     """As the engine takes it: sent whole it would be copied twice."""
-    view = memoryview(body)
-    for at in range(0, len(body), PIECE_BYTES):
-        yield view[at : at + PIECE_BYTES]
+    for part in map(memoryview, body):
+        for at in range(0, len(part), PIECE_BYTES):
+            yield part[at : at + PIECE_BYTES]
 
 
 async def said_by(answer: aiohttp.ClientResponse) -> bytes:
