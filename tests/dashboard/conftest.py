@@ -52,6 +52,12 @@ class Live:
         wanted = Registration(name, folder, folder.as_uri(), labels=labels or {})
         ingest.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
 
+    def revise(self, name: str, *, activate: bool = True) -> None:
+        """Register other bytes under a name that is there: its next revision."""
+        folder = write_adapter(self.sources / f"{name}-again", seed=hash(name) % 1000 + 1)
+        wanted = Registration(name, folder, folder.as_uri(), activate=activate)
+        ingest.register(self.registry, SCOPE, wanted, Expectation(("tiny",)), writer="another")
+
     def unregister(self, name: str, scope: Scope = SCOPE) -> None:
         """As the command does."""
         release.unregister(self.registry, scope, name, all_revisions=True, writer="test")

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lora_fs.sidecar.model import Download, Phase
+from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from tests.dashboard.conftest import HERE, Live, sidecar
+from tests.dashboard.conftest import HERE, SCOPE, Live, sidecar
 from tests.server.conftest import FakeReplica, serving
 
 SCRIPT = Path(__file__).parents[2] / ".ci/chromium.py"
@@ -203,6 +206,65 @@ def test_search_filter_and_sort(shared: Live, open_page: Open) -> None:
     page.get_by_role("columnheader", name="Adapter").get_by_role("button").click()
     expect(rows.locator(".c-adapter").first).to_have_text("billing")
     expect(page.get_by_role("columnheader", name="Adapter")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_on_a_telephone(shared: Live, open_page: Open) -> None:
+    """At 390 px an adapter's state is in sight without scrolling, and details open where one is."""
+    page = open_page(shared.url)
+    page.set_viewport_size({"width": 390, "height": 844})
+    state = row(page, "sql").locator(".c-state")
+    expect(state).to_have_text("1 failed")
+    expect(state).to_be_in_viewport(ratio=1)
+    row(page, "sql").click()
+    details = page.get_by_role("complementary", name="sql")
+    expect(details.get_by_role("heading", name="sql")).to_be_in_viewport(ratio=1)
+    expect(details).to_contain_text("the bytes are not <b>whole</b>")
+    assert page.evaluate("[scrollX, scrollY]") == [0, 0]
+    page.get_by_role("button", name="Close details").click()
+    expect(state).to_be_in_viewport(ratio=1)
+
+
+def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> None:
+    """Which revision serves and which is tried, the share of each, and when each was registered by whom."""
+    live.register("a")
+    live.revise("a", activate=False)
+    release.set_canary(live.registry, SCOPE, "a", "v2", 20, writer="test")
+    asked = {"model": "a", "prompt": "x"}
+    page = open_page(live.url, permissions=["clipboard-read", "clipboard-write"])
+    expect(row(page, "a")).to_be_visible()
+    for _ in range(3):
+        httpx.post(f"{live.url}/v1/completions", json=asked, timeout=20)
+    row(page, "a").click()
+    details = page.get_by_role("complementary", name="a", exact=True)
+    expect(details.get_by_role("heading", name="Canary: v1 → v2")).to_be_visible()
+    expect(details.locator(".lane")).to_contain_text("v1 · 80 %")
+    expect(details.locator(".lane")).to_contain_text("v2 · 20 %")
+    numbers = [int(one.split()[0]) for one in details.locator(".lane span").all_text_contents()]
+    assert sum(numbers) == 3
+    expect(details.locator(".revisions li")).to_contain_text(["v2 canary", "v1 serves"])
+    expect(details.locator(".revisions li").first).to_contain_text("by another")
+    details.get_by_role("button", name="Copy lora-fs status a -n default").click()
+    expect(details.get_by_role("button", name="Copy lora-fs status a -n default")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "lora-fs status a -n default"
+
+
+def test_events_are_grouped(live: Live, open_page: Open) -> None:
+    """Those of one reason are one line, and each adapter that fails has its own."""
+    page = open_page(live.url)
+    expect(page.locator("#events")).to_contain_text("none")
+    for name in ("a", "b", "c", "d", "e"):
+        live.register(name)
+    lines = page.locator("#events li")
+    expect(lines.filter(has_text="Registered")).to_have_count(1)
+    expect(lines.filter(has_text="Registered")).to_contain_text("×5")
+    expect(lines.filter(has_text="Registered")).to_contain_text("and 2 more")
+
+
+def test_the_axis_fits_the_data(live: Live, open_page: Open) -> None:
+    """A replica that just started has a plot of its minutes, not of an hour."""
+    page = open_page(live.url)
+    expect(page.locator("#plots .axis")).to_have_text(re.compile(r"^(\d+ s|2 min) ?ago.*now$"))
+    expect(page.locator("#plots .axis")).not_to_contain_text("1 h")
 
 
 def test_by_keyboard(shared: Live, open_page: Open) -> None:

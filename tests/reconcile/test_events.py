@@ -74,6 +74,19 @@ def test_any_history(happened: list[tuple[str, str, AdapterKey | None]]) -> None
         assert (events[-1].reason, events[-1].message, events[-1].key) == happened[-1]
 
 
+def test_a_failure_survives_a_flood_of_loads() -> None:
+    """What is normal makes room for what is normal, once it has half of the log."""
+    log = EventLog()
+    for number in range(KEPT):
+        log.tell("LoadFailed", key=AdapterKey("default", "tiny", "v1", f"bad{number}"), warning=True)
+    for number in range(3 * KEPT):
+        log.tell("Loaded", key=AdapterKey("default", "tiny", "v1", f"good{number}"))
+    events = log.events()
+    warned = [event.key[3] for event in events if event.type == "Warning" and event.key is not None]
+    assert len(events) == KEPT
+    assert warned == [f"bad{number}" for number in range(KEPT // 2, KEPT)]
+
+
 def test_one_that_fails_in_other_words_each_time_leaves_the_others() -> None:
     """It takes no more than its share of the log."""
     log = EventLog()

@@ -1,8 +1,9 @@
 """What happened lately on this replica: in memory, bounded, what happens again counted. No I/O.
 
 The same reason and message about the same adapter are one event with a count, as in Kubernetes.
-The one that happened longest ago makes room; an adapter that fails time and again, each time with
-other words, takes no more than its share.
+The one that happened longest ago makes room: of what is normal, while that is half of the log or more,
+so that no flood of loads washes out a failure. An adapter that fails time and again, each time with other
+words, takes no more than its share.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class EventLog:
         if len(own) >= KEPT_OF_ONE:
             del self._events[own[0]]
         elif len(self._events) >= KEPT:
-            del self._events[next(iter(self._events))]
+            normal = [identity for identity, one in self._events.items() if one.type == "Normal"]
+            del self._events[normal[0] if len(normal) >= KEPT // 2 else next(iter(self._events))]
 
 
 def _adapter(key: AdapterKey | None) -> tuple[str, ...]:

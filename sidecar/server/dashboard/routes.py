@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
+from lora_fs.sidecar.server.dashboard.revisions import revisions_of
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 
@@ -93,6 +94,7 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
             "record": served.record.model_dump(mode="json"),
             "residency": replica.residency().get(name),
             "staged": replica.staged(served),
+            "revisions": revisions_of(replica.catalog(), served, replica.requests()),
             "replicas": {other: one.model_dump(mode="json") for other, one in statuses.items()},
         }
         return JSONResponse(told, headers={"Cache-Control": "no-store"})

@@ -1,10 +1,12 @@
 // The page: what is asked for, what comes, and who draws it. Drawn at most once a frame.
 
 import { drawBanners } from "./banners.js";
+import { drawDetails } from "./details.js";
 import { byId, clock, count, say } from "./dom.js";
+import { followEvents } from "./events.js";
 import { Refused, follow, token } from "./feed.js";
 import { Plots } from "./plot.js";
-import { drawChips, drawDetails, drawDownloads, drawReplicas, drawTiles, followEvents } from "./side.js";
+import { drawChips, drawDownloads, drawReplicas, drawTiles } from "./side.js";
 import { Fleet, KINDS, SORTS, standing } from "./state.js";
 import { Table } from "./table.js";
 

@@ -39,7 +39,7 @@ function sentence(kind, { replicas, since, messages }) {
   const named = [...replicas].slice(0, NAMED).join(", ");
   const where = replicas.size > NAMED ? `${named} and ${replicas.size - NAMED} more` : named;
   const when = since < Infinity ? ` since ${clock(since)}` : "";
-  if (kind === "Silent") return `No report from ${where}${when}: what they hold is not known`;
+  if (kind === "Silent") return `No report from ${where}${when}: what ${replicas.size > 1 ? "they hold" : "it holds"} is not known`;
   const words = kind.replace(/(?<!^)([A-Z])/g, (letter) => ` ${letter.toLowerCase()}`);
   const why = first ? `: ${first}${others.length ? ` (and ${others.length} more)` : ""}` : "";
   return `${TITLES[kind] ?? words} on ${where}${when}${why}`;

@@ -1,9 +1,9 @@
-// The last hour in three small plots over one axis of time. Drawn anew when a sample comes.
+// The last hour in three small plots over one axis of time, as far as there are samples. Drawn anew when one comes.
 
-import { byId, count, el, percent, say, seconds, svg } from "./dom.js";
+import { ago, byId, count, el, percent, say, seconds, svg } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [360, 64, 4, 2];
-const HOUR = 3600;
+const LEAST_S = 120; // the shortest axis
 const [AT, LOADED, UNDERWAY, FAILED, IN_FLIGHT, HITS, MISSES, LOADS, FAILURES, LOAD, LOAD_MOST] = [...Array(11).keys()];
 
 const PLOTS = [
@@ -40,6 +40,8 @@ const last = (samples, column) => samples.findLast((sample) => sample[column] !=
 export class Plots {
   #figures = [];
   #samples = [];
+  #span = LEAST_S;
+  #axis = el("span", {}, "");
 
   constructor() {
     for (const plot of PLOTS) {
@@ -57,11 +59,13 @@ export class Plots {
       byId("plots").append(root);
       this.#figures.push({ plot, picture, scale, value });
     }
-    byId("plots").append(el("p", { class: "axis", "aria-hidden": "true" }, el("span", {}, "1 h ago"), el("span", {}, "now")));
+    byId("plots").append(el("p", { class: "axis", "aria-hidden": "true" }, this.#axis, el("span", {}, "now")));
   }
 
   draw(samples) {
     this.#samples = samples;
+    this.#span = samples.length ? Math.max(LEAST_S, samples.at(-1)[AT] - samples[0][AT]) : LEAST_S;
+    say(this.#axis, `${ago(this.#span)} ago`);
     for (const figure of this.#figures) this.#draw(figure);
   }
 
@@ -70,7 +74,7 @@ export class Plots {
     const values = plot.lines.flatMap((line) => samples.map(line.of)).filter((one) => one !== null);
     const most = plot.most ?? nice(Math.max(0, ...values));
     const end = samples.length ? samples.at(-1)[AT] : 0;
-    const x = (sample) => LEFT + (1 - (end - sample[AT]) / HOUR) * (WIDTH - 2 * LEFT);
+    const x = (sample) => LEFT + (1 - (end - sample[AT]) / this.#span) * (WIDTH - 2 * LEFT);
     const y = (one) => HEIGHT - BOTTOM - (most ? one / most : 0) * (HEIGHT - BOTTOM - 6);
     const shapes = [0.5, 1].map((part) => svg("path", { class: "rule", d: `M0 ${y(part * most)}H${WIDTH}` }));
     for (const line of plot.lines) {
@@ -98,7 +102,7 @@ export class Plots {
     const samples = this.#samples;
     if (!samples.length) return;
     const box = event.currentTarget.getBoundingClientRect();
-    const at = samples.at(-1)[AT] - (1 - (event.clientX - box.left) / box.width) * HOUR;
+    const at = samples.at(-1)[AT] - (1 - (event.clientX - box.left) / box.width) * this.#span;
     const near = samples.reduce((best, sample) => (Math.abs(sample[AT] - at) < Math.abs(best[AT] - at) ? sample : best));
     const time = new Date(1000 * near[AT]).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
     const told = plot.lines.map((line) => (line.of(near) === null ? null : `${plot.format(line.of(near))} ${line.name}`));

@@ -1,11 +1,7 @@
-// What stands beside the table: tiles, replicas, events, and one adapter's details.
+// What stands around the table: tiles, chips, replicas, downloads.
 
 import { ago, byId, bytes, count, el, percent, say, seconds } from "./dom.js";
-import { ask } from "./feed.js";
-import { KINDS, counts, standing } from "./state.js";
-
-const EVENTS_MS = 5000;
-const SHOWN_EVENTS = 100;
+import { KINDS, standing } from "./state.js";
 
 export function drawTiles(fleet) {
   const replicas = [...fleet.replicas.values()];
@@ -96,70 +92,6 @@ export function drawDownloads(fleet) {
     else bar.removeAttribute("value");
   });
   while (lines.children.length > all.length) lines.lastChild.remove();
-}
-
-/** Events, where the sidecar tells of them; asked for again every few seconds. */
-export async function followEvents(signal) {
-  while (!signal.aborted) {
-    try {
-      const told = await ask("/v1/events", signal);
-      if (told) drawEvents(told.data ?? []);
-    } catch {
-      // none are told here, or not now: those shown stay
-    }
-    await new Promise((resolve) => setTimeout(resolve, EVENTS_MS));
-  }
-}
-
-function drawEvents(events) {
-  byId("events-section").hidden = false;
-  const newest = [...events].sort((a, b) => (a.last_at < b.last_at ? 1 : -1)).slice(0, SHOWN_EVENTS);
-  const lines = newest.map((one) => {
-    const about = one.key ? one.key.at(-1) : "";
-    const many = one.count > 1 ? ` ×${one.count}` : "";
-    const at = el("time", { datetime: one.last_at, title: one.last_at }, ago((Date.now() - Date.parse(one.last_at)) / 1000));
-    return el("li", { class: one.type === "Warning" ? "warning" : "" }, at, el("strong", {}, one.reason + many), ` ${about} `, el("span", {}, one.message));
-  });
-  byId("events").replaceChildren(...(lines.length ? lines : [el("li", { class: "none" }, "none")]));
-}
-
-/** One adapter, on every replica. Returns false if it is not there any more. */
-export async function drawDetails(name, fleet, signal) {
-  const told = await ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
-  const { record, residency } = told;
-  const { spec } = record;
-  say(byId("details-title"), name);
-  const held = residency && [residency.tier ?? "in the engine", `${residency.in_flight} in flight`, `idle ${ago(residency.idle_s)}`].join(", ");
-  const facts = [
-    ["Serves", `${record.revision}, generation ${record.generation}`],
-    ["Here", held ?? (told.staged ? "staged on disk" : "not loaded")],
-    ["Base model", spec.base_model],
-    ["Policy", spec.policy ? `${spec.policy.kind}${spec.policy.kind === "lazy" ? `, ${ago(spec.policy.ttl_s)} idle` : ""}${spec.policy.priority ? `, priority ${spec.policy.priority}` : ""}` : "the replica's default"],
-    ["Size", `${bytes(spec.size_bytes)} in ${spec.files.length} files`],
-    ["LoRA", `rank ${spec.lora.rank}, alpha ${spec.lora.alpha}, ${spec.lora.dtype}`],
-    ["Modules", spec.lora.target_modules.join(" ")],
-    ["Labels", Object.entries(spec.labels).map(([key, value]) => `${key}=${value}`).join(" ")],
-    ["Source", spec.source.uri],
-    ["Digest", spec.digest],
-    ["Written", `${record.updated_at} by ${record.writer}`],
-  ].filter(([, value]) => value);
-  const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
-  const lines = fleet.columns.map((id) => {
-    const one = told.replicas[id];
-    const phase = one?.phase ?? "Evicted";
-    const stands = standing(fleet.replicas.get(id));
-    const now = counts(phase === "Failed" ? "F" : "", stands) ? phase : `${phase}, not known now`;
-    const why = one ? [one.reason, one.message].filter(Boolean).join(": ") : "loads at the first request";
-    const again = one?.retry_in_s ? `; again in ${Math.round(one.retry_in_s)} s` : "";
-    return el("tr", { class: now === phase ? `d-${phase.toLowerCase()}` : "d-unknown" }, el("th", { scope: "row" }, id), el("td", {}, el("b", { class: "dot", "aria-hidden": "true" }), now), el("td", {}, progressOf(why), why + again));
-  });
-  const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
-  byId("details-body").replaceChildren(list, el("h3", {}, "Replicas"), el("table", {}, head, el("tbody", {}, ...lines)));
-}
-
-function progressOf(text) {
-  const found = /(\d+(?:\.\d+)?) ?%/.exec(text);
-  return found ? el("progress", { max: 100, value: found[1], "aria-label": "downloaded" }) : null;
 }
 
 /** The buttons that narrow the table to a kind. */

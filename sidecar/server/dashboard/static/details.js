@@ -1,0 +1,93 @@
+// One adapter in full: its record, its canary, every replica, its revisions over time, commands to copy.
+
+import { ago, byId, bytes, clock, count, el, say } from "./dom.js";
+import { ask } from "./feed.js";
+import { counts, standing } from "./state.js";
+
+/** One adapter, on every replica. Returns false if it is not there any more. */
+export async function drawDetails(name, fleet, signal) {
+  const told = await ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
+  const { record, residency } = told;
+  const { spec } = record;
+  say(byId("details-title"), name);
+  const held = residency && [residency.tier ?? "in the engine", `${residency.in_flight} in flight`, `idle ${ago(residency.idle_s)}`].join(", ");
+  const facts = [
+    ["Serves", `${record.revision}, generation ${record.generation}`],
+    ["Here", held ?? (told.staged ? "staged on disk" : "not loaded")],
+    ["Base model", spec.base_model],
+    ["Policy", spec.policy ? `${spec.policy.kind}${spec.policy.kind === "lazy" ? `, ${ago(spec.policy.ttl_s)} idle` : ""}${spec.policy.priority ? `, priority ${spec.policy.priority}` : ""}` : "the replica's default"],
+    ["Size", `${bytes(spec.size_bytes)} in ${spec.files.length} files`],
+    ["LoRA", `rank ${spec.lora.rank}, alpha ${spec.lora.alpha}, ${spec.lora.dtype}`],
+    ["Modules", spec.lora.target_modules.join(" ")],
+    ["Labels", Object.entries(spec.labels).map(([key, value]) => `${key}=${value}`).join(" ")],
+    ["Source", spec.source.uri],
+    ["Digest", spec.digest],
+    ["Written", `${record.updated_at} by ${record.writer}`],
+  ].filter(([, value]) => value);
+  const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
+  const lines = fleet.columns.map((id) => {
+    const one = told.replicas[id];
+    const phase = one?.phase ?? "Evicted";
+    const stands = standing(fleet.replicas.get(id));
+    const now = counts(phase === "Failed" ? "F" : "", stands) ? phase : one ? `${phase}, not known now` : "Not known";
+    const absent = { stale: "no report in the last minute", down: "its engine is not ready", ready: "loads at the first request" };
+    const why = one ? [one.reason, one.message].filter(Boolean).join(": ") : absent[stands];
+    const again = one?.retry_in_s ? `; again in ${Math.round(one.retry_in_s)} s` : "";
+    return el("tr", { class: now === phase ? `d-${phase.toLowerCase()}` : "d-unknown" }, el("th", { scope: "row" }, id), el("td", {}, el("b", { class: "dot", "aria-hidden": "true" }), now), el("td", {}, progressOf(why), why + again));
+  });
+  const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
+  const everywhere = el("table", {}, head, el("tbody", {}, ...lines));
+  const parts = [list, ...laneOf(told.revisions), el("h3", {}, "Replicas"), everywhere, ...historyOf(told.revisions), ...commandsFor(record, told.revisions)];
+  byId("details-body").replaceChildren(...parts);
+}
+
+function progressOf(text) {
+  const found = /(\d+(?:\.\d+)?) ?%/.exec(text);
+  return found ? el("progress", { max: 100, value: found[1], "aria-label": "downloaded" }) : null;
+}
+
+const asked = (one) => (one.requests === null ? "requests not counted here" : `${count(one.requests)} requests here`);
+
+/** What serves and what is tried beside it: the share of each, and who asked this replica for it. */
+function laneOf(revisions) {
+  const serves = revisions.find((one) => one.role === "serves");
+  const canary = revisions.find((one) => one.role === "canary");
+  if (!serves || !canary) return [];
+  const side = (one, kind) =>
+    el("div", { class: kind }, el("strong", {}, `${one.revision} · ${one.share} %`), el("span", {}, asked(one)));
+  const bar = el("progress", { max: 100, value: canary.share, "aria-label": `share of ${canary.revision}` });
+  const title = el("h3", {}, `Canary: ${serves.revision} → ${canary.revision}`);
+  return [title, el("div", { class: "lane" }, side(serves, "serves"), bar, side(canary, "canary"))];
+}
+
+function historyOf(revisions) {
+  const lines = revisions.map((one) => {
+    const told = [`${clock(Date.parse(one.registered_at) / 1000)} by ${one.writer}`, asked(one)];
+    return el("li", { class: one.role }, el("strong", {}, one.revision), ` ${one.role} `, el("span", {}, told.join(" · ")));
+  });
+  return [el("h3", {}, "Revisions"), el("ol", { class: "revisions", role: "list" }, ...lines)];
+}
+
+function commandsFor(record, revisions) {
+  const about = `${record.name} -n ${record.namespace}`;
+  const told = [`lora-fs show ${about}`, `lora-fs status ${about}`, `lora-fs events ${about}`];
+  if (revisions.some((one) => one.role === "canary")) told.push(`lora-fs canary ${about} --abort`);
+  if (revisions.some((one) => one.role === "previous")) told.push(`lora-fs rollback ${about}`);
+  return [el("h3", {}, "Commands"), el("ul", { class: "commands", role: "list" }, ...told.map(command))];
+}
+
+/** Copies where the browser lets a page copy; else the text is selected, for the keyboard. */
+function command(text) {
+  const code = el("code", {}, text);
+  const button = el("button", { type: "button", "aria-label": `Copy ${text}` }, "Copy");
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(code);
+    try {
+      await navigator.clipboard.writeText(text);
+      say(button, "Copied");
+    } catch {
+      say(button, "Selected");
+    }
+  });
+  return el("li", {}, code, button);
+}
