@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-import anyio.to_thread
+import anyio
 
 from lora_fs.sidecar import tracing
+from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
@@ -35,6 +36,7 @@ from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
+SWEEP_S = 1.0  # a pass waits so long for the stage folder, which another process may hold, or its disk
 GATHER_S = 0.15  # a burst of changes is one pass, after the list is published; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
@@ -88,6 +90,8 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
         self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
+        self._sweeper = Daemons(1, "lora-fs-sweep")
+        self._sweeping: asyncio.Task[None] | None = None
         self._subjects = Subjects(names, residents, stager, limits.max_loaded)
         self.decided = False
         self.foreign = Foreign()
@@ -150,7 +154,7 @@ class Reconciler:
                     with tracing.span("reconcile", lora_fs__replica=self._replica_id), self.passes.measured():
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
-                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.digests())
+                        await self._sweep()
                 with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
                 pause_s = self._limits.resync_s if self.ready else ENGINE_RETRY_S
@@ -162,6 +166,17 @@ class Reconciler:
             raise
         finally:
             self._workers.stop()
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        """Sweep the stage folder, unless the last time goes on yet."""
+        if self._sweeping is None or self._sweeping.done():
+            sweep = partial(self._stager.sweep, self._names.digests())
+            self._sweeping = asyncio.create_task(self._sweeper.run(sweep), name="sweep")
+            await asyncio.wait({self._sweeping}, timeout=SWEEP_S)
+            if self._sweeping.done():
+                self._sweeping.result()
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:

@@ -152,6 +152,9 @@ class FakeStager:
             raise self.refuses[record.name]
         return self.path(record)
 
+    async def mend(self, record: Record) -> bool:
+        return False
+
     def use(self, paths: set[str]) -> None:
         self.used = paths
 

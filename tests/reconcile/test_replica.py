@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
+from lora_fs.sidecar.reconcile import reconciler
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -847,6 +849,34 @@ async def test_no_copy_is_removed_while_the_engine_is_unknown(make_rig: MakeRig)
     await waiting
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_stage_folder_that_hangs_holds_up_no_pass(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may hang while it has the folder: passes go on, one sweep waits, and the loop ends."""
+    monkeypatch.setattr(reconciler, "SWEEP_S", 0.01)
+    rig, hangs, sweeps = make_rig(), threading.Event(), 0
+
+    def sweep(_: frozenset[str]) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        assert hangs.wait(20)
+
+    monkeypatch.setattr(rig.stager, "sweep", sweep)
+    loop = asyncio.create_task(rig.replica.run())
+    try:
+        async with asyncio.timeout(5):
+            for name in "ab":
+                rig.volume.put(name, policy=EAGER)
+                while name not in rig.engine.adapters:
+                    rig.replica.wake()
+                    await asyncio.sleep(0.01)
+            assert sweeps == 1
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+    finally:
+        hangs.set()
 
 
 async def test_what_fails_after_a_pass_does_not_end_the_loop(make_rig: MakeRig) -> None:
