@@ -97,8 +97,9 @@ class BoundedConnection(H11Protocol):
 
     def _has_enough(self) -> bool:
         """Whether reading goes on only once the application took what it has: uvicorn resumes it then."""
-        is_next = self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
-        return is_next or (self.cycle is not None and len(self.cycle.body) > HIGH_WATER_LIMIT)
+        theirs = self.conn.their_state
+        is_next = theirs is h11.DONE and bool(self.conn.trailing_data[0])
+        return is_next or (theirs is h11.SEND_BODY and len(self.cycle.body) > HIGH_WATER_LIMIT)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

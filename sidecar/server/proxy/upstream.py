@@ -58,9 +58,10 @@ async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def pieces(body: Parts) -> AsyncIterator[memoryview]:
     """As the engine takes it: sent whole it would be copied twice."""
-    for part in map(memoryview, body):
-        for at in range(0, len(part), PIECE_BYTES):
-            yield part[at : at + PIECE_BYTES]
+    for part in body:
+        view = memoryview(part)
+        for at in range(0, len(view), PIECE_BYTES):
+            yield view[at : at + PIECE_BYTES]
 
 
 async def said_by(answer: aiohttp.ClientResponse) -> bytes:
