@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-import anyio.to_thread
+import anyio
 
 from lora_fs.sidecar import tracing
+from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
@@ -35,12 +36,19 @@ from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
 logger = logging.getLogger(__name__)
 
 ENGINE_RETRY_S = 0.5
+SWEEP_S = 1.0  # a pass waits so long for the stage folder, which another process may hold, or its disk
 GATHER_S = 0.15  # a burst of changes is one pass, after the list is published; no request waits for a pass
 UNASKED_LOADS = 4  # at once, so that a boot with many eager adapters leaves room for requests
 UNLOADS = 8
 MAY_REREAD = (
     "EngineMayReread: it is unknown how many adapters the engine keeps in memory, and it ends if it reads a "
     "damaged staged copy again: set LORA_FS_MAX_LOADED, at most to its --max-cpu-loras"
+)
+
+
+ONE_AT_A_TIME = (
+    "OneAtATime: the engine says of one adapter alone that it keeps it in memory, so that one is loaded at a "
+    "time: start it with --max-cpu-loras N, and set LORA_FS_MAX_LOADED to N"
 )
 
 
@@ -88,6 +96,8 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()  # set once, and replaced, at whatever may let a waiter go on
         self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
+        self._sweeper = Daemons(1, "lora-fs-sweep")
+        self._sweeping: asyncio.Task[None] | None = None
         self._subjects = Subjects(names, residents, stager, limits.max_loaded)
         self.decided = False
         self.foreign = Foreign()
@@ -100,6 +110,7 @@ class Reconciler:
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
         self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
+        self._to_ask = True  # how many: this engine was not asked yet, or did not answer
         residents.limit = limits.max_loaded
 
     @property
@@ -116,6 +127,8 @@ class Reconciler:
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
+        if self._keeps is not None and self.capacity() == 1 and len(self._names.catalog().served) > 1:
+            yield ONE_AT_A_TIME
         if self.decided and not self._volume.desired.records:
             yield from self.foreign.model_problem(self._names.terms.model)
 
@@ -150,7 +163,7 @@ class Reconciler:
                     with tracing.span("reconcile", lora_fs__replica=self._replica_id), self.passes.measured():
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
-                        await anyio.to_thread.run_sync(self._stager.sweep, self._names.digests())
+                        await self._sweep()
                 with self._goes_on():  # apart, so that a failed pass is reported
                     self._after_pass()
                 pause_s = self._limits.resync_s if self.ready else ENGINE_RETRY_S
@@ -162,6 +175,17 @@ class Reconciler:
             raise
         finally:
             self._workers.stop()
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        """Sweep the stage folder, unless the last time goes on yet."""
+        if self._sweeping is None or self._sweeping.done():
+            sweep = partial(self._stager.sweep, self._names.digests())
+            self._sweeping = asyncio.create_task(self._sweeper.run(sweep), name="sweep")
+            await asyncio.wait({self._sweeping}, timeout=SWEEP_S)
+            if self._sweeping.done():
+                self._sweeping.result()
 
     @contextmanager
     def _goes_on(self) -> Iterator[None]:
@@ -256,8 +280,12 @@ class Reconciler:
         """
         if self._limits.max_loaded is not None or not self._engine.rereads:
             return
-        if self._problem is not None:
-            self._keeps = await self._engine.holds_most()
+        if self._problem is not None or self._to_ask:
+            self._to_ask = True
+            with suppress(EngineUnavailable):
+                self._keeps, self._to_ask = await self._engine.holds_most(), False
+        if self._to_ask:
+            return  # the bound is what it was: by a smaller one adapters would be unloaded
         if self._keeps is None and activity is not None:
             self._keeps = activity.max_loras
         elsewhere = sum(not self._stager.owns(path) for path in loaded.adapters.values())

@@ -176,8 +176,8 @@ class Replica:
         if served is None:
             self.check_read()
             raise NotFound(f"The model `{name[:200]}` does not exist.")
-        await self._room.give_way(served.record)
-        with self._room.asked(served.record):
+        await self._room.give_way(served)
+        with self._room.asked(served):
             async with self._residents.hold(served, timeout_s) as engine_name:
                 yield engine_name
 

@@ -19,7 +19,8 @@ KINDS: Final = ".tar or .tar.gz"
 BROKEN: Final = (EOFError, ValueError, zlib.error)  # and an OSError without a number
 
 _OTHER: Final = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd"}
-_MOST_HEADER_BYTES: Final = 1 << 20
+_SPARSE: Final = "it holds a sparse file, which is not read: pack it without --sparse"
+_MOST_HEADER_BYTES: Final = 64 << 10
 _HEADERS: Final = frozenset(
     (
         tarfile.XHDTYPE,
@@ -36,7 +37,7 @@ class NotTar(Exception):
 
 
 class OtherPacking(ValueError):
-    """The file is packed by something else than gzip."""
+    """The file is packed by something else than gzip, or with sparse files."""
 
 
 def unpacked(file: IO[bytes]) -> gzip.GzipFile | None:
@@ -56,14 +57,28 @@ def unpacked(file: IO[bytes]) -> gzip.GzipFile | None:
 
 
 class _Member(tarfile.TarInfo):
-    """tarfile reads a header of any size into memory: one that is too large is refused before."""
+    """A member whose headers are bounded: tarfile reads each, and a sparse file's map, into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         member = super().frombuf(buf, encoding, errors)
         if member.type in _HEADERS and member.size > _MOST_HEADER_BYTES:
             raise tarfile.HeaderError(f"a header of {member.size} bytes")
+        if member.type == tarfile.GNUTYPE_SPARSE:
+            raise OtherPacking(_SPARSE)
         return member
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise OtherPacking(_SPARSE)
+
+
+class _Stream(tarfile.TarFile):
+    """A tar that keeps no member once the next one is read, nor what a global header said."""
+
+    def next(self) -> tarfile.TarInfo | None:
+        self.members.clear()  # type: ignore[attr-defined]
+        self.pax_headers.clear()  # type: ignore[attr-defined]
+        return super().next()
 
 
 @contextmanager
@@ -77,7 +92,7 @@ def tar(path: Path) -> Iterator[tarfile.TarFile]:
     try:
         with path.open("rb") as file:
             stream = cast(IO[bytes], unpacked(file) or file)
-            with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
+            with _Stream.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
                 yield archive
     except OtherPacking:
         raise

@@ -8,16 +8,24 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from lora_fs.sidecar.server.middleware import tokens
 from lora_fs.sidecar.settings import Settings
-from tests.cli.conftest import parse
+from tests.cli.conftest import LoraFs, parse
+from tests.cli.conftest import lora_fs as lora_fs
+from tests.cli.conftest import root as root
 from tests.deploy import test_kubernetes as plain
 from tests.deploy.test_kubernetes import Object, environment, mounts
 
@@ -32,11 +40,37 @@ EVERYTHING: Object = {
         "args": ["--tensor-parallel-size=2", '--chat-template={{"}}"'],
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
         "cacheClaim": "models",
+        "image": {"digest": f"sha256:{'e' * 64}"},
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/mine"}],
     },
-    "sidecar": {"maxLoaded": None, "env": [{"name": "LORA_FS_LOG_LEVEL", "value": "debug"}]},
+    "sidecar": {
+        "maxLoaded": None,
+        "env": [{"name": "LORA_FS_LOG_LEVEL", "value": "debug"}],
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/mine"}],
+    },
+    "image": {"digest": f"sha256:{'a' * 64}"},
+    "autoscaling": {
+        "enabled": True,
+        "metrics": [
+            {
+                "type": "Pods",
+                "pods": {
+                    "metric": {"name": "lora_fs_in_flight"},
+                    "target": {"type": "AverageValue", "averageValue": "8"},
+                },
+            }
+        ],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 900}},
+    },
+    "strategy": {"maxUnavailable": 1, "maxSurge": 0},
+    "ingress": {"enabled": True, "className": "nginx", "host": "llm.example", "tlsSecret": "tls"},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm2.example"]},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "gc": {"enabled": True, "olderThan": "48h"},
+    "extraVolumes": [{"name": "certificates", "configMap": {"name": "mine"}}],
     "storage": {"storageClassName": "nfs"},
     "stage": {"medium": "Memory"},
-    "tokenSecret": "lora-fs-token",
+    "auth": {"token": "one\ntwo name=b"},
     "nim": {"claim": "nim-store", "path": "loras"},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"a": "b"}},
     "serviceAccount": {"annotations": {"role": "arn:aws:iam::1:role/x"}},
@@ -58,16 +92,20 @@ EVERYTHING: Object = {
 }
 NOTHING: Object = {
     "storage": {"existingClaim": "there"},
+    "auth": {"enabled": False},
     "serviceAccount": {"create": False},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
 }
+NOT_KUBERNETES = {"HTTPRoute", "PodMonitor"}  # of the gateway API and the Prometheus operator: no schema here
+ON_DEMAND = {"HorizontalPodAutoscaler", "Ingress", "CronJob", *NOT_KUBERNETES}
 CASES = {"defaults": {}, "everything": EVERYTHING, "nothing": NOTHING}
 MODES = ("sidecar", "plugin")
 KINDS = {
     "Deployment",
     "Service",
     "PersistentVolumeClaim",
+    "Secret",
     "ServiceAccount",
     "PodDisruptionBudget",
     "NetworkPolicy",
@@ -124,15 +162,62 @@ def pod(kinds: dict[str, Object]) -> Object:
     return spec
 
 
+@contextmanager
+def cluster(secrets: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Answer as much of the API of a cluster with these secrets as helm's ``lookup`` asks; yield its URL."""
+    verbs = ["get", "list"]
+    pages: dict[str, Object] = {
+        "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [{"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": verbs}],
+        },
+    }
+    for name, data in secrets.items():
+        pages[f"/api/v1/namespaces/ml/secrets/{name}"] = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": "ml"},
+            "data": data,
+        }
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.get(self.path.partition("?")[0])
+            body = json.dumps(page or {"kind": "Status", "reason": "NotFound", "code": 404}).encode()
+            self.send_response(200 if page else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.parametrize("version", plain.VERSIONS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_rendered_fits_the_api(case: str, mode: str, version: str) -> None:
     """Whatever the values, every field is one that this Kubernetes knows."""
     found = render({**CASES[case], "mode": mode}, version=version)
-    assert {one["kind"] for one in found} == (KINDS if case != "nothing" else {"Deployment", "Service"})
+    made = {"defaults": KINDS, "everything": KINDS | ON_DEMAND, "nothing": {"Deployment", "Service"}}
+    assert {one["kind"] for one in found} == made[case]
     for one in found:
-        kubernetes_validate.validate(one, version, strict=True)
+        if one["kind"] not in NOT_KUBERNETES:
+            kubernetes_validate.validate(one, version, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +267,23 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
         ({"engine": {"args": ["tensor-parallel-size"]}}, "engine.args.0: Does not match pattern"),
         ({"stage": {"maxBytes": 1}}, "stage.maxBytes: Invalid type. Expected: string"),
         ({"storage": {"accessModes": ["ReadOnlyMany"]}}, "storage.accessModes"),
+        ({"image": {"digest": "latest"}}, "image.digest: Does not match pattern"),
+        ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: Array must have at least 1 items"),
+        ({"strategy": {"maxSurge": 0}}, "strategy: Must not validate the schema"),
+        ({"ingress": {"enabled": True}}, "ingress.host: String length must be greater than or equal to 1"),
+        ({"httpRoute": {"enabled": True, "hostnames": ["a"]}}, "httpRoute.parentRefs: Array must have"),
+        ({"engine": {"maxLoras": 64}}, "engine.maxLoras (64) is over engine.maxCpuLoras (32)"),
+        ({"sidecar": {"maxLoaded": 33}}, "sidecar.maxLoaded (33) is over engine.maxCpuLoras (32)"),
+        ({"storage": {"accessModes": ["ReadWriteOnce"]}}, "2 replicas cannot mount one ReadWriteOnce"),
+        (
+            {"engine": {"args": ["--shutdown-timeout=300"]}},
+            "does not fit terminationGracePeriodSeconds (120): requests would be cut; set that to 330",
+        ),
+        ({"stage": {"maxBytes": "21474836480"}}, "stage.maxBytes (21474836480) is not below stage.sizeLimit"),
+        (
+            {"auth": {"enabled": False}, "ingress": {"enabled": True, "host": "a.example"}},
+            "ingress and httpRoute need auth.enabled",
+        ),
     ],
 )
 def test_the_schema_refuses(given: Object, told: str) -> None:
@@ -189,6 +291,20 @@ def test_the_schema_refuses(given: Object, told: str) -> None:
     done = helm("template", "demo", CHART, given=given)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mode": "plugin", "engine": {"maxLoras": 64}},
+        {"replicas": 1, "storage": {"accessModes": ["ReadWriteOnce"]}},
+        {"terminationGracePeriodSeconds": 330, "engine": {"args": ["--shutdown-timeout=300"]}},
+        {"strategy": {"maxSurge": 0, "maxUnavailable": 1}},
+    ],
+)
+def test_what_works_is_not_refused(given: Object) -> None:
+    """The values next to those that are refused."""
+    assert objects(given)["Deployment"]
 
 
 def test_the_schema_knows_every_value() -> None:
@@ -252,6 +368,8 @@ def test_every_mount_has_its_volume(case: str, mode: str) -> None:
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     (ours,), (engine,) = spec["initContainers"], spec["containers"]
     assert set(volumes) == set(mounts(ours)) | set(mounts(engine))
+    if mode == "sidecar":
+        assert "adapters" not in mounts(engine), "the engine gets paths under /stage alone"
     made = kinds.get("PersistentVolumeClaim", {"metadata": {"name": "there"}})
     assert volumes["adapters"]["persistentVolumeClaim"]["claimName"] == made["metadata"]["name"]
 
@@ -374,14 +492,46 @@ def test_traces_are_let_out() -> None:
     assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
 
 
-def test_the_token_is_where_lora_fs_looks() -> None:
-    """The folder that the secret is mounted at, and the key that the pages give it."""
-    for mode in MODES:
-        spec = pod(objects({"mode": mode, "tokenSecret": "lora-fs-token"}))
-        (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
-        file = Path(environment(container)["LORA_FS_TOKEN_FILE"]["value"])
-        assert (str(file.parent), file.name) == (mounts(container)["token"]["mountPath"], "token")
-        assert {"name": "token", "secret": {"secretName": "lora-fs-token"}} in spec["volumes"]
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("auth", [{}, {"existingSecret": "lora-fs-token"}])
+def test_the_token_is_where_lora_fs_looks(mode: str, auth: Object) -> None:
+    """The folder that the secret is mounted at, the key that the pages give, the secret made or named."""
+    kinds = objects({"mode": mode, "auth": auth})
+    spec = pod(kinds)
+    (container,) = spec["initContainers" if mode == "sidecar" else "containers"]
+    file = Path(environment(container)["LORA_FS_TOKEN_FILE"]["value"])
+    assert (str(file.parent), file.name) == (mounts(container)["token"]["mountPath"], "token")
+    assert ("Secret" in kinds) is (not auth)
+    named = kinds["Secret"]["metadata"]["name"] if not auth else "lora-fs-token"
+    assert {"name": "token", "secret": {"secretName": named}} in spec["volumes"]
+
+
+def test_an_installation_has_a_token_of_its_own() -> None:
+    """By default registering asks for one that nobody else has and that lora-fs takes."""
+    texts = {b64decode(objects({}, release)["Secret"]["data"]["token"]) for release in ("a", "b")}
+    assert len(texts) == 2
+    for text in texts:
+        (token,) = tokens.parse(text.decode()).values()
+        assert token.may(tokens.Verb.REGISTER, "default")
+        assert len(text) == 48
+    given = objects({"auth": {"token": "one\ntwo name=b"}})["Secret"]["data"]["token"]
+    assert b64decode(given) == b"one\ntwo name=b"
+    off = objects({"auth": {"enabled": False}})
+    assert "Secret" not in off
+    assert "LORA_FS_TOKEN_FILE" not in environment(pod(off)["initContainers"][0])
+
+
+def test_an_upgrade_keeps_the_token() -> None:
+    """What the cluster has is rendered again, unless a token is given."""
+    there = b64encode(b"first").decode()
+    with cluster({"demo-token": {"token": there}}) as url:
+        for given, token in (({}, there), ({"auth": {"token": "new"}}, b64encode(b"new").decode())):
+            done = helm(
+                "template", "demo", CHART, "--namespace", "ml", "--is-upgrade", "--dry-run=server",
+                "--kube-apiserver", url, "-s", "templates/secret.yaml", given=given,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert yaml.safe_load(done.stdout)["data"] == {"token": token}
 
 
 def test_everything_reaches_the_pod() -> None:
@@ -390,13 +540,138 @@ def test_everything_reaches_the_pod() -> None:
     spec, (engine,) = pod(kinds), pod(kinds)["containers"]
     assert engine["args"][-2:] == EVERYTHING["engine"]["args"]
     assert environment(engine)["HF_TOKEN"] == EVERYTHING["engine"]["env"][0]
-    for name in ("nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "imagePullSecrets"):
+    for name in ("nodeSelector", "tolerations", "affinity", "imagePullSecrets"):
         assert spec[name] == EVERYTHING[name]
+    (ours,) = spec["initContainers"]
+    for container in (ours, engine):
+        assert mounts(container)["certificates"]["mountPath"] == "/etc/ssl/mine"
+    assert ours["image"] == f"lora-fs@sha256:{'a' * 64}"
+    assert engine["image"] == f"vllm/vllm-openai@sha256:{'e' * 64}"
+    rolling = {"maxUnavailable": 1, "maxSurge": 0}
+    assert kinds["Deployment"]["spec"]["strategy"]["rollingUpdate"] == rolling
     assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
     assert kinds["NetworkPolicy"]["spec"]["ingress"][0]["from"] == EVERYTHING["networkPolicy"]["from"]
     assert EVERYTHING["networkPolicy"]["egress"][0] in kinds["NetworkPolicy"]["spec"]["egress"]
     assert kinds["PersistentVolumeClaim"]["spec"]["storageClassName"] == "nfs"
     assert kinds["PersistentVolumeClaim"]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize(("startup_s", "grace_s"), [(1200, 120), (3600, 600)])
+def test_a_rollout_has_the_time_that_a_model_takes_to_load(startup_s: int, grace_s: int) -> None:
+    """No rollout is called failed before the startup probe gives up, an old pod's end and a pull included."""
+    given = {"engine": {"startupSeconds": startup_s}, "terminationGracePeriodSeconds": grace_s}
+    spec = objects(given)["Deployment"]["spec"]
+    probe = spec["template"]["spec"]["containers"][0]["startupProbe"]
+    probed_s = probe["periodSeconds"] * probe["failureThreshold"]
+    assert spec["progressDeadlineSeconds"] >= probed_s + grace_s + 600
+
+
+def test_what_scales_replicas_is_alone() -> None:
+    """With an autoscaler, the chart's or one outside of it, an upgrade does not set the count back."""
+    assert objects({})["Deployment"]["spec"]["replicas"] == 2
+    assert "replicas" not in objects({"replicas": None})["Deployment"]["spec"]
+    kinds = objects(EVERYTHING)
+    assert "replicas" not in kinds["Deployment"]["spec"]
+    target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert target["name"] == kinds["Deployment"]["metadata"]["name"]
+
+
+def test_the_pages_example_scales() -> None:
+    """The autoscaler that the page gives is one that the API takes, by a metric that a replica has."""
+    (given,), (rule,), (keda,) = (
+        [one for one in values_of("kubernetes.md") if key in one or key == one.get("kind")]
+        for key in ("autoscaling", "rules", "ScaledObject")
+    )
+    kinds = objects(given)
+    kubernetes_validate.validate(kinds["HorizontalPodAutoscaler"], plain.VERSIONS[-1], strict=True)
+    (metric,) = given["autoscaling"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["rules"]["custom"][0]["name"]["as"]
+    metrics = (plain.FOLDER.parents[1] / "docs/howto/metrics.md").read_text()
+    for query in (
+        rule["rules"]["custom"][0]["seriesQuery"],
+        keda["spec"]["triggers"][0]["metadata"]["query"],
+    ):
+        assert f"`{re.findall('lora_fs_[a-z_]+', query)[0]}`" in metrics
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [("20Gi", 10 << 30), ("1.5Gi", 3 << 28), ("800M", 400_000_000), ("2Ti", 1 << 40)]
+)
+def test_the_stage_folder_is_kept_below_its_limit(limit: str, kept: int) -> None:
+    """What lora-fs keeps follows the size of the volume, unless it is said."""
+    (ours,) = pod(objects({"stage": {"sizeLimit": limit}}))["initContainers"]
+    assert environment(ours)["LORA_FS_STAGE_MAX_BYTES"]["value"] == str(kept)
+    (ours,) = pod(objects({"stage": {"sizeLimit": limit, "maxBytes": "7"}}))["initContainers"]
+    assert environment(ours)["LORA_FS_STAGE_MAX_BYTES"]["value"] == "7"
+
+
+def test_the_cluster_may_choose_the_user() -> None:
+    """OpenShift refuses a pod that names a user or a group; everything else stays locked."""
+    kinds = objects({"arbitraryUser": True, "gc": {"enabled": True}})
+    jobs = kinds["Job"]["spec"]["template"], kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
+    for template in (kinds["Deployment"]["spec"]["template"], *jobs):
+        assert not re.search("runAsUser|runAsGroup|fsGroup'", str(template))
+    locked = dict(plain.SIDECAR["securityContext"])
+    del locked["runAsUser"], locked["runAsGroup"]
+    assert pod(kinds)["initContainers"][0]["securityContext"] == locked
+
+
+def test_replicas_spread_over_nodes() -> None:
+    """By default the release's own pods; a selector that is given stays."""
+    kinds = objects({})
+    (spread,) = pod(kinds)["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == kinds["Deployment"]["spec"]["selector"]["matchLabels"]
+    own = {**spread, "labelSelector": {"matchLabels": {"a": "b"}}}
+    (spread,) = pod(objects({"topologySpreadConstraints": [own]}))["topologySpreadConstraints"]
+    assert not spread.keys() ^ own.keys()
+    assert spread["labelSelector"]["matchLabels"]["a"] == "b"
+
+
+def test_clients_outside_reach_the_models_alone() -> None:
+    """Ingress and route lead to the Service, for `/v1`: `/metrics` and the dashboard stay inside."""
+    kinds = objects(EVERYTHING)
+    ((rule,), (tls,)) = kinds["Ingress"]["spec"]["rules"], kinds["Ingress"]["spec"]["tls"]
+    (path,) = rule["http"]["paths"]
+    service = kinds["Service"]
+    (port,) = service["spec"]["ports"]
+    reached = {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
+    assert (path["path"], path["backend"]["service"]) == ("/v1", reached)
+    assert tls["hosts"] == [rule["host"]] == ["llm.example"]
+    (route,) = kinds["HTTPRoute"]["spec"]["rules"]
+    assert route["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+    assert [one["path"]["value"] for one in route["matches"]] == ["/v1"]
+    (ours,) = pod(kinds)["initContainers"]
+    assert environment(ours)["LORA_FS_ALLOWED_HOSTS"]["value"] == "llm.example,llm2.example"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_monitor_finds_the_port(mode: str) -> None:
+    """It selects the release's pods, and a port that one of their containers has."""
+    kinds = objects({**EVERYTHING, "mode": mode})
+    monitor, spec = kinds["PodMonitor"], pod(kinds)
+    assert monitor["spec"]["selector"] == kinds["Deployment"]["spec"]["selector"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    names = [
+        port["name"]
+        for one in (*spec["initContainers"], *spec["containers"])
+        for port in one.get("ports", [])
+    ]
+    assert names == [endpoint["port"]]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_gc_runs_on_the_claim(lora_fs: LoraFs, root: Path) -> None:
+    """The CronJob's command runs, and its volume is the replicas'; no Service leads to its pods."""
+    kinds = objects(EVERYTHING)
+    template = kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    ran = lora_fs(*(str(root) if word == "/adapters" else word for word in container["args"]))
+    assert ran.code == 0, ran.err
+    assert container["args"][-2:] == ["--older-than", "48h"]
+    (volume,) = template["spec"]["volumes"]
+    assert volume in pod(kinds)["volumes"]
+    selector = kinds["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert not selector.items() <= template["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("mode", MODES)

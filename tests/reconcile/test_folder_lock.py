@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.reconcile.stage import lock as locking
 from lora_fs.sidecar.reconcile.stage.lock import FILE, FolderLock
 
 COPY, OTHER = "a" * 64, "b" * 64
@@ -68,6 +69,23 @@ def test_a_lock_file_that_is_made_anew_keeps_who_makes_a_copy(
     assert there.is_made(COPY)
     here.made(COPY)
     assert not there.is_made(COPY)
+
+
+def test_who_hangs_with_the_room_is_not_waited_for_for_ever(
+    here: FolderLock, there: FolderLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, or another thread of this one; and who was closed meanwhile gets nothing."""
+    monkeypatch.setattr(locking, "ROOM_S", 0.05)
+    there.open("prod/base")
+    with there.room():
+        for waiter in (here, there):
+            with pytest.raises(OSError, match="busy"), waiter.room():
+                pass
+    with here.room():
+        pass
+    here.close()
+    with pytest.raises(OSError, match="shutdown"), here.room():
+        pass
 
 
 def test_who_uses_a_copy_waits_for_its_removal(here: FolderLock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
+from lora_fs.sidecar.reconcile import reconciler
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -433,6 +435,40 @@ async def test_a_bound_that_cannot_be_learned(make_rig: MakeRig) -> None:
         rig.engine.rereads = rereads
         await rig.settle()
         assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is unknown
+
+
+async def test_an_engine_that_keeps_one_adapter(make_rig: MakeRig) -> None:
+    """As a stock vLLM by default: where more are registered a condition says what to set, unless it is."""
+    for max_loaded, keeps, names, told in (
+        (None, 1, "ab", True),
+        (None, 1, "a", False),
+        (None, 2, "ab", False),
+        (1, 1, "ab", False),
+    ):
+        rig = make_rig(max_loaded)
+        rig.engine.rereads, rig.engine.max_cpu_loras = True, keeps
+        for name in names:
+            rig.volume.put(name)
+        await rig.settle()
+        assert any("OneAtATime" in one for one in rig.replica.readiness().conditions) is told
+
+
+async def test_a_bound_that_the_engine_does_not_answer_for_a_moment(make_rig: MakeRig) -> None:
+    """It stays what it was: by the metrics' smaller one adapters would be unloaded. It is asked again."""
+    rig = make_rig()
+    rig.engine = engine = BatchOfTwo(rereads=True, max_cpu_loras=4)
+    rig.replica = rig.start()
+    for name in "abcd":
+        rig.volume.put(name)
+        await rig.settle()
+        await use(rig, name)
+    engine.silent = True
+    rig.replica.engine_failed("no answer")
+    await rig.settle()
+    assert (rig.replica.capacity(), set(engine.adapters)) == (4, set("abcd"))
+    engine.silent, engine.max_cpu_loras = False, 3
+    await rig.settle()
+    assert (rig.replica.capacity(), len(engine.adapters)) == (3, 3)
 
 
 async def test_a_bound_that_is_told_after_the_first_load(make_rig: MakeRig) -> None:
@@ -847,6 +883,34 @@ async def test_no_copy_is_removed_while_the_engine_is_unknown(make_rig: MakeRig)
     await waiting
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
+
+
+async def test_a_stage_folder_that_hangs_holds_up_no_pass(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may hang while it has the folder: passes go on, one sweep waits, and the loop ends."""
+    monkeypatch.setattr(reconciler, "SWEEP_S", 0.01)
+    rig, hangs, sweeps = make_rig(), threading.Event(), 0
+
+    def sweep(_: frozenset[str]) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        assert hangs.wait(20)
+
+    monkeypatch.setattr(rig.stager, "sweep", sweep)
+    loop = asyncio.create_task(rig.replica.run())
+    try:
+        async with asyncio.timeout(5):
+            for name in "ab":
+                rig.volume.put(name, policy=EAGER)
+                while name not in rig.engine.adapters:
+                    rig.replica.wake()
+                    await asyncio.sleep(0.01)
+            assert sweeps == 1
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+    finally:
+        hangs.set()
 
 
 async def test_what_fails_after_a_pass_does_not_end_the_loop(make_rig: MakeRig) -> None:

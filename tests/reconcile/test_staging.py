@@ -21,6 +21,7 @@ from lora_fs.sidecar.errors import InputError, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.reconcile.stage import cache
 from lora_fs.sidecar.reconcile.stage.cache import GRACE_S, Signature, StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import REREAD_S
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.registry.lifecycle import artifacts, ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
@@ -460,6 +461,47 @@ async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, d
     else:
         weights.unlink()
     assert Path(await stager.stage(record), WEIGHTS).read_bytes() == whole
+
+
+async def test_a_copy_that_this_process_cannot_open_is_not_damaged(
+    registry: Registry, register: Register, tmp_path: Path, clock: Clock
+) -> None:
+    """However long it has too many files open: another process's engine may use that very copy."""
+    record = register("one", 1)
+    first, second = (make_stager(registry, tmp_path / "stage") for _ in range(2))
+    copy = Path(await first.stage(record))
+    seen = copy.stat().st_ino
+    for _ in range(3):
+        with pytest.MonkeyPatch.context() as patch:
+            fail(patch, "open", errno.EMFILE, when=lambda path, *_, **__: str(path) == str(copy / WEIGHTS))
+            with pytest.raises(VolumeUnavailable, match="ulimit -n"):
+                await second.stage(record)
+        clock.now += GRACE_S
+    assert copy.stat().st_ino == seen
+    assert await second.stage(record) == str(copy)
+
+
+async def test_a_copy_on_a_broken_sector_is_made_anew_elsewhere(
+    registry: Registry, register: Register, tmp_path: Path, clock: Clock
+) -> None:
+    """One error of the disk may pass. An error that repeats for some seconds is the copy's end."""
+    record = register("one", 1)
+    copy = Path(await make_stager(registry, tmp_path / "stage").stage(record))
+    stager, weights = make_stager(registry, tmp_path / "stage"), copy / WEIGHTS
+    with pytest.MonkeyPatch.context() as patch, weights.open("rb") as held:  # nothing else has its inode
+        broken = os.fstat(held.fileno()).st_ino
+
+        def is_broken(path: object, *_: object, **__: object) -> bool:
+            return str(path) == str(weights) and weights.stat().st_ino == broken
+
+        fail(patch, "open", errno.EIO, times=9, when=is_broken)
+        for _ in range(2):
+            with pytest.raises(VolumeUnavailable, match="disk fails"):
+                await stager.stage(record)
+        assert weights.stat().st_ino == broken
+        clock.now += REREAD_S
+        assert await stager.stage(record) == str(copy)
+        assert weights.stat().st_ino != broken
 
 
 async def test_half_done_copies_of_an_earlier_process(stager: Stager, registry: Registry) -> None:

@@ -15,8 +15,15 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import (
+    EngineRejected,
+    EngineUnavailable,
+    InvalidAdapter,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
 from lora_fs.sidecar.reconcile.stage.cache import StageFull
@@ -97,6 +104,15 @@ class Pod:
         loads = self.rig.replica._residents._loads.values()
         async with asyncio.timeout(5):  # nobody waits for it any more
             await asyncio.gather(*loads, return_exceptions=True)
+
+    async def told_that_there_is_no_place(self, name: str) -> None:
+        with pytest.raises(WaitTimeout, match="no place for"):
+            await self.use(name, within_s=0.2)
+
+    def served(self, name: str) -> Served:
+        found = self.rig.replica.lookup(name)
+        assert found is not None
+        return found
 
     def record(self, name: str) -> Record:
         return next(one for one in self.rig.volume.desired.records.values() if one.name == name)
@@ -203,7 +219,7 @@ async def test_who_is_asked_for_stays(make_pod: MakePod) -> None:
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    with pod.rig.replica._room.asked(pod.record("a")):
+    with pod.rig.replica._room.asked(pod.served("a")):
         await pod.refused("b")
     await pod.use("b")
     assert pod.loaded == {"b"}
@@ -214,10 +230,10 @@ async def test_who_is_asked_for_twice_stays_for_the_second(make_pod: MakePod) ->
     pod = make_pod(1, "ab")
     await pod.rig.settle()
     await pod.use("a")
-    record = pod.record("a")
+    served = pod.served("a")
     room = pod.rig.replica._room
-    with room.asked(record):
-        with room.asked(record):
+    with room.asked(served):
+        with room.asked(served):
             pass
         await pod.refused("b")
     await pod.use("b")
@@ -281,7 +297,7 @@ async def test_an_engine_that_takes_its_time_to_unload(
     assert served is not None
     pod.engine.gate.clear()
     pod.engine.asked.clear()
-    with pod.rig.replica._room.asked(served.record):
+    with pod.rig.replica._room.asked(served):
         loading = pod.rig.replica._residents.load(served)
         await pod.engine.asked.wait()
         loop, late_s = asyncio.get_running_loop(), 2 * pod.stager._timeout_s
@@ -308,6 +324,77 @@ async def test_an_unload_that_hangs_holds_up_no_request(
     pod.engine.unstick.set()
     await pod.rig.settle()
     assert pod.loaded == {"c"}
+
+
+@pytest.mark.parametrize("max_loaded", [None, 4])
+async def test_an_engine_that_hangs_in_unloads_keeps_its_adapters(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch, max_loaded: int | None
+) -> None:
+    """When a second unload hangs, all do: whether room or a place is wanted, no third adapter goes."""
+    monkeypatch.setattr(eviction, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(eviction, "LOOK_S", 0.01)
+    pod = make_pod(4 if max_loaded is None else 9, "abcde", max_loaded)
+    await pod.rig.settle()
+    await pod.use("a", "b", "c", "d")
+    pod.engine.stuck, pod.engine.unloads = {"a", "b", "c", "d"}, []
+    with pytest.raises((StageFull, WaitTimeout)):
+        await pod.use("e", within_s=0.5)
+    assert pod.engine.unloads == ["a", "b"]
+    pod.engine.unstick.set()
+    await pod.use("e")
+    assert pod.loaded == {"c", "d", "e"}
+
+
+async def test_two_names_of_one_copy_wait_for_a_place(make_pod: MakePod) -> None:
+    """Each is served when there is one, and each that gave up is told that there was none."""
+    pod = make_pod(9, "ab", max_loaded=1)
+    await pod.rig.settle()
+    revision = pod.record("a").revision
+    async with pod.rig.replica.hold("b", 5), asyncio.TaskGroup() as both:
+        for name in ("a", f"a@{revision}"):
+            both.create_task(pod.told_that_there_is_no_place(name))
+    await pod.use("a", "b", f"a@{revision}")
+
+
+async def test_another_name_of_the_same_copy_gives_its_place(make_pod: MakePod) -> None:
+    """There is one place, and ``NAME@REVISION`` is asked for after ``NAME``."""
+    pod = make_pod(9, "a", max_loaded=1)
+    await pod.rig.settle()
+    revision = f"a@{pod.record('a').revision}"
+    for name in ("a", revision):
+        await pod.use(name)
+        assert pod.loaded == {name}
+
+
+@pytest.mark.parametrize("damage", [True, False])
+async def test_a_copy_that_is_damaged_as_the_engine_reads_it(
+    make_pod: MakePod, monkeypatch: pytest.MonkeyPatch, damage: bool
+) -> None:
+    """It is made anew and loaded once more; a whole one that the engine refuses is not tried again."""
+    pod, tries = make_pod(2, "a"), 0
+    engine_load = pod.engine.load
+
+    async def read(name: str, path: str, record: Record, *, spare: bool = False) -> None:
+        nonlocal tries
+        tries += 1
+        weights = Path(path, "adapter_model.safetensors")
+        if damage and tries == 1:
+            weights.chmod(0o600)
+            os.truncate(weights, 10)
+        if not damage or weights.stat().st_size == 10:
+            raise EngineRejected("the engine refused to load a: header", reason="header", status=500)
+        await engine_load(name, path, record, spare=spare)
+
+    monkeypatch.setattr(pod.engine, "load", read)
+    await pod.rig.settle()
+    if damage:
+        await pod.use("a")
+        assert (pod.loaded, tries) == ({"a"}, 2)
+        assert pod.rig.replica.counters()["load_failures_total"] == 0
+    else:
+        with pytest.raises(EngineRejected, match="header"):
+            await pod.use("a")
+        assert tries == 1
 
 
 async def test_who_waits_in_vain_is_told_of_the_room(
@@ -339,7 +426,7 @@ async def test_room_that_others_take_is_not_looked_for_for_ever(make_pod: MakePo
     room, now = pod.rig.replica._room, asyncio.get_running_loop().time()
     assert await room.find(record, 0, now)
     assert not await room.find(record, 0, now - TRY_S - 1)
-    with room.asked(record):
+    with room.asked(pod.served("a")):
         assert await room.find(record, 0, now - TRY_S - 1)
 
 

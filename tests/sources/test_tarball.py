@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,58 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
                 unpack(folder, data)
 
     answered(act)
+
+
+def sparse_map() -> bytes:
+    """The map of a sparse file, as GNU tar writes it before the bytes: two numbers for each piece."""
+    said = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": WEIGHTS}
+    pieces = 1_000_000
+    data = f"{pieces}\n".encode() + b"7\n" * 2 * pieces
+    member = named(WEIGHTS)
+    member.size = len(data)
+    return pax_header(said) + member.tobuf() + data
+
+
+def sparse_header() -> bytes:
+    """An older sparse file's header, which says in each block that another one follows."""
+    header = bytearray(named(WEIGHTS, tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + (b"00000000001\0" * 42 + b"\1" + bytes(7)) * 20_000
+
+
+def pax_header(said: dict[str, str], kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return tarfile.TarInfo._create_pax_generic_header(said, kind, "utf-8")  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("packed", [sparse_map, sparse_header])
+def test_a_sparse_file_is_refused_before_its_map_is_read(packed: Callable[[], bytes], tmp_path: Path) -> None:
+    """A few kilobytes can unpack to a map of millions of pieces."""
+    data = gzip.compress(packed())
+
+    def act() -> None:
+        with pytest.raises(InputError, match="holds a sparse file, which is not read"):
+            unpack(tmp_path, data)
+
+    answered(act)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_the_headers_of_members_that_were_read_are_not_kept(
+    kind: bytes, adapter: Path, tmp_path: Path
+) -> None:
+    """Each may have 64 KiB, and there may be ten thousand."""
+    headers = [
+        pax_header({f"k{number}": "v" * 60_000}, kind) + named(f"f{number}").tobuf() for number in range(600)
+    ]
+    data = gzip.compress(b"".join(headers) + tar_of(adapter))
+    tracemalloc.start()
+    try:
+        assert unpack(tmp_path, data) == [CONFIG, WEIGHTS]
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_packed_tar_is_whole_or_refused(adapter: Path, tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from dataclasses import replace
 
 from lora_fs.sidecar.model import Policy, PolicyKind, Record
 from lora_fs.sidecar.reconcile import plan
+from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 LOOK_S = 0.5  # between two looks at an engine that others may use, too
 TRY_S = 120.0
 PATIENCE_S = 5.0  # with an engine that unloads one; then another goes as well
+MOST_HUNG = 2  # an engine that hangs in so many unloads hangs in all: no other goes for nothing
 GIVE_WAY_S = 1.0  # a request for what is loaded and idle waits so long for those that wait for a place
 
 
@@ -45,6 +47,7 @@ class Room:
         self._residents, self._stager, self._read, self._look = residents, stager, read, look
         self._default, self._weights = default, weights
         self._asked: Counter[str] = Counter()  # by the copy's path
+        self._requests: dict[object, Served] = {}  # that are counted there
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         self._wanted = 0  # places that are waited for
@@ -54,28 +57,33 @@ class Room:
         residents.find_place, residents.on_free = self.find_place, self._free
 
     @contextmanager
-    def asked(self, record: Record) -> Iterator[None]:
-        """A request waits for ``record`` or uses it while the context is open: it does not give way."""
-        path = self._stager.path(record)
+    def asked(self, served: Served) -> Iterator[None]:
+        """A request waits for ``served`` or uses it while the context is open: it does not give way.
+
+        Its copy does not under any name. Its place does not under its own: another name of it takes another.
+        """
+        path, request = self._stager.path(served.record), object()
         self._asked[path] += 1
+        self._requests[request] = served
         try:
             yield
         finally:
+            del self._requests[request]
             self._asked[path] -= 1
             if not self._asked[path]:
                 del self._asked[path]
 
-    async def give_way(self, record: Record) -> None:
-        """Let the requests that wait for a place go first, where ``record`` is loaded and nobody uses it.
+    async def give_way(self, served: Served) -> None:
+        """Let the requests that wait for a place go first, where ``served`` is loaded and nobody uses it.
 
         Without this an adapter that is asked for again and again would keep its place for good.
         """
-        path = self._stager.path(record)
+        path, record, name_of = self._stager.path(served.record), served.record, self._residents.name_of
         if (record.spec.policy or self._default).kind is PolicyKind.PINNED:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_WAY_S):
-                while self._wanted and not self._asked[path] and path in self._residents.paths.values():
+                while self._wanted and not self._asked[path] and name_of(served) is not None:
                     await self._moved.wait()
 
     async def find(self, record: Record, lacks: int, since: float) -> bool:
@@ -101,11 +109,11 @@ class Room:
         """
 
         async def evict() -> bool:
-            resident, limit = list(map(self._as_asked, self._look())), self._residents.limit
+            asked = set(map(self._residents.name_of, self._requests.values()))
+            resident = [replace(r, in_flight=r.in_flight + (r.name in asked)) for r in self._look()]
+            limit = self._residents.limit
             gone = plan.next_to_go(resident, limit, self._weights) if limit is not None else ()
-            for name in gone:
-                await self._unload(name, f"Evicted: its place is taken by {record.name}")
-            return any(name not in self._residents.paths for name in gone)
+            return any([await self._unload(n, f"Evicted: its place is taken by {record.name}") for n in gone])
 
         self._wanted += 1
         try:
@@ -163,21 +171,28 @@ class Room:
             if not victims:
                 break
             for name in victims:
-                await self._unload(name, f"Evicted: its copy makes room for {record.name}")
-                if name in self._residents.paths:
+                if not await self._unload(name, f"Evicted: its copy makes room for {record.name}"):
                     refused.add(name)  # the engine keeps it, or it came into use: others go
                     break
                 gone += 1
         return gone > 0
 
-    async def _unload(self, name: str, reason: str) -> None:
-        """Unload ``name``; an engine that hangs in it holds up nobody for longer than ``PATIENCE_S``."""
+    async def _unload(self, name: str, reason: str) -> bool:
+        """Unload ``name``, and say whether it went.
+
+        An engine that hangs in it holds up nobody for longer than ``PATIENCE_S``. Where it hangs in
+        ``MOST_HUNG`` unloads, no other begins until one of them has ended.
+        """
+        if len(self._unloading) >= MOST_HUNG:
+            return False
         unloading = asyncio.ensure_future(self._residents.unload(name, reason))
         self._unloading.add(unloading)
         unloading.add_done_callback(self._unloading.discard)
         await asyncio.wait({unloading}, timeout=PATIENCE_S)
-        if unloading.done():
-            unloading.result()
+        if not unloading.done():
+            return False
+        unloading.result()
+        return name not in self._residents.paths
 
     def _as_asked(self, one: plan.Resident) -> plan.Resident:
         asked = one.wanted is not None and one.current and self._asked[self._stager.path(one.wanted)]

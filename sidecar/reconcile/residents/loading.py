@@ -52,6 +52,7 @@ class Residents(EngineState):
         self._on_change = on_change
         self.find_place: Callable[[Record, float], Awaitable[bool]] = _no_place
         self._taken = 0  # places of loads under way
+        self._no_place: dict[tuple[str, str], WaitTimeout] = {}  # by load: it waits for a place
         self._places = asyncio.Lock()  # whose turn it is to take one: first come, first served
 
     @asynccontextmanager
@@ -104,7 +105,8 @@ class Residents(EngineState):
                 async with asyncio.timeout(deadline - self._clock()):
                     name = await asyncio.shield(self.load(served))
             except TimeoutError as error:
-                full = self._stager.waiting.get(self._stager.path(served.record))
+                no_place = self._no_place.get((served.name, served.record.spec.digest))
+                full = no_place or self._stager.waiting.get(self._stager.path(served.record))
                 if full is not None:
                     raise backoff.afresh(full) from error
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
@@ -150,13 +152,16 @@ class Residents(EngineState):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
                 path = await staging
-            waited = await self._take_place(served, path, spare)
+            waited = await self._take_place(served, spare)
             try:
                 if waited:  # long enough, perhaps, for the copy to be damaged
                     await self._stager.stage(record)
-                async with self.locks.change(served.name):
-                    self.phases[served.name] = Phase.LOADING
-                    name = await self._place(served, path, spare)
+                try:
+                    name = await self._place_alone(served, path, spare)
+                except EngineRejected:
+                    if not await self._stager.mend(record):
+                        raise
+                    name = await self._place_alone(served, path, spare)
             finally:
                 self._taken -= 1
         except LoraFsError as error:
@@ -178,7 +183,7 @@ class Residents(EngineState):
         logger.info("%s is loaded", served.name, extra=told)
         return name
 
-    async def _take_place(self, served: Served, path: str, spare: bool) -> bool:
+    async def _take_place(self, served: Served, spare: bool) -> bool:
         """Wait until one more may be loaded: what the engine does not keep it would read again in a step.
 
         Returns:
@@ -187,11 +192,12 @@ class Residents(EngineState):
         since, waited = asyncio.get_running_loop().time(), self._places.locked()
         if waited and spare:
             raise NoSpareRoom(f"no place for {served.name}: others wait for one")
+        load = (served.name, served.record.spec.digest)  # two names may have one copy
+        self._no_place[load] = WaitTimeout(
+            f"no place for {served.name}: {self.limit} adapters are loaded and in use; raise "
+            "--max-loaded, up to the engine's --max-cpu-loras"
+        )
         try:
-            self._stager.waiting[path] = WaitTimeout(
-                f"no place for {served.name}: {self.limit} adapters are loaded and in use; raise "
-                "--max-loaded, up to the engine's --max-cpu-loras"
-            )
             async with self._places:
                 while self.limit is not None and len(self._names()) + self._taken >= self.limit:
                     waited = True
@@ -199,8 +205,13 @@ class Residents(EngineState):
                         raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
                 self._taken += 1
         finally:
-            del self._stager.waiting[path]
+            del self._no_place[load]
         return waited
+
+    async def _place_alone(self, served: Served, path: str, spare: bool) -> str:
+        async with self.locks.change(served.name):
+            self.phases[served.name] = Phase.LOADING
+            return await self._place(served, path, spare)
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
         """Load ``path`` under the public name, or beside it while requests need the old bytes."""

@@ -9,7 +9,6 @@ answered from memory blocks on the disk.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -21,9 +20,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
@@ -49,16 +49,6 @@ class StageFull(VolumeUnavailable):
         return str(self.args[0])
 
 
-def refused(error: OSError, what: str) -> VolumeUnavailable:
-    """Say what the stage folder's own disk refused, and what to do: it is not the registry's volume."""
-    advice = {
-        errno.ENOSPC: "the stage folder's disk is full: give LORA_FS_STAGE_DIR a larger one, or lower "
-        "--stage-max-bytes to what it has",
-        errno.EDQUOT: "the stage folder's quota is used up: raise it, or lower --stage-max-bytes to it",
-    }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")
-    return VolumeUnavailable(f"{what}: {os.strerror(error.errno or 0)} ({advice})")
-
-
 class Copies:
     """Owns ``folder``, which takes at most ``max_bytes``; any thread may ask."""
 
@@ -71,6 +61,7 @@ class Copies:
         self._unused_since: dict[str, float] = {}
         self._known: set[str] = set()  # this process made or used them: nobody's, once it does not use them
         self._verified: dict[Path, Signature] = {}
+        self._unread = Unread()
 
     def prepare(self, owner: str = "") -> None:
         """Make the folder, share it with the owner's other processes, and remove what dead ones left.
@@ -79,11 +70,15 @@ class Copies:
             owner: whose adapters are staged here. Those of another owner would be removed as unregistered.
         Raises:
             InputError: a living process has it for another owner.
+            VolumeUnavailable: it cannot be looked through.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock.open(owner)
-        with self._lock.room():
-            self._measure()
+        try:
+            with self._lock.room():
+                self._measure()
+        except OSError as error:
+            raise refused(error, f"cannot look through {self._folder}") from error
 
     def close(self) -> None:
         """Let another owner have the folder."""
@@ -123,7 +118,11 @@ class Copies:
         return sum(sizes.get(name, (0, 0))[1] for name in self._removable())
 
     def kept(self, record: Record) -> Path | None:
-        """The copy that is there, if it is whole; one that is not is removed."""
+        """The copy that is there, if it is whole; one that is not is removed.
+
+        Raises:
+            OSError: it cannot be told. Another process may use the copy, which stays.
+        """
         name, target = _name(record), Path(self.path(record))
         self._lock.settle(name)
         if not target.is_dir():
@@ -293,6 +292,10 @@ class Copies:
         """Whether a copy still is the registered bytes: a disk may lose its end to a crash.
 
         Hashed once by this process, and again when a file's size, time or inode is another.
+
+        Raises:
+            OSError: it is unknown. A copy that cannot be read, as of a broken sector, is damaged after
+                ``REREAD_S``.
         """
         names = [entry.path for entry in record.spec.files]
         try:
@@ -300,8 +303,14 @@ class Copies:
             if self._verified.get(copy) == seen:
                 return True
             whole = artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
-        except (LoraFsError, OSError):
+        except InputError:  # a file is no regular one
             return False
+        except (VolumeUnavailable, OSError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError) and self._unread.may_be_whole(copy, cause, time.monotonic()):
+                raise cause from None
+            return False
+        self._unread.forget(copy)
         if whole:
             with self._guard:
                 self._verified[copy] = seen

@@ -20,7 +20,8 @@ from pathlib import Path
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Record, Severity
-from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull, refused
+from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull
+from lora_fs.sidecar.reconcile.stage.disk_errors import refused
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
@@ -89,6 +90,20 @@ class Stager(Copies):
             VolumeUnavailable: they could not be read in time; the job goes on.
         """
         return self._wait(self._job(record, make_room), record, make_room)
+
+    async def mend(self, record: Record) -> bool:
+        """Read a copy that the engine refused once more, whatever is known of it; make a damaged one anew.
+
+        Returns:
+            Whether it is another one than the engine was given.
+        Raises:
+            As ``stage``.
+        """
+        path = Path(self.path(record))
+        with self._guard:
+            given = self._verified.pop(path, None)
+        await self.stage(record)
+        return self._verified.get(path) != given
 
     def sweep(self, registered: Container[str] = ()) -> None:
         """Give up the jobs of unregistered adapters that nobody waits for, and see ``Copies.sweep``."""

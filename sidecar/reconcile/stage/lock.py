@@ -2,11 +2,13 @@
 
 The kernel's locks on bytes of one file, a byte for each digest. They end with their process, however it
 ends, so that nothing has to be cleaned up after a ``kill -9``. Only ``open``, ``room`` and ``settle``
-block. On a filesystem without such locks a process sees itself alone, and says so in its log.
+block, and ``room`` for ``ROOM_S`` at most: a process that hangs keeps its locks. On a filesystem without
+such locks a process sees itself alone, and says so in its log.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 FILE = ".lock"
 LOOK_S = 0.005  # between two looks whether a removal has ended
+ROOM_S = 30.0  # who counts room is done sooner
 _ROOM, _ALIVE = 0, 1  # the byte of whoever counts room; of every process there is
 _USED, _MADE = 1 << 60, 1 << 61  # from here on a byte for each digest
 
@@ -37,6 +40,7 @@ class FolderLock:
         self._owner = ""
         self._guard = threading.Lock()  # never held while anything blocks
         self._counting = threading.Lock()
+        self._closed = False
         self._used: set[str] = set()
         self._unlocked: set[str] = set()  # used here, and being removed when it was tried
         self._removing: set[str] = set()
@@ -48,7 +52,7 @@ class FolderLock:
         Raises:
             InputError: a living process has it for another owner.
         """
-        self._fd, self._owner = self._opened(), owner
+        self._fd, self._owner, self._closed = self._opened(), owner, False
         theirs = self._enter(self._fd)
         if theirs != owner:
             self.close()
@@ -66,7 +70,8 @@ class FolderLock:
         return os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0))
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything. Who waits for room gets none any more."""
+        self._closed = True
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -138,14 +143,28 @@ class FolderLock:
 
     @contextmanager
     def room(self) -> Iterator[None]:
-        """Count and change what lies in the folder, as the only one of all processes."""
-        with self._counting:
+        """Count and change what lies in the folder, as the only one of all processes.
+
+        Raises:
+            OSError: EBUSY, somebody else did for ``ROOM_S``; ESHUTDOWN, this one is closed.
+        """
+        by = time.monotonic() + ROOM_S
+        if not self._counting.acquire(timeout=ROOM_S):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self._path)
+        try:
             self._renew()
-            self._take(_ROOM, fcntl.F_WRLCK, wait=True)
+            while not self._closed and not self._take(_ROOM, fcntl.F_WRLCK):
+                if time.monotonic() > by:
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self._path)
+                time.sleep(LOOK_S)
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, os.strerror(errno.ESHUTDOWN), self._path)
             try:
                 yield
             finally:
                 self._free(_ROOM)
+        finally:
+            self._counting.release()
 
     def _renew(self) -> None:
         """Open the file anew where somebody removed it: others would lock another one."""

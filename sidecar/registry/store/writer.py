@@ -105,7 +105,7 @@ class Registry(Reader):
             announce: advance HEAD; False where the caller writes more before it announces.
             checked: the caller called ``check_writable`` for this write.
         Raises:
-            Conflict: the series moved on; nothing was written.
+            Conflict: the series moved on; nothing of this write is in force.
             UnknownOutcome: it may have been written; look before you repeat it.
             RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
                 as where the newest generation is of another apiVersion.

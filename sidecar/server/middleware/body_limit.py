@@ -21,6 +21,7 @@ SMALL_ROOM_BYTES = 128 << 20  # that all small ones have together
 IDLE_S = 30.0  # in which nothing of a body comes
 LEAST_BYTES_S = 1 << 16  # from when IDLE_S are over
 SLOW_S = 1.0  # an incomplete body older than this gives way where there is no room
+PAUSE_S = 0.1  # and so does one of which nothing came for this long
 _GAVE_WAY = "the body came slowly, and gave way to others: ask again"
 
 
@@ -30,7 +31,7 @@ class Held:
     def __init__(self, intake: Intake, caller: str | None = None) -> None:
         self._intake, self.caller = intake, caller
         self.body = bytearray()
-        self.begun = asyncio.get_running_loop().time()
+        self.begun = self.fed_at = asyncio.get_running_loop().time()
         self._wait: asyncio.Timeout | None = None
         self._has_given_way = False
 
@@ -58,6 +59,7 @@ class Held:
                 raise ClientDisconnect
             self._intake.admit(self, len(message.get("body", b"")))
             self.body += message.get("body", b"")
+            self.fed_at = clock()
             more = message.get("more_body", False)
 
     def give_way(self) -> None:
@@ -71,6 +73,10 @@ class Held:
     def is_large(self) -> bool:
         """Whether it takes of the large ones' room."""
         return len(self.body) > SMALL_BYTES
+
+    def is_slow(self, now: float) -> bool:
+        """Whether it may have to give way while it is incomplete."""
+        return now - self.begun > SLOW_S or now - self.fed_at > PAUSE_S
 
     def bytes_per_s(self, now: float) -> float:
         """How fast it came so far."""
@@ -146,7 +152,7 @@ class Intake:
 
     def _give_way(self, among: list[Held], large: bool) -> None:
         now = asyncio.get_running_loop().time()
-        slow = [one for one in among if one.body and now - one.begun > SLOW_S]
+        slow = [one for one in among if one.body and one.is_slow(now)]
         if not slow:
             raise TemporaryError(f"too many {'large ' if large else ''}requests are under way: ask again")
         slowest = min(slow, key=lambda one: one.bytes_per_s(now))

@@ -17,11 +17,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 
 {{- define "lora-fs.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lora-fs.engineImage" -}}
+{{- with .Values.engine.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "lora-fs.claim" -}}
 {{ .Values.storage.existingClaim | default (printf "%s-adapters" (include "lora-fs.name" .)) }}
+{{- end -}}
+
+{{- /* The secret that holds the tokens: yours, or the one that the chart makes. */ -}}
+{{- define "lora-fs.tokenSecret" -}}
+{{ .Values.auth.existingSecret | default (printf "%s-token" (include "lora-fs.name" .)) }}
 {{- end -}}
 
 {{- define "lora-fs.serviceAccount" -}}
@@ -35,12 +50,51 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- /* lora-fs's own containers: not root, nothing to gain, nothing to write to but their mounts. */ -}}
 {{- define "lora-fs.locked" -}}
 runAsNonRoot: true
+{{- if not .Values.arbitraryUser }}
 runAsUser: 10001
 runAsGroup: 10001
+{{- end }}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{- /* Of the pods: who owns their volumes. */ -}}
+{{- define "lora-fs.podSecurity" -}}
+{{- if not .Values.arbitraryUser }}
+fsGroup: 10001
+{{- end }}
+# A volume of many adapters is not walked at every start.
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* The bytes of a quantity: 20Gi. */ -}}
+{{- define "lora-fs.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000
+    "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $unit := regexFind "[A-Za-z]*$" . -}}
+{{- mulf (trimSuffix $unit . | float64) (get $units $unit | float64) | int64 -}}
+{{- end -}}
+
+{{- /* What lora-fs keeps of the stage folder: a copy that is being made has the rest. */ -}}
+{{- define "lora-fs.stageBytes" -}}
+{{- .Values.stage.maxBytes | default (div (include "lora-fs.bytes" .Values.stage.sizeLimit | int64) 2) -}}
+{{- end -}}
+
+{{- /* Names by which clients outside reach the replicas. */ -}}
+{{- define "lora-fs.hosts" -}}
+{{- $hosts := list -}}
+{{- if .Values.ingress.enabled }}{{ $hosts = append $hosts .Values.ingress.host }}{{ end -}}
+{{- if .Values.httpRoute.enabled }}{{ $hosts = concat $hosts .Values.httpRoute.hostnames }}{{ end -}}
+{{- join "," (uniq $hosts) -}}
+{{- end -}}
+
+{{- /* Seconds in which a new pod makes progress: its model may load, after an old one ended, and images are pulled. */ -}}
+{{- define "lora-fs.progressSeconds" -}}
+{{- add .Values.engine.startupSeconds .Values.terminationGracePeriodSeconds 600 -}}
 {{- end -}}
 
 {{- /* Where clients are answered: the sidecar's port, or the engine's with the plugin. */ -}}
@@ -64,7 +118,7 @@ capabilities:
 - name: LORA_FS_STAGE_DIR
   value: /stage
 - name: LORA_FS_STAGE_MAX_BYTES
-  value: {{ .Values.stage.maxBytes | quote }}
+  value: {{ include "lora-fs.stageBytes" . | quote }}
 - name: LORA_FS_MAX_RANK
   value: {{ .Values.engine.maxLoraRank | quote }}
 - name: LORA_FS_DEFAULT_POLICY
@@ -77,9 +131,13 @@ capabilities:
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
-{{- if .Values.tokenSecret }}
+{{- if .Values.auth.enabled }}
 - name: LORA_FS_TOKEN_FILE
   value: /etc/lora-fs/token
+{{- end }}
+{{- with include "lora-fs.hosts" . }}
+- name: LORA_FS_ALLOWED_HOSTS
+  value: {{ . | quote }}
 {{- end }}
 {{- if .Values.nim.claim }}
 - name: NIM_PEFT_SOURCE
@@ -97,7 +155,7 @@ capabilities:
   mountPath: /adapters
 - name: stage
   mountPath: /stage
-{{- if .Values.tokenSecret }}
+{{- if .Values.auth.enabled }}
 - name: token
   mountPath: /etc/lora-fs
   readOnly: true
@@ -106,5 +164,8 @@ capabilities:
 - name: nim
   mountPath: /nim
   readOnly: true
+{{- end }}
+{{- with .Values.sidecar.extraVolumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}

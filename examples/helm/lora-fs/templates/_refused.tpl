@@ -1,0 +1,29 @@
+{{- /* What each value alone may be, and together does not work: a schema cannot compare. */ -}}
+{{- define "lora-fs.refused" -}}
+{{- $v := .Values -}}
+{{- $engine := $v.engine -}}
+{{- $replicas := ternary $v.autoscaling.maxReplicas (default 1 $v.replicas) $v.autoscaling.enabled | int -}}
+{{- if and (eq $v.mode "sidecar") (gt (int $engine.maxLoras) (int $engine.maxCpuLoras)) -}}
+{{- fail (printf "engine.maxLoras (%v) is over engine.maxCpuLoras (%v): vLLM does not start; raise engine.maxCpuLoras" $engine.maxLoras $engine.maxCpuLoras) -}}
+{{- end -}}
+{{- if and (eq $v.mode "sidecar") (gt (int $v.sidecar.maxLoaded) (int $engine.maxCpuLoras)) -}}
+{{- fail (printf "sidecar.maxLoaded (%v) is over engine.maxCpuLoras (%v): the engine would read adapters again while it serves; lower it or raise engine.maxCpuLoras" $v.sidecar.maxLoaded $engine.maxCpuLoras) -}}
+{{- end -}}
+{{- if and (not $v.storage.existingClaim) (gt $replicas 1) (not (has "ReadWriteMany" $v.storage.accessModes)) -}}
+{{- fail (printf "%d replicas cannot mount one ReadWriteOnce volume from several nodes: set storage.accessModes to [ReadWriteMany], or replicas to 1" $replicas) -}}
+{{- end -}}
+{{- range $engine.args -}}
+{{- if hasPrefix "--shutdown-timeout=" . -}}
+{{- $given := trimPrefix "--shutdown-timeout=" . | int -}}
+{{- if gt (add $given 30) (int $v.terminationGracePeriodSeconds) -}}
+{{- fail (printf "engine.args: --shutdown-timeout=%d does not fit terminationGracePeriodSeconds (%v): requests would be cut; set that to %d or more" $given $v.terminationGracePeriodSeconds (add $given 30)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ge (include "lora-fs.stageBytes" . | int64) (include "lora-fs.bytes" $v.stage.sizeLimit | int64) -}}
+{{- fail (printf "stage.maxBytes (%v) is not below stage.sizeLimit (%s): the pod would be evicted; leave stage.maxBytes empty" $v.stage.maxBytes $v.stage.sizeLimit) -}}
+{{- end -}}
+{{- if and (or $v.ingress.enabled $v.httpRoute.enabled) (not $v.auth.enabled) -}}
+{{- fail "ingress and httpRoute need auth.enabled: without a token whoever reaches them may replace adapters" -}}
+{{- end -}}
+{{- end -}}
