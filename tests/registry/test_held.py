@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.artifacts import SymbolicLink
 from lora_fs.sidecar.registry.lifecycle.copying import Held
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.validate import Expectation
 from tests.registry import faults
+from tests.registry.conftest import write_adapter
 
 
 @pytest.fixture
@@ -79,3 +85,16 @@ def test_what_is_no_folder_is_refused_at_once(
             pass
 
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_link_to_its_own_place_is_registered(registry: Registry, scope: Scope, tmp_path: Path) -> None:
+    """A folder in its place is registered there, too, where the caller names it by a link elsewhere."""
+    home = write_adapter(registry.layout.artifact(AdapterKey(*scope, "v1", "a1")))
+    alias = tmp_path / "elsewhere" / str(scope) / "v1" / "a1"
+    alias.parent.mkdir(parents=True)
+    alias.symlink_to(home)
+
+    wanted = Registration("a1", alias, alias.as_uri(), revision="v1")
+    done = ingest.register(registry, scope, wanted, Expectation(), writer="test")
+
+    assert (done.changed, done.record.spec.path) == (True, f"{scope}/v1/a1")

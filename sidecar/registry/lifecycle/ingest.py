@@ -121,7 +121,8 @@ def register(
     name = check_segment("name", wanted.name)
     if name == scope.model:
         raise Conflict(f"{name!r} is the base model's own name: an adapter needs another one")
-    if wanted.link:
+    home = _is_home(registry, scope, wanted)
+    if wanted.link or home:
         wanted = replace(wanted, source=atomic.real_path(wanted.source))
     if not wanted.takes:
         registry.check_writable()
@@ -137,7 +138,7 @@ def register(
             registry.accounts.check(key, artifacts.size_of_served(source.folder))
         if wanted.fingerprint is not None:
             source.check_whole()
-        in_place = wanted.link or adopted or _is_home(registry, scope, wanted)
+        in_place = wanted.link or adopted or home
         served = known.served  # what is likely the same bytes is compared first, and copied if it is not
         likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
         stays = dry_run or in_place or wanted.takes or likely
