@@ -103,6 +103,10 @@ class EngineUnavailable(TemporaryError):
     """The engine did not answer in time: what it has loaded is unknown."""
 
 
+class EngineGone(EngineUnavailable):
+    """Nothing takes a connection where the engine was."""
+
+
 class SourceUnavailable(TemporaryError):
     """A hub, bucket or server did not answer, or broke off; asked again it goes on from there.
 

@@ -16,7 +16,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NameTaken
+from lora_fs.sidecar.errors import EngineGone, EngineRejected, EngineUnavailable, NameTaken
 from lora_fs.sidecar.model import Policy, Record, public_of
 
 _NO_RUNTIME_UPDATING = (
@@ -195,9 +195,9 @@ def read_activity(metrics: str) -> Activity:
     )
 
 
-def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineUnavailable:
+def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineGone:
     """Return the error for an engine that takes no connection, in the system's words or in TLS's."""
     number = error.os_error.errno or 0
     is_tls = isinstance(error, aiohttp.ClientSSLError)  # its numbers are OpenSSL's
     why = os.strerror(number) if number > 0 and not is_tls else error.os_error.strerror
-    return EngineUnavailable(f"no engine answers at {url}: {why}")
+    return EngineGone(f"no engine answers at {url}: {why}")

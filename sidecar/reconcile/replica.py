@@ -57,7 +57,7 @@ class Replica:
         self._ahead = ahead
         self.events = EventLog()
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
-        self._residents = Residents(engine, stager, self.wake, self.events, clock)
+        self._residents = Residents(engine, stager, self.wake, self.engine_failed, self.events, clock)
         self._asked: dict[str, Counter[AdapterKey]] = {}  # how often, by plain name and what answered
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
         self._since = Since()

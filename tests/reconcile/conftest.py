@@ -14,6 +14,7 @@ import pytest
 
 from lora_fs.sidecar.engine.protocol import Activity, Loaded
 from lora_fs.sidecar.errors import (
+    EngineGone,
     EngineUnavailable,
     LoraFsError,
     NameTaken,
@@ -113,7 +114,7 @@ class FakeEngine:
 
     def _check_up(self) -> None:
         if not self.up:
-            raise EngineUnavailable("connection refused")
+            raise EngineGone("connection refused")
 
 
 class FakeRegistrations:

@@ -117,6 +117,19 @@ async def test_a_request_finds_that_the_engine_is_gone(make_rig: MakeRig) -> Non
     await asyncio.gather(loop, return_exceptions=True)
 
 
+async def test_a_load_finds_that_the_engine_is_gone(make_rig: MakeRig) -> None:
+    """A request whose adapter is loaded first makes the replica unready, as one that is sent on does."""
+    rig = make_rig()
+    rig.volume.put("lazy")
+    await rig.settle()
+    assert rig.replica.readiness().ready
+    rig.engine.up = False
+    with pytest.raises(EngineUnavailable):
+        async with rig.replica.hold("lazy", 5):
+            pass
+    assert rig.replica.readiness().conditions == ("EngineUnavailable: connection refused",)
+
+
 async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
     """After its restart eager adapters are loaded again, lazy ones at their next request."""
     rig = make_rig()

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import (
+    EngineGone,
     EngineRejected,
     LoraFsError,
     NameTaken,
@@ -34,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class Residents(EngineState):
-    """The adapters in the engine. ``on_change``: a load or unload ended, or a draining name came free.
+    """The adapters in the engine.
+
+    Args:
+        on_change: a load or unload ended, or a draining name came free.
+        on_gone: a load found no engine, and why.
 
     Attributes:
         find_place: makes one more place in the engine for a record; False if nobody may wait for one.
@@ -45,11 +50,12 @@ class Residents(EngineState):
         engine: Engine,
         stager: Stager,
         on_change: Callable[[], None],
+        on_gone: Callable[[str], None],
         events: EventLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(engine, stager, events, clock)
-        self._on_change = on_change
+        self._on_change, self._on_gone = on_change, on_gone
         self.find_place: Callable[[Record, float], Awaitable[bool]] = _no_place
         self._taken = 0  # places of loads under way
         self._no_place: dict[tuple[str, str], WaitTimeout] = {}  # by load: it waits for a place
@@ -138,6 +144,8 @@ class Residents(EngineState):
             error = task.exception()
             told = event("load.failed", adapter=key[0], digest=key[1], error=type(error).__name__)
             logger.warning("%s is not loaded: %s", key[0], str(error), extra=told)
+            if isinstance(error, EngineGone):
+                self._on_gone(str(error))
         self._on_change()
 
     async def _load(self, served: Served, spare: bool) -> str:
