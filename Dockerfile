@@ -3,8 +3,13 @@
 #   docker build -t lora-fs .
 #   docker run --read-only --tmpfs /tmp -v "$PWD/adapters:/adapters" lora-fs \
 #     --root /adapters --model Qwen/Qwen2.5-7B list
+#
+# For a release: the base by the digest that you tested, what is in the image (SBOM), and how it came to be.
+#   docker buildx build --sbom=true --provenance=mode=max --build-arg REVISION="$(git rev-parse HEAD)" \
+#     --build-arg PYTHON=python:3.11-slim@sha256:DIGEST --tag REGISTRY/lora-fs:0.1.0 --push .
+ARG PYTHON=python:3.11-slim
 
-FROM python:3.11-slim AS build
+FROM ${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements requirements
@@ -22,11 +27,18 @@ RUN python -m venv /opt/lora-fs \
         -c requirements/engine.txt -c requirements/dev.txt "$(echo /wheels/*.whl)${EXTRAS:+[$EXTRAS]}" \
     && /opt/lora-fs/bin/pip uninstall --yes pip
 
-FROM python:3.11-slim
+FROM ${PYTHON}
+ARG PYTHON
+ARG REVISION=
 LABEL org.opencontainers.image.title="lora-fs" \
+      org.opencontainers.image.description="LoRA adapters from a shared volume, served by vLLM" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${PYTHON}" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /tmp lora-fs \
-    && install --directory --owner=10001 --group=10001 --mode=0755 /stage
+    # Group 0: a user that a cluster chose, as OpenShift does, is in it.
+    && install --directory --owner=10001 --group=0 --mode=0775 /stage
 COPY --from=build /opt/lora-fs /opt/lora-fs
 ENV PATH="/opt/lora-fs/bin:${PATH}" \
     HOME=/tmp \
@@ -38,8 +50,8 @@ ENV PATH="/opt/lora-fs/bin:${PATH}" \
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 EXPOSE 8001
-# No curl in the image; no proxy either, whatever http_proxy says. An HTTP error raises.
+# No curl in the image. bash asks by itself, past any proxy, in 3 ms of a core; a Python takes 100 ms, every 10 s.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('LORA_FS_PORT', '8001') + '/health', timeout=3)"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${LORA_FS_PORT:-8001} && printf 'GET /health HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nConnection: close\\r\\n\\r\\n' >&3 && read -r -t 3 _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["lora-fs"]
 CMD ["sidecar"]

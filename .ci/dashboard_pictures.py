@@ -33,7 +33,7 @@ def main() -> None:
         asyncio.run(fleet.ask(time.monotonic() + 60 * options.minutes))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
-            for scheme, shown in (("light", "sort=state"), ("dark", "adapter=sql-en&sort=state")):
+            for scheme, shown in (("light", "sort=state"), ("dark", "adapter=billing-de&sort=state")):
                 size = {"width": 1440, "height": 860}
                 page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
                 page.goto(f"{fleet.urls[0]}/#{shown}")

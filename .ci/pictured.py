@@ -1,6 +1,7 @@
 """A fleet to take pictures of: real sidecars on one real registry, with real requests through them.
 
-Only the engines behind are stubs. Some adapters are damaged after they were registered, as happens.
+Only the engines behind are stubs. Some adapters are damaged after they were registered, as happens; one
+has a canary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stub_engine import stub_engine
 
 from lora_fs.demo.tiny_llama import ensure_model, make_adapter
 from lora_fs.sidecar.model import Policy, PolicyKind, Scope
-from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
@@ -32,6 +33,7 @@ SCOPE = Scope("default", "tiny")
 TASKS = "support billing search sql summarize triage routing legal intent extract rewrite tagging".split()
 MARKETS = "de en es fr it ja ko nl pl pt-br sv zh".split()
 DAMAGED = ("legal-ja", "sql-en", "triage-pl")
+TRIED = "billing-de"  # has a canary, where its market is pictured
 REQUESTS_PER_S = 20
 
 
@@ -95,5 +97,10 @@ def _register(root: Path, base: Path, work: Path, markets: Sequence[str]) -> lis
             if name in DAMAGED:
                 weights = registry.layout.artifact(done.record.key) / "adapter_model.safetensors"
                 weights.write_bytes(weights.read_bytes()[:-4096])
+    if TRIED in names:
+        folder = make_adapter(base, work / "sources" / "retrained", len(TASKS), rank=16)
+        retrained = Registration(TRIED, folder, folder.as_uri(), activate=False)
+        done = ingest.register(registry, SCOPE, retrained, Expectation(("tiny",)), writer="ci@build-8")
+        release.set_canary(registry, SCOPE, TRIED, done.record.revision, 20, writer="ops@example")
     registry.close()
     return names

@@ -51,7 +51,10 @@ class Engine(Protocol):
     rereads: bool
 
     async def holds_most(self) -> int | None:
-        """How many adapters it surely keeps in memory, and need not read again; None if it does not say."""
+        """How many adapters it surely keeps in memory, and need not read again; None if it does not say.
+
+        Raises EngineUnavailable: it did not answer, and may yet say a number.
+        """
 
     async def loaded(self) -> Loaded:
         """Raises EngineUnavailable: what is loaded is unknown."""

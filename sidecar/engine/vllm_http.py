@@ -90,19 +90,18 @@ class VllmHttp:
         vLLM tells the first in its development mode alone. Its metrics tell the second after its first
         step: if there was none, this asks for one token of the base model (0.32).
         """
-        with suppress(EngineUnavailable):
-            status, text = await self._call("GET", "/server_info?config_format=json", None, self._list)
-            with suppress(ValueError, KeyError, TypeError):
-                keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"]
-                if status == 200 and isinstance(keeps, int) and keeps > 0:
-                    return keeps
-            metrics = await self._metrics()
-            if _ACTIVITY in metrics and read_activity(metrics).max_loras is None and self._base is not None:
-                body = {"model": self._base, "prompt": [0], "max_tokens": 1}
+        status, text = await self._call("GET", "/server_info?config_format=json", None, self._list)
+        with suppress(ValueError, KeyError, TypeError):
+            keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"]
+            if status == 200 and isinstance(keeps, int) and keeps > 0:
+                return keeps
+        metrics = await self._metrics()
+        if _ACTIVITY in metrics and read_activity(metrics).max_loras is None and self._base is not None:
+            body = {"model": self._base, "prompt": [0], "max_tokens": 1}
+            with suppress(EngineUnavailable):  # its first request for an adapter does as well
                 await self._call("POST", "/v1/completions", body, self._list)
-                metrics = await self._metrics()
-            return read_activity(metrics).max_loras
-        return None
+            metrics = await self._metrics()
+        return read_activity(metrics).max_loras
 
     async def activity(self) -> Activity:
         return read_activity(await self._metrics())

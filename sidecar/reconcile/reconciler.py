@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -43,6 +43,12 @@ UNLOADS = 8
 MAY_REREAD = (
     "EngineMayReread: it is unknown how many adapters the engine keeps in memory, and it ends if it reads a "
     "damaged staged copy again: set LORA_FS_MAX_LOADED, at most to its --max-cpu-loras"
+)
+
+
+ONE_AT_A_TIME = (
+    "OneAtATime: the engine says of one adapter alone that it keeps it in memory, so that one is loaded at a "
+    "time: start it with --max-cpu-loras N, and set LORA_FS_MAX_LOADED to N"
 )
 
 
@@ -104,6 +110,7 @@ class Reconciler:
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
         self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
+        self._to_ask = True  # how many: this engine was not asked yet, or did not answer
         residents.limit = limits.max_loaded
 
     @property
@@ -120,6 +127,8 @@ class Reconciler:
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
+        if self._keeps is not None and self.capacity() == 1 and len(self._names.catalog().served) > 1:
+            yield ONE_AT_A_TIME
         if self.decided and not self._volume.desired.records:
             yield from self.foreign.model_problem(self._names.terms.model)
 
@@ -271,8 +280,12 @@ class Reconciler:
         """
         if self._limits.max_loaded is not None or not self._engine.rereads:
             return
-        if self._problem is not None:
-            self._keeps = await self._engine.holds_most()
+        if self._problem is not None or self._to_ask:
+            self._to_ask = True
+            with suppress(EngineUnavailable):
+                self._keeps, self._to_ask = await self._engine.holds_most(), False
+        if self._to_ask:
+            return  # the bound is what it was: by a smaller one adapters would be unloaded
         if self._keeps is None and activity is not None:
             self._keeps = activity.max_loras
         elsewhere = sum(not self._stager.owns(path) for path in loaded.adapters.values())

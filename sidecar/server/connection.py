@@ -8,13 +8,17 @@ such a client would keep its stream's adapter in the engine for ever.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import struct
 import sys
+import termios
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 import h11
 import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lora_fs.sidecar.logs import event
@@ -23,16 +27,30 @@ from lora_fs.sidecar.settings import SEND_TIMEOUT_S
 
 HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
 HEAD_S = 60.0
+TURN_BYTES = 1 << 14  # parsed in one turn of the loop: as chunks of one byte that takes h11 20 ms
 
 logger = logging.getLogger(__name__)
+
+
+class _Reading(FlowControl):
+    """Read nothing while what was read before is not parsed."""
+
+    is_behind = False
+
+    def resume_reading(self) -> None:
+        if not self.is_behind:
+            super().resume_reading()
 
 
 class BoundedConnection(H11Protocol):
     """Close a connection whose head is over HEAD_BYTES or HEAD_S, or whose client reads nothing.
 
-    A head that came whole in one read is taken even if it is over HEAD_BYTES. Trailers and chunk
-    extensions have the same bound. Trailers are dropped: a proxy in front has not judged them.
+    A head whose end came with TURN_BYTES over the bound is taken. Trailers and chunk extensions have the
+    same bound. Trailers are dropped: a proxy in front has not
+    judged them. What a client sends is parsed in turns with what others send.
     """
+
+    flow: _Reading
 
     send_timeout_s: ClassVar[float] = SEND_TIMEOUT_S
 
@@ -40,19 +58,48 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._late: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes, when it was last looked whether the client reads
+        self._unparsed = bytearray()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Reading(transport)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_late()
         self._stop_stalled()
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
+        self._unparsed += data
+        if not self.flow.is_behind:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse TURN_BYTES of what came, and leave the rest to the loop's next turn."""
+        if self.transport.is_closing():
+            return
+        piece = bytes(memoryview(self._unparsed)[:TURN_BYTES])
+        del self._unparsed[:TURN_BYTES]
+        if piece:
+            super().data_received(piece)
+            self._watch_head()
+        if self._unparsed:
+            self.flow.is_behind = True
+            self.flow.pause_reading()
+            self.loop.call_soon(self._parse)
+        elif self.flow.is_behind:
+            self.flow.is_behind = False
+            if not self._has_enough():
+                self.flow.resume_reading()
+
+    def _has_enough(self) -> bool:
+        """Whether reading goes on only once the application took what it has: uvicorn resumes it then."""
+        theirs = self.conn.their_state
+        is_next = theirs is h11.DONE and bool(self.conn.trailing_data[0])
+        return is_next or (theirs is h11.SEND_BODY and len(self.cycle.body) > HIGH_WATER_LIMIT)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -63,7 +110,7 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(self.send_timeout_s, self._give_up)
+            self._watch_client()
 
     def resume_writing(self) -> None:
         self._stop_stalled()
@@ -97,6 +144,31 @@ class BoundedConnection(H11Protocol):
 
     def _is_late(self) -> None:
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"no whole head came in {HEAD_S:g} s")
+
+    def _watch_client(self) -> None:
+        self._unsent = self._left()
+        self._stalled = self.loop.call_later(self.send_timeout_s, self._look)
+
+    def _look(self) -> None:
+        """Go on with a client that read anything of what was left at the last look."""
+        if self._left() < self._unsent:
+            self._watch_client()
+        else:
+            self._give_up()
+
+    def _left(self) -> int:
+        """How many bytes the client has not acknowledged: those of the buffer here and of the kernel's.
+
+        A kernel's buffer of megabytes takes more only once it is a third empty: this one alone would not
+        tell a slow client from one that stopped.
+        """
+        left = self.transport.get_write_buffer_size()
+        try:
+            number = self.transport.get_extra_info("socket").fileno()
+            (sent,) = struct.unpack("i", fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4)))
+        except (AttributeError, OSError):  # no socket, or a system that does not say
+            return left
+        return left + int(sent)
 
     def _give_up(self) -> None:
         told = event("client.stalled", client=str(self.client))

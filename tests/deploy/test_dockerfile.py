@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from lora_fs.sidecar import __version__
 from tests.cli.conftest import LoraFs
 from tests.cli.conftest import lora_fs as lora_fs
 from tests.cli.conftest import root as root
@@ -59,8 +60,12 @@ def copied_from_the_checkout() -> list[str]:
 
 def test_two_stages_from_a_supported_python() -> None:
     """Built in one stage, shipped from another, both on a Python that the project allows."""
+    base = DOCKERFILE[0]
+    assert (base.word, base.rest) == ("ARG", "PYTHON=python:3.11-slim"), (
+        "a release says a digest in its place"
+    )
     bases = [i.rest for i in DOCKERFILE if i.word == "FROM"]
-    assert [base.split()[0] for base in bases] == ["python:3.11-slim"] * 2
+    assert [base.split()[0] for base in bases] == ["${PYTHON}"] * 2
 
 
 @pytest.mark.parametrize("source", copied_from_the_checkout())
@@ -100,13 +105,22 @@ def test_installs_no_torch() -> None:
         assert not re.search(r"\b(torch|vllm|triton)\b|\.\[", instruction.rest)
 
 
-def test_healthcheck_asks_the_sidecar() -> None:
-    """The check is Python, since the image has no curl, and it compiles."""
-    (check,) = final("HEALTHCHECK")
-    command = json.loads(check.partition("CMD ")[2])
-    assert command[:2] == ["python", "-c"]
-    compile(command[2], "healthcheck", "exec")
-    assert "/health" in command[2]
+def test_the_image_says_what_it_is() -> None:
+    """Its labels have the project's version and license, and what it was built from."""
+    (labels,) = final("LABEL")
+    said = {
+        key.rpartition(".")[2]: value for key, value in (one.split("=", 1) for one in shlex.split(labels))
+    }
+    assert said["version"] == __version__
+    assert said["licenses"] == PYPROJECT["project"]["license"]
+    assert {said["revision"], said["name"]} == {"${REVISION}", "${PYTHON}"}
+    assert {"PYTHON", "REVISION="} <= set(final("ARG")), "what a label names is known in its stage"
+
+
+def test_any_user_writes_the_stage_folder() -> None:
+    """A cluster that chooses the user puts it into group 0."""
+    (made,) = (run for run in final("RUN") if "/stage" in run)
+    assert "--group=0 --mode=0775 /stage" in made
 
 
 def test_entrypoint_is_the_installed_command() -> None:

@@ -51,6 +51,7 @@ class FakeEngine:
     cannot_load: str | None = None
     rereads: bool = False
     max_cpu_loras: int | None = None
+    silent: bool = False  # when it is asked for that number
     policies: Mapping[str, Policy] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: asyncio.Event = field(default_factory=asyncio.Event)  # to load or unload
@@ -71,6 +72,8 @@ class FakeEngine:
         return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load)
 
     async def holds_most(self) -> int | None:
+        if self.silent:
+            raise EngineUnavailable("/server_info did not answer")
         return self.max_cpu_loras
 
     async def activity(self) -> Activity:

@@ -437,6 +437,40 @@ async def test_a_bound_that_cannot_be_learned(make_rig: MakeRig) -> None:
         assert any("EngineMayReread" in one for one in rig.replica.readiness().conditions) is unknown
 
 
+async def test_an_engine_that_keeps_one_adapter(make_rig: MakeRig) -> None:
+    """As a stock vLLM by default: where more are registered a condition says what to set, unless it is."""
+    for max_loaded, keeps, names, told in (
+        (None, 1, "ab", True),
+        (None, 1, "a", False),
+        (None, 2, "ab", False),
+        (1, 1, "ab", False),
+    ):
+        rig = make_rig(max_loaded)
+        rig.engine.rereads, rig.engine.max_cpu_loras = True, keeps
+        for name in names:
+            rig.volume.put(name)
+        await rig.settle()
+        assert any("OneAtATime" in one for one in rig.replica.readiness().conditions) is told
+
+
+async def test_a_bound_that_the_engine_does_not_answer_for_a_moment(make_rig: MakeRig) -> None:
+    """It stays what it was: by the metrics' smaller one adapters would be unloaded. It is asked again."""
+    rig = make_rig()
+    rig.engine = engine = BatchOfTwo(rereads=True, max_cpu_loras=4)
+    rig.replica = rig.start()
+    for name in "abcd":
+        rig.volume.put(name)
+        await rig.settle()
+        await use(rig, name)
+    engine.silent = True
+    rig.replica.engine_failed("no answer")
+    await rig.settle()
+    assert (rig.replica.capacity(), set(engine.adapters)) == (4, set("abcd"))
+    engine.silent, engine.max_cpu_loras = False, 3
+    await rig.settle()
+    assert (rig.replica.capacity(), len(engine.adapters)) == (3, 3)
+
+
 async def test_a_bound_that_is_told_after_the_first_load(make_rig: MakeRig) -> None:
     """A stock engine's --max-loras bounds what is loaded as soon as its metrics tell it: it keeps as many."""
     rig = make_rig()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, TemporaryError
+from lora_fs.sidecar.errors import Conflict, InputError, OperatorError, RegistryLost, TemporaryError
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.backup import archive, export, restore
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
@@ -397,6 +397,16 @@ def test_another_epoch_each_time(filled: Registry, tmp_path: Path) -> None:
     file = exported(filled, tmp_path / "e.tar")
     restore.restore(tmp_path / "n", file, archive.read(file))
     assert marker.read_marker(tmp_path / "n").epoch not in (0, filled.marker.epoch, filled.marker.epoch + 1)
+
+
+def test_a_volume_without_marker_whose_head_cannot_be_read(filled: Registry) -> None:
+    """It may be a registry: nothing is restored over it, and none is made there."""
+    filled.layout.marker.unlink()
+    filled.layout.head.write_bytes(b"")
+    with pytest.raises(Conflict, match="was a registry"):
+        restore.check_empty(filled.layout.root)
+    with pytest.raises(RegistryLost, match="cannot be read"):
+        Registry(filled.layout.root, create=True)
 
 
 def test_a_volume_that_lost_its_marker_gets_it_back(filled: Registry, tmp_path: Path) -> None:

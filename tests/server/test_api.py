@@ -412,6 +412,22 @@ def test_how_many_adapters_an_engine_keeps(
     assert all(body == {"model": "tiny", "prompt": [0], "max_tokens": 1} for body in bodies)
 
 
+def test_an_engine_that_does_not_answer_says_no_smaller_number() -> None:
+    """What it keeps is unknown then, and its metrics' --max-loras is not taken for it."""
+
+    async def info(_: Request) -> Response:
+        await asyncio.sleep(1)
+        return JSONResponse({})
+
+    async def ask(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(EngineUnavailable, match="server_info"):
+                await VllmHttp(session, url, timeout_s=5, list_timeout_s=0.1).holds_most()
+
+    with serving(Starlette(routes=[Route("/server_info", info)])) as url:
+        asyncio.run(ask(url))
+
+
 def activity_of(answer: Response) -> Activity:
     """What the client makes of an answer of ``/metrics``."""
 

@@ -15,10 +15,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from lora_fs.sidecar.server import connection
-from lora_fs.sidecar.server.connection import HEAD_BYTES, BoundedConnection, configured
+from lora_fs.sidecar.server.connection import HEAD_BYTES, TURN_BYTES, BoundedConnection, configured
 from tests.server.conftest import serving
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -35,7 +36,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent, self._closing = b"", False
+        self.sent, self._closing, self.reads = b"", False, True
 
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
@@ -45,6 +46,33 @@ class Wire(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._closing
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+@contextmanager
+def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractEventLoop]]:
+    """A connection to ``app`` whose loop runs when the test says so."""
+    config = configured(app)
+    config.load()
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        wire = Wire()
+        protocol = BoundedConnection(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+        protocol.connection_made(wire)
+        yield protocol, wire, loop
+        protocol.connection_lost(None)
+        while asyncio.all_tasks(loop):
+            loop.run_until_complete(turn())
+
+
+async def turn() -> None:
+    """One turn of the loop."""
+    await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module")
@@ -106,23 +134,48 @@ def test_without_end(address: tuple[str, int], begin: bytes, piece: bytes) -> No
         assert flood(sock, piece) < MOST_SENT
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("over", [0, 1])
-def test_one_that_is_over_the_bound(over: int) -> None:
+def test_one_that_is_over_the_bound(over: int, at_once: bool) -> None:
     """Its client is told; what is behind it is not read."""
-    config = configured(Starlette())
-    config.load()
-    loop = asyncio.new_event_loop()
-    with closing(loop):
-        wire = Wire()
-        protocol = BoundedConnection(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-        protocol.connection_made(wire)
-        for piece in (LINE, b"X: ", b"x" * (HEAD_BYTES - len(LINE) - 3 + over)):
+    with wired(Starlette()) as (protocol, wire, loop):
+        pieces = [LINE, b"X: ", b"x" * (HEAD_BYTES - len(LINE) - 3 + over)]
+        if at_once:  # and with its end, which lies in a later turn than the bound
+            pieces = [b"".join(pieces) + (b"x" * TURN_BYTES + b"\r\n\r\n") * over]
+        for piece in pieces:
             protocol.data_received(piece)
+            while protocol.flow.is_behind and not wire.is_closing():
+                loop.run_until_complete(turn())
         assert wire.is_closing() == bool(over)
         head, _, body = wire.sent.partition(b"\r\n\r\n")
-        protocol.connection_lost(None)
     assert head.startswith(b"HTTP/1.1 431 ") == bool(over)
     assert not over or json.loads(body)["error"]["code"] == 431
+
+
+def test_many_small_chunks_are_parsed_in_turns() -> None:
+    """One read of chunks of a byte took h11 335 ms, in which the loop did nothing else. Meanwhile nothing
+    more is read, whatever the application takes."""
+    taken: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request":
+            taken.append(message["body"])
+
+    count = (256 << 10) // 6
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(CHUNKED)
+        protocol.data_received(b"1\r\na\r\n" * count)
+        assert 0 < len(protocol.cycle.body) <= TURN_BYTES // 5
+        turns = 0
+        while protocol.flow.is_behind:
+            assert not wire.reads
+            loop.run_until_complete(turn())
+            turns += 1
+        assert turns > 1
+        assert wire.reads
+        while protocol.cycle.body:
+            loop.run_until_complete(turn())
+    assert len(b"".join(taken)) == count
 
 
 def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

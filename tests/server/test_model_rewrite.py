@@ -85,6 +85,25 @@ def test_nothing_but_the_name_is_changed() -> None:
     assert field.renamed("a1@v2") == body.replace(b'"a1"', b'"a1@v2"')
 
 
+@pytest.mark.parametrize("kind", ["json", "form"])
+def test_a_long_body_is_not_copied_to_rename_it(kind: str) -> None:
+    """What is around the name is a view of the body: a copy of 60 MiB held the loop for 90 to 150 ms."""
+    if kind == "json":
+        content_type, body = (
+            JSON,
+            b'{"x":"' + b"x" * 100_000 + b'","model":"a1","y":"' + b"y" * 100_000 + b'"}',
+        )
+    else:
+        content_type, body = form({"model": "a1"}, b"x" * 100_000)
+    field = find_model(content_type, body)
+    assert field is not None
+    before, _, after = field.parts("other")
+    for part in (before, after):
+        assert isinstance(part, memoryview)
+        assert part.obj is body
+    assert field.renamed("a1") == body
+
+
 def test_long_json_that_is_not_plain() -> None:
     """Whether it names a model cannot be told without a tree of it: it is refused, not passed on."""
     long = "x" * MAX_UNUSUAL_BYTES

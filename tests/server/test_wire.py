@@ -97,6 +97,43 @@ def test_a_client_that_stops_reading_lets_its_adapter_go(replica: FakeReplica) -
             assert replica.holds["a1"] == 0
 
 
+def test_a_client_that_reads_slowly_is_not_cut_off(replica: FakeReplica) -> None:
+    """Each time that it reads anything the send timeout begins anew."""
+    with (
+        serving(Torrent().app) as engine_url,
+        sidecar(replica, engine_url, send_timeout_s=0.5) as url,
+        closing(socket.socket()) as sock,
+    ):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        sock.settimeout(PATIENCE_S)
+        parts = urlsplit(url)
+        sock.connect((parts.hostname, parts.port))
+        sock.sendall(post(b"/v1/completions", b"Host: x"))
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert sock.recv(8 << 10)
+            time.sleep(0.05)
+        assert replica.holds["a1"] == 1
+
+
+def test_an_engine_whose_answer_does_not_begin(replica: FakeReplica) -> None:
+    """After the idle timeout it is 503, with the setting's name."""
+
+    async def never(request: Request) -> Response:
+        await request.body()
+        await request.receive()  # until the sidecar leaves
+        return Response()
+
+    app = Starlette(routes=[Route("/v1/completions", never, methods=["POST"])])
+    with (
+        serving(app) as engine_url,
+        sidecar(replica, engine_url, upstream=Upstream(idle_timeout_s=0.3)) as url,
+    ):
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, timeout=PATIENCE_S)
+        assert answer.status_code == 503
+        assert "LORA_FS_ENGINE_IDLE_TIMEOUT_S" in answer.json()["error"]["message"]
+
+
 def test_an_upgrade_is_declined_and_the_body_kept(url: str, engine: FakeEngine) -> None:
     """The JDK's client offers h2c with its first POST: the engine gets the body all the same."""
     lines = (

@@ -23,8 +23,8 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.lifecycle.taking import Taker
-from lora_fs.sidecar.registry.store.head import advance_head, current_head
-from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, write_marker
+from lora_fs.sidecar.registry.store.head import advance_head
+from lora_fs.sidecar.registry.store.marker import Marker, find_tier, is_registry, was_written_to, write_marker
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
@@ -81,8 +81,7 @@ def check_empty(path: Path) -> None:
             "`lora-fs --root EMPTY import archive FILE --as-new`, then `lora-fs register NAME "
             "EMPTY/NAMESPACE/MODEL/REVISION/NAME` what you need of it"
         )
-    head = current_head(path) if path.exists() else None
-    if head is not None and head.seq:
+    if was_written_to(path):
         raise Conflict(
             f"{path} was a registry, whose {MARKER} is gone: restore the archive into an empty folder on the "
             f"same volume, with `lora-fs --root EMPTY import archive FILE`, and copy {MARKER} from there"

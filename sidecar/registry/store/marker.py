@@ -25,7 +25,7 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.registry.format.layout import MARKER, Layout
 from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
-from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
+from lora_fs.sidecar.registry.store.head import Head, current_head
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import LinkUnsupported, TemporaryNames
 from lora_fs.sidecar.registry.volume.mounts import mount_of
@@ -104,13 +104,14 @@ def create(root: Path) -> Created:
         names = []
     if layout.marker.name in names:
         return Created(_read_fresh_marker(root), made=False)
-    if layout.head.name in names and _written_to(root):
+    if was_written_to(root):
         raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
     atomic.make_folder(layout.leases)
     atomic.make_folder(layout.replicas)
     tier = find_tier(root)
     if layout.head.name not in names:
-        atomic.replace(layout.head, seal(Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))))
+        first = Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))
+        atomic.replace(layout.head, seal(first), sync=True)  # a torn one would be taken for a registry's
     temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
         write_marker(root, ours, temporary)
@@ -159,9 +160,16 @@ def _read_fresh_marker(root: Path) -> Marker:
     return read_marker(root)
 
 
-def _written_to(root: Path) -> bool:
-    head = parse_head(read_head(root))
-    return head is not None and head.seq > 0
+def was_written_to(root: Path) -> bool:
+    """Whether HEAD tells of records; one that lies there and cannot be read may.
+
+    Raises:
+        VolumeUnavailable: the folder cannot be listed.
+    """
+    if Layout(root).head.name not in (atomic.list_names(root) or ()):
+        return False
+    head = current_head(root)
+    return head is None or head.seq > 0
 
 
 def read_marker(root: Path) -> Marker:
@@ -193,7 +201,7 @@ def read_marker(root: Path) -> Marker:
 def missing(layout: Layout) -> RegistryMissing:
     """Return what a root without a marker is: not there, a registry that lost its marker, or none."""
     names = atomic.list_names(layout.root)
-    if names is not None and layout.head.name in names and _written_to(layout.root):
+    if was_written_to(layout.root):
         return RegistryMissing(_without_marker(layout))
     mount, kind = mount_of(layout.root)
     where = f"no {MARKER}" if names is not None else "there is no such folder"
@@ -205,4 +213,5 @@ def missing(layout: Layout) -> RegistryMissing:
 
 
 def _without_marker(layout: Layout) -> str:
-    return f"{layout.marker} is gone and {layout.head} tells of records: restore the marker from a backup"
+    says = "tells of records" if current_head(layout.root) is not None else "cannot be read"
+    return f"{layout.marker} is gone and {layout.head} {says}: restore the marker from a backup"

@@ -31,7 +31,7 @@ from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
-from lora_fs.sidecar.server.proxy.model_rewrite import Body, find_model, hides_its_model
+from lora_fs.sidecar.server.proxy.model_rewrite import Parts, find_model, hides_its_model
 from lora_fs.sidecar.server.proxy.paths import leaves_its_route
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
@@ -151,7 +151,7 @@ class Proxy:
                 chosen = self._replica.lookup(chosen.name) or chosen
                 async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
                     through = _Through(chosen, model, engine_name)
-                    body = held.body if engine_name == model else field.renamed(engine_name)
+                    body = (held.body,) if engine_name == model else field.parts(engine_name)
                     async with self._asked(scope, body, through) as answer:
                         said = await said_by(answer) if again and answer.status == 404 else b""
                         if not lost_the_adapter(said, engine_name):
@@ -196,13 +196,13 @@ class Proxy:
 
     async def _forward(self, scope: Scope, held: Held, send: Send) -> None:
         """What names no adapter, as it is."""
-        async with self._asked(scope, held.body, None) as answer:
+        async with self._asked(scope, (held.body,), None) as answer:
             held.release()
             await self._pass_on(answer, send, None)
 
     @asynccontextmanager
     async def _asked(
-        self, scope: Scope, body: Body, through: _Through | None
+        self, scope: Scope, body: Parts, through: _Through | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The engine's answer, of which its head has come. It lets go of ``body``.
 
@@ -216,13 +216,14 @@ class Proxy:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in passed
         ] + self._key_header
-        if len(body) > SMALL_BYTES:
-            headers.append(("content-length", str(len(body))))
+        size = sum(map(len, body))
+        if size > SMALL_BYTES:
+            headers.append(("content-length", str(size)))
         try:
             answer = await self.session.request(
                 scope["method"],
                 url,
-                data=pieces(body) if len(body) > SMALL_BYTES else body or None,
+                data=pieces(body) if size > SMALL_BYTES else b"".join(body) or None,
                 headers=tracing.outgoing(headers),
                 skip_auto_headers=_NOT_ADDED,
                 allow_redirects=False,
@@ -234,6 +235,9 @@ class Proxy:
         except aiohttp.ConnectionTimeoutError as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(self._upstream.full) from error
+        except aiohttp.SocketTimeoutError as error:
+            self._replica.engine_failed(None)
+            raise EngineUnavailable(self._upstream.silent) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._replica.engine_failed(None)
             raise EngineUnavailable(f"the engine did not take the request: {error}") from error

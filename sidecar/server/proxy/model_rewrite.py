@@ -45,6 +45,7 @@ _UNUSUAL = (
 )
 
 Body = bytes | bytearray
+Parts = tuple[bytes | bytearray | memoryview, ...]  # of a body, in their order
 
 
 class _Top(msgspec.Struct):
@@ -76,11 +77,15 @@ class ModelField(Fields):
     """The model asked for.
 
     Attributes:
-        renamed: the body with another one in its place.
+        parts: the body with another one in its place. What is around it is not copied.
     """
 
     name: str
-    renamed: Callable[[str], Body]
+    parts: Callable[[str], Parts]
+
+    def renamed(self, other: str) -> bytes:
+        """Return a copy of the body that names ``other``."""
+        return b"".join(self.parts(other))
 
 
 def find_fields(content_type: str, body: Body) -> Fields:
@@ -138,11 +143,11 @@ def _in_json(body: Body) -> Fields:
     if name is None:
         return Fields(user=user, background=background)
 
-    def renamed(other: str) -> Body:
-        at = _address(top.model) - _address(body)
-        return body[:at] + json.dumps(other).encode() + body[at + len(memoryview(top.model)) :]
+    def parts(other: str) -> Parts:
+        at, view = _address(top.model) - _address(body), memoryview(body)
+        return view[:at], json.dumps(other).encode(), view[at + len(memoryview(top.model)) :]
 
-    return ModelField(name=name, renamed=renamed, user=user, background=background)
+    return ModelField(name=name, parts=parts, user=user, background=background)
 
 
 def _in_unusual_json(body: Body) -> Fields:
@@ -169,10 +174,10 @@ def _in_unusual_json(body: Body) -> Fields:
     if not isinstance(name, str):
         return Fields(user=user, background=background)
 
-    def renamed(other: str) -> bytes:
-        return json.dumps({**value, "model": other}).encode()
+    def parts(other: str) -> Parts:
+        return (json.dumps({**value, "model": other}).encode(),)
 
-    return ModelField(name=name, renamed=renamed, user=user, background=background)
+    return ModelField(name=name, parts=parts, user=user, background=background)
 
 
 def _text(raw: msgspec.Raw) -> str | None:
@@ -213,5 +218,5 @@ def _in_form(boundary: bytes, body: Body) -> ModelField | None:
 
 
 def _form_field(body: Body, start: int, end: int) -> ModelField:
-    name = body[start:end].decode(errors="replace")
-    return ModelField(name=name, renamed=lambda other: body[:start] + other.encode() + body[end:])
+    name, view = body[start:end].decode(errors="replace"), memoryview(body)
+    return ModelField(name=name, parts=lambda other: (view[:start], other.encode(), view[end:]))

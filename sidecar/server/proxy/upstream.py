@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from lora_fs.sidecar.server.proxy.model_rewrite import Body
+from lora_fs.sidecar.server.proxy.model_rewrite import Parts
 from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
 
 CONNECT_S = 5.0
@@ -38,6 +38,11 @@ class Upstream:
             "(LORA_FS_ENGINE_CONNECTIONS)"
         )
 
+    @property
+    def silent(self) -> str:
+        """What a client is told whose answer did not begin."""
+        return f"the engine sent nothing for {self.idle_timeout_s:g} s (LORA_FS_ENGINE_IDLE_TIMEOUT_S)"
+
 
 @asynccontextmanager
 async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
@@ -51,11 +56,12 @@ async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def pieces(body: Body) -> AsyncIterator[memoryview]:
+async def pieces(body: Parts) -> AsyncIterator[memoryview]:
     """As the engine takes it: sent whole it would be copied twice."""
-    view = memoryview(body)
-    for at in range(0, len(body), PIECE_BYTES):
-        yield view[at : at + PIECE_BYTES]
+    for part in body:
+        view = memoryview(part)
+        for at in range(0, len(view), PIECE_BYTES):
+            yield view[at : at + PIECE_BYTES]
 
 
 async def said_by(answer: aiohttp.ClientResponse) -> bytes:
