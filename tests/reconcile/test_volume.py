@@ -65,7 +65,9 @@ def test_what_recent_does_not_have_was_not_seen(
         put(registry, SCOPE, make_adapter(name), name=name, revision="v1")
     volume = make_volume(registry)
     record = registry.layout.revision(SCOPE, "v1") / "b.@00000001.json"
-    fail(monkeypatch, "open", errno.EACCES, times=1 << 30, when=lambda path, *_: str(path) == str(record))
+    fail(
+        monkeypatch, "open", errno.EACCES, times=1 << 30, when=lambda path, *_, **__: str(path) == str(record)
+    )
     volume._pass()
     assert volume.recent == {f"{SCOPE}/v1/a": 1, f"{SCOPE}/.active/a": 1, f"{SCOPE}/.active/b": 1}
     assert volume.conditions()[0].startswith(f"Unreadable: cannot open {record}: Permission denied")

@@ -85,7 +85,7 @@ def test_unknown_is_not_unused(
     """A report that cannot be read refuses; and without reports no artifact is listed at all."""
     path = report(registry, key)
     if damage == "EIO":
-        fail(monkeypatch, "open", errno.EIO, when=lambda name, *_: str(name) == str(path))
+        fail(monkeypatch, "open", errno.EIO, when=lambda name, *_, **__: str(name) == str(path))
     elif damage == "fifo":
         path.unlink()
         os.mkfifo(path)
