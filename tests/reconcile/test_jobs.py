@@ -67,7 +67,8 @@ class Gate:
 
     def locate(self, record: Record) -> Path:
         self.reads[record.name] += 1
-        self.begun.set()
+        if record.name not in self._closed:  # that one has begun when it has its room
+            self.begun.set()
         return self._registry.layout.resolve(record.spec.path)
 
     @contextmanager
