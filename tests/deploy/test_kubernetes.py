@@ -328,7 +328,6 @@ def test_the_scrape_finds_the_pods() -> None:
 def test_the_secret_is_the_one_that_the_pages_make() -> None:
     """Its name, its key and where it is mounted are the same wherever they are told."""
     pages = [*(FOLDER.parents[1] / "docs").rglob("*.md"), *FOLDER.parent.rglob("*.md")]
-    pages.append(FOLDER.parent / "helm/lora-fs/templates/NOTES.txt")
     made = {
         (page.name, *one)
         for page in pages
@@ -336,7 +335,7 @@ def test_the_secret_is_the_one_that_the_pages_make() -> None:
             r"create secret generic (\S*lora-fs\S*) --from-(?:file|literal)=(\w+)", page.read_text()
         )
     }
-    assert {page for page, *_ in made} == {"security.md", "kubernetes.md", "README.md", "NOTES.txt"}
+    assert {page for page, *_ in made} == {"security.md", "kubernetes.md", "README.md"}
     assert {(secret, key) for _, secret, key in made} == {("lora-fs-token", "token")}
     for manifest in (FOLDER / "deployment.yaml", FOLDER / "plugin/deployment.yaml"):
         text = manifest.read_text()
