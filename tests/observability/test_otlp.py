@@ -45,7 +45,7 @@ class Rig:
     heard: list[Headers]
 
     def complete(self, model: str = "sql", **headers: str) -> httpx.Response:
-        headers = {"authorization": f"Bearer {CALLERS_KEY}", **headers}
+        headers = {"authorization": f"Bearer {ENGINE_KEY}", "x-api-key": CALLERS_KEY, **headers}
         body = {"model": model, "prompt": PROMPT, "max_tokens": 1}
         return self.http.post(f"/v1/completions?sig={QUERY}", json=body, headers=headers)
 

@@ -215,7 +215,7 @@ def test_never_refused(lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
     assert lora_fs("rollback", "a").code == 0
     assert lora_fs("register", "a", folder(1)).code == 0
     assert lora_fs("register", "a", folder(3)).code == 7
-    assert lora_fs("unregister", "a", "--revision", "v1").code == 0
+    assert lora_fs("unregister", "a", "--revision", "v1", "--force").code == 0
     assert lora_fs("register", "a", folder(1), "--dry-run").code == 7
     assert lora_fs("unregister", "a").code == 0
 
