@@ -40,7 +40,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
+def status(http: httpx.Client | TestClient, act: str, name: str, token: str | None) -> int:
     """What a load or unload of a name is answered, by vLLM's call, Dynamo's and SageMaker's."""
     headers = bearer(token) if token is not None else {}
     if act == "load":
