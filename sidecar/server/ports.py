@@ -20,7 +20,16 @@ from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 
-__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "UsageReport", "full_name", "namespace_of"]
+__all__ = [
+    "Catalog",
+    "LoadRequest",
+    "Readiness",
+    "ReplicaPort",
+    "Served",
+    "UsageReport",
+    "full_name",
+    "namespace_of",
+]
 
 
 class ReplicaPort(Protocol):

@@ -249,7 +249,9 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     assert (numbers[0] >= 400, numbers[1] >= 97) == (True, True)
     errors = [int(one.split()[0]) for one in details.locator(".lane em").all_text_contents() if one[0] != "n"]
     assert sum(errors) == 7, "no engine answers here: each of the 3 is an error"
-    expect(details.locator(".lane .canary em")).to_contain_text(re.compile(r"^[4-7] errors \(.* %\): 1 of 4xx, \d of 5xx$"))
+    expect(details.locator(".lane .canary em")).to_contain_text(
+        re.compile(r"^[4-7] errors \(.* %\): 1 of 4xx, \d of 5xx$")
+    )
     expect(details.locator(".revisions li")).to_contain_text(["v2 canary", "v1 serves"])
     expect(details.locator(".revisions li").first).to_contain_text("by another")
     expect(details.locator(".revisions li").last).to_contain_text(re.compile(r"40\d requests.*load \d+ ms"))
@@ -268,7 +270,9 @@ def test_an_adapters_requests_and_load_time_are_shown(live: Live, open_page: Ope
     with live.heartbeats():
         page = open_page(live.url)
         expect(row(page, "a").locator(".c-requests")).to_have_text("1,234")
-        expect(row(page, "a").locator(".c-requests")).to_have_attribute("title", "2 of them answered with an error")
+        expect(row(page, "a").locator(".c-requests")).to_have_attribute(
+            "title", "2 of them answered with an error"
+        )
         expect(row(page, "a").locator(".c-load")).to_have_text("1.5 s")
         expect(row(page, "b").locator(".c-requests")).to_have_text("–")
         page.get_by_role("columnheader", name="Adapter").get_by_role("button").click()
@@ -276,7 +280,12 @@ def test_an_adapters_requests_and_load_time_are_shown(live: Live, open_page: Ope
         expect(page.locator("#scroll .row:visible .c-adapter").first).to_have_text("b")
         page.get_by_role("columnheader", name="Requests").get_by_role("button").click()
         expect(page.locator("#scroll .row:visible .c-adapter").first).to_have_text("a")
-        live.report("two", {"a": Phase.READY}, usage={"default/tiny/v1/a": RevisionUsage(requests=3)}, usage_left_out=9)
+        live.report(
+            "two",
+            {"a": Phase.READY},
+            usage={"default/tiny/v1/a": RevisionUsage(requests=3)},
+            usage_left_out=9,
+        )
         expect(row(page, "a").locator(".c-requests")).to_have_text("≥ 620")
 
 

@@ -296,7 +296,7 @@ async def test_what_keeps_it_from_being_served_is_told(site: Site, error: Except
 
 
 async def test_answers_are_counted_by_what_was_chosen(site: Site) -> None:
-    """vLLM's answers and the gate's own errors count for the revision that was chosen; a base model has none."""
+    """vLLM's answers and the gate's own errors count for the revision that was chosen."""
     await site.http.post("/v1/completions", json={"model": "sql", "user": "tester"})
     await site.http.post("/v1/completions", json={"model": "tiny"})
     site.replica.error = WaitTimeout("sql is still loading after 5 s")

@@ -28,7 +28,8 @@ def asked(counters: UsageCounters, names: Iterable[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "errors"), [(200, (0, 0)), (302, (0, 0)), (400, (1, 0)), (404, (1, 0)), (499, (0, 0)), (503, (0, 1))]
+    ("status", "errors"),
+    [(200, (0, 0)), (302, (0, 0)), (400, (1, 0)), (404, (1, 0)), (499, (0, 0)), (503, (0, 1))],
 )
 def test_errors_are_counted_by_the_class_of_their_status(status: int, errors: tuple[int, int]) -> None:
     """An answer of 4xx or 5xx is an error; a client that left before the answer is none."""

@@ -201,7 +201,7 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
 
 
 def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.LogCaptureFixture) -> None:
-    """The client sees that the answer broke off, the log has one line and no traceback, and it counts as 502."""
+    """The client sees that it broke off, the log has one line and no traceback, and it counts as 502."""
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

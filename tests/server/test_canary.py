@@ -98,7 +98,7 @@ def test_revisions_have_series(http: httpx.Client) -> None:
 def test_answers_are_counted_by_what_was_chosen(
     http: httpx.Client, engine: FakeEngine, replica: FakeReplica
 ) -> None:
-    """The engine's answers and the sidecar's own errors count for the revision that was chosen, and no other."""
+    """The engine's answers and the sidecar's own errors count for the revision that was chosen."""
     http.post("/v1/completions", json={"model": "a1", "user": "tester"})
     engine.missing.add("a1@v2")
     http.post("/v1/completions", json={"model": "a1", "user": "tester"})

@@ -229,8 +229,8 @@ class Board:
                 if status.model == own.model and set(status.namespaces) & set(own.namespaces):
                     columns[status.replica] = column_of(status, own.namespaces, rows)
                     self._usage.note(status)
-                    bare = {"adapters": {}, "usage": {}}
-                    self._reports[status.replica] = status.model_copy(update=bare)
+                    bare = status.model_copy(update={"adapters": {}, "usage": {}})
+                    self._reports[status.replica] = bare
                 else:
                     gone.add(status.replica)
             for replica in gone:

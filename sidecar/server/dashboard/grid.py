@@ -120,7 +120,7 @@ class Grid:
         return different
 
     def use(self, usage: Mapping[str, Totals]) -> bool:
-        """Take over the sums of all adapters, by name; True if a row is different now. Call after ``update``."""
+        """Take over all sums, by name; True if a row is different now. Call after ``update``."""
         before, self._usage = self._usage, usage
         names = {name for name in before.keys() | usage.keys() if before.get(name) != usage.get(name)}
         differ = [self._index[name] for name in names & self._index.keys()]
