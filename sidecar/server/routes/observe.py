@@ -210,6 +210,7 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,
+            namespaces=[namespace for namespace in replica.namespaces if namespace in sight],
             ready=replica.readiness().ready,
             lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
         )
