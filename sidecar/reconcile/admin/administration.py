@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Bring, Effect, Outcome, RegisterAs
 from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
+from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.reports import Happened, Reports, read_events, read_reports
 from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.uri import redacted
@@ -41,8 +42,11 @@ class Administration:
 
     def __init__(self, registrations: Registrations, default: Policy) -> None:
         self._registrations, self._default = registrations, default
-        self._registry = registrations.registry
         self._reads = Threads(READS)
+
+    @property
+    def _registry(self) -> Registry:
+        return self._registrations.registry
 
     async def act(self, scope: Scope, name: str, act: Act, *, writer: str) -> Done:
         """Do an act to a name of a scope that is served here; raises what ``act.do`` does."""
