@@ -54,7 +54,9 @@ class Context:
         if (url := self.server()) is not None:
             from lora_fs.sidecar.cli.backends.http import OverHttp
 
-            return OverHttp(self, url)
+            backend = OverHttp(self, url)
+            click.get_current_context().find_root().call_on_close(backend.close)
+            return backend
         from lora_fs.sidecar.cli.backends.volume import OnVolume
 
         return OnVolume(self)

@@ -246,7 +246,7 @@ class Metadata(_Answer):
 
     model: ServedModel
     replica: str = Field(description="Whose answer this is")
-    namespaces: list[str] = Field(description="Those it serves and the caller may read")
+    namespaces: list[str] = Field(description="Served ones that hold something and that the caller may read")
     ready: bool = Field(description="As /readyz says")
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata

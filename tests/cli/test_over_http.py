@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from lora_fs.sidecar.cli.backends import http as over_http
 from lora_fs.sidecar.cli.backends.client import Client
 from lora_fs.sidecar.cli.main import run
 from lora_fs.sidecar.reconcile.assembly import assemble
@@ -171,7 +171,12 @@ def lora_fs(
 def beginning(tmp_path: Path, name: str, call: Callable[..., Ran], **more: Any) -> Iterator[Side]:
     """A volume of its own and its sidecar, reached by its volume."""
     root, engine, audit = tmp_path / name, FakeEngine(), tmp_path / f"{name}.audit"
-    given = {"model": MODEL, "namespaces": ("default", "team-a"), "resync_s": 0.2, "replica_id": "pod"}
+    given: dict[str, Any] = {
+        "model": MODEL,
+        "namespaces": ("default", "team-a"),
+        "resync_s": 0.2,
+        "replica_id": "pod",
+    }
     settings = Settings(root=root, create=True, stage_dir=tmp_path / f"{name}.stage", **given, **more)
     assembly = asyncio.run(assemble(settings, Expectation(model_ids=(MODEL,)), engine))
     app = create_app(
@@ -284,7 +289,7 @@ def test_a_remote_source_is_fetched_by_the_server(
         source = f"http://127.0.0.1:{files.server_port}/adapter_model.safetensors"
         allowed = (f"http://127.0.0.1:{files.server_port}",)
         with beginning(tmp_path, "fetching", lora_fs, allowed_remotes=allowed, hold_timeout_s=0.2) as side:
-            monkeypatch.setattr(over_http.click, "echo", _freeing(over_http.click.echo, go))
+            monkeypatch.setattr(click, "echo", _freeing(click.echo, go))
             side.at = ("--server", side.url, "--token-file", str(tmp_path / "token"))
             ran = side(["register", "support", source])
             assert (ran.code, ran.out) == (0, f"registered support@v1 in default/{MODEL}\n"), ran.err
@@ -351,13 +356,13 @@ def test_a_token_in_the_clear(
     lora_fs: Callable[..., Ran], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A token that goes over plain http to another machine is warned of; to this one it is not."""
-    Client("http://nowhere.example", tmp_path / "token")
+    Client("http://nowhere.example", tmp_path / "token").close()
     told = capsys.readouterr().err
     assert "goes to nowhere.example in the clear" in told
     assert SECRET not in told
     for url in ("https://nowhere.example", "http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"):
-        Client(url, tmp_path / "token")
-    Client("http://nowhere.example", None)
+        Client(url, tmp_path / "token").close()
+    Client("http://nowhere.example", None).close()
     assert capsys.readouterr().err == ""
 
 
@@ -430,7 +435,7 @@ def test_a_server_that_is_no_sidecar(lora_fs: Callable[..., Ran], monkeypatch: p
         "gc --older-than 48h",
         "fsck",
         "export x.tar",
-        "import x.tar",
+        "import archive x.tar",
         "quota",
         "doctor",
         "init",

@@ -49,6 +49,10 @@ class Client:
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, follow_redirects=False)
 
+    def close(self) -> None:
+        """End the connections."""
+        self._http.close()
+
     def get(self, path: str) -> bytes:
         """Read ``path``; raises as ``post`` does."""
         return self._ask("GET", path)
@@ -78,7 +82,7 @@ class Client:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerUnavailable(f"cannot reach {self.url}: {error}: does a sidecar run there?") from error
         except httpx.HTTPError as error:
-            why = f"{self.url} did not answer: {error or type(error).__name__}"
+            why = f"{self.url} did not answer: {str(error) or type(error).__name__}"
             if method == "GET":
                 raise ServerUnavailable(f"{why}: ask again") from error
             raise UnknownOutcome(f"{why}: it may be done: look before you repeat it") from error

@@ -40,6 +40,10 @@ class OverHttp:
         self._context, self.place = context, url
         self._client = Client(url, context.settings.client_token_file)
 
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()
+
     @cached_property
     def _metadata(self) -> Metadata:
         return self._read(Metadata, self._client.get("/metadata"))
@@ -120,7 +124,7 @@ class OverHttp:
         with reading(folder, times=2) as advance:
             report = validate(folder, expectation, progress=advance)
             if not report.ok:
-                raise InvalidAdapter(str(folder), report.findings)
+                raise InvalidAdapter(str(folder), report.errors)
             sending = Sending(folder, report.served_files, advance)
             headers = {"Content-Type": "application/x-tar", "Content-Length": str(sending.size_bytes)}
             answer = self._client.post(
