@@ -218,7 +218,7 @@ def http_page() -> str:
         lines.append(f"| {status} | `{name}` | {when}{again} |")
     callers = {
         401: "No token, or none of the token file.",
-        403: "The token is not for that.",
+        403: "The token is not for that, or there is no token file.",
         503: "The token file cannot be read.",
     }
     lines += [f"| {status} | `{KINDS[status]}` | {when} |" for status, when in callers.items()]

@@ -29,6 +29,7 @@ SEND_TIMEOUT_S = 60.0
 ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 600.0
 
+Insecure = Literal["off", "loopback", "any"]
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -58,6 +59,8 @@ class Settings(BaseSettings):
         admin_port: where operations are answered, and nowhere else; None: where inference is.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
+        insecure: who may register over HTTP where there is no token file: ``off``, nobody; ``loopback``
+            (or true), callers on this machine; ``any``, whoever reaches the port.
         allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
         audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
@@ -127,6 +130,7 @@ class Settings(BaseSettings):
     replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
     advertise_url: str | None = None
     token_file: Path | None = None
+    insecure: Insecure = "off"
     public_namespaces: CommaList = ("*",)
     allowed_hosts: CommaList = ()
     audit_file: Path | None = None
@@ -173,6 +177,12 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("insecure", mode="before")
+    @classmethod
+    def _switched(cls, value: Any) -> Any:
+        switches = {"1": "loopback", "true": "loopback", "0": "off", "false": "off"}
+        return switches.get(str(value).lower(), value)
 
     @field_validator("pvc_mounts")
     @classmethod
@@ -243,12 +253,12 @@ def load_settings(**options: Any) -> Settings:
 
     Raises:
         ValidationError: a value that cannot be.
-        InputError: the token file is said to be nothing, which would ask nobody for a token.
+        InputError: the token file is said to be nothing.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     settings = Settings(**given)
     if settings.token_file is None and os.environ.get("LORA_FS_TOKEN_FILE") == "":
-        raise InputError("LORA_FS_TOKEN_FILE is empty: name a file; unset, nobody is asked for a token")
+        raise InputError("LORA_FS_TOKEN_FILE is empty: name a file, or unset it")
     return settings
 
 

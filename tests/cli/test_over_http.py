@@ -435,7 +435,7 @@ def test_a_server_that_is_no_sidecar(lora_fs: Callable[..., Ran], monkeypatch: p
         "gc --older-than 48h",
         "fsck",
         "export x.tar",
-        "import archive x.tar",
+        "import archive archive.tar",
         "quota",
         "doctor",
         "init",
@@ -446,6 +446,7 @@ def test_a_server_that_is_no_sidecar(lora_fs: Callable[..., Ran], monkeypatch: p
 def test_commands_that_need_the_volume(lora_fs: Callable[..., Ran], line: str) -> None:
     """They say so under --server, and ask no server."""
     words = shlex.split(line)
+    Path("archive.tar").touch()
     ran = lora_fs(*words, "--server", "http://127.0.0.1:9")
     assert ran.code == 2
     assert f"{words[0]} needs the volume, which http://127.0.0.1:9 has" in ran.err

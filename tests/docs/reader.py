@@ -35,6 +35,7 @@ from tests.server.conftest import FakeEngine as Completions
 from tests.server.conftest import serving
 
 MODEL = "Qwen/Qwen2.5-7B"
+TOKEN = "a-readers-own-4711"
 SIDECAR = 8001  # where a page's curl finds one, started if the page has not
 # What the pages' commands find in the reader's folder: name → seed; equal seeds are equal bytes.
 ADAPTERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3, "guard-lora": 4, "my-adapter": 5}
@@ -63,6 +64,9 @@ class Reader:
         monkeypatch.delenv("COLUMNS", raising=False)
         monkeypatch.setenv("LORA_FS_ROOT", str(self.disk / "adapters"))
         monkeypatch.setenv("LORA_FS_MODEL", MODEL)
+        (self.disk / "tokens").write_text(f"{TOKEN}\n")
+        monkeypatch.setenv("LORA_FS_TOKEN_FILE", str(self.disk / "tokens"))
+        monkeypatch.setenv("TOKEN", TOKEN)
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         monkeypatch.chdir(self.disk / "home")
         marker.create(self.disk / "adapters")
@@ -141,7 +145,7 @@ class Reader:
         app = create_app(
             assembly.replica,
             engine_url=completions,
-            admin=Admin(settings.token_file),
+            admin=Admin(settings.token_file, insecure=settings.insecure),
             background=assembly.running,
         )
         self._urls[port] = self._stack.enter_context(serving(app, assembly.replica))

@@ -75,7 +75,7 @@ async def _running(tmp_path: Path, given: dict[str, Any]) -> AsyncIterator[Sidec
     app = create_app(
         assembly.replica,
         engine_url="http://127.0.0.1:9",
-        admin=Admin(settings.token_file, settings.public_namespaces),
+        admin=Admin(settings.token_file, settings.public_namespaces, insecure="loopback"),
         trail=Trail(tmp_path / "audit"),
         background=assembly.running,
     )
