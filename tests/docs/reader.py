@@ -65,6 +65,9 @@ class Reader:
         monkeypatch.setenv("LORA_FS_ROOT", str(self.disk / "adapters"))
         monkeypatch.setenv("LORA_FS_MODEL", MODEL)
         (self.disk / "tokens").write_text(f"{TOKEN}\n")
+        own = self.disk / "run/secrets/lora-fs/token"  # for commands without the volume
+        own.parent.mkdir(parents=True)
+        own.write_text(f"{TOKEN}\n")
         monkeypatch.setenv("LORA_FS_TOKEN_FILE", str(self.disk / "tokens"))
         monkeypatch.setenv("TOKEN", TOKEN)
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
