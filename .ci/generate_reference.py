@@ -45,9 +45,10 @@ ERRORS = """
 ## Errors
 
 Every error has the body [ErrorBody](schemas.md#errorbody), and no other field: all that is said is in
-`message`. `type` is OpenAI's word for it. With the plugin vLLM's own handlers write what is refused before a
-route does its work: no good token, a body that is not what the route takes or is too large, no such route.
-Its `type` is then vLLM's, as `Unauthorized` for 401.
+`message`. `type` is OpenAI's word for it. The header `X-Lora-Fs-Error` has the error's own name, as
+`Conflict` or `WaitTimeout`, which the command line's exit codes follow. With the plugin vLLM's own handlers
+write what is refused before a route does its work: no good token, a body that is not what the route takes or
+is too large, no such route. Its `type` is then vLLM's, as `Unauthorized` for 401.
 
 | Status | `type` | When |
 |---|---|---|

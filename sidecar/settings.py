@@ -39,6 +39,8 @@ class Settings(BaseSettings):
     Attributes:
         root: the registry's folder on the shared volume; create: make a registry there if it holds none,
             for demos and development: an empty folder may be a volume that is not mounted.
+        server: a sidecar's URL, for a command without the volume; client_token_file: a file with the token
+            that it is shown.
         model: the base model: hub id, path or served name.
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
@@ -95,6 +97,8 @@ class Settings(BaseSettings):
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
     create: bool = False
+    server: str | None = None
+    client_token_file: Path | None = None
     model: str | None = None
     namespace: str = "default"
     namespaces: CommaList = ()
@@ -202,6 +206,18 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
             raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
         return value.rstrip("/")
+
+    @field_validator("server")
+    @classmethod
+    def _server(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("write the sidecar's address as http://HOST:PORT or https://HOST")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise ValueError("write the sidecar's address without /v1")
+        return value.rstrip("/") if value is not None else None
 
     @field_validator("namespace_weights")
     @classmethod

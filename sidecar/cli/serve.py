@@ -242,7 +242,7 @@ def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> Non
     Example:
       lora-fs demo --keep
     """
-    if importlib.util.find_spec("httpx") is None:
+    if importlib.util.find_spec("openai") is None:
         raise InputError("the demo needs an engine and more: pip install 'lora-fs[engine,demo]'")
     arguments = [
         *(["--keep"] if keep else []),

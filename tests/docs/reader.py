@@ -65,6 +65,9 @@ class Reader:
         monkeypatch.setenv("LORA_FS_ROOT", str(self.disk / "adapters"))
         monkeypatch.setenv("LORA_FS_MODEL", MODEL)
         (self.disk / "tokens").write_text(f"{TOKEN}\n")
+        own = self.disk / "run/secrets/lora-fs/token"  # for commands without the volume
+        own.parent.mkdir(parents=True)
+        own.write_text(f"{TOKEN}\n")
         monkeypatch.setenv("LORA_FS_TOKEN_FILE", str(self.disk / "tokens"))
         monkeypatch.setenv("TOKEN", TOKEN)
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -103,6 +106,7 @@ class Reader:
             words = shlex.split(self.here(os.path.expandvars(line)))[1:]
             if "sidecar" in words:
                 return self._serves(words)
+            words = [re.sub(r"http://localhost:(\d+)", self._server, word) for word in words]
             self._capsys.readouterr()
             code = run(words)
             told = self._capsys.readouterr()
@@ -113,6 +117,11 @@ class Reader:
             )
             return ran.returncode, ran.stdout + ran.stderr
         raise AssertionError(f"no one knows how to run {line!r}")
+
+    def _server(self, place: re.Match[str]) -> str:
+        """Where the page's sidecar really is."""
+        port = int(place[1])
+        return self._urls.get(port) or self.start(port=port)
 
     def _serves(self, words: list[str]) -> tuple[int, str]:
         """``lora-fs sidecar``: with the settings given, on a free port, until the page ends."""

@@ -308,7 +308,7 @@ async def test_an_upload_that_finds_no_thread_leaves_nothing(
 
     try:
         with pytest.raises(VolumeUnavailable, match="may have been written"):
-            await site.http._run(stuck, "wait")
+            await site.http.run(stuck, "wait")
         assert begun.is_set()
         with pytest.raises(VolumeUnavailable, match="nothing was begun"):
             await site.http.upload(Upload("a", files()), "test")

@@ -35,7 +35,7 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import on_error
 from lora_fs.sidecar.server.middleware.tokens import digest_of
-from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
+from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch.api.ending import Ending
@@ -111,6 +111,8 @@ class Endpoint:
             models.router(replica, admin),
             lora.router(replica, admin, trail),
             uploads.router(replica, admin, trail),
+            registered.router(replica, admin),
+            acts.router(replica, admin, trail),
             dynamo.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
             events.router(replica, admin),
             observe.discovery(replica, admin),

@@ -87,6 +87,9 @@ class Sight:
 
     namespaces: frozenset[str] | None = None
 
+    def __bool__(self) -> bool:
+        return self.namespaces is None or bool(self.namespaces)
+
     def __contains__(self, namespace: object) -> bool:
         return self.namespaces is None or namespace in self.namespaces
 
