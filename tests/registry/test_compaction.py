@@ -311,7 +311,7 @@ def test_a_writer_that_slept_does_not_take_a_free_number(
 def test_a_conditional_write_makes_the_folder_that_gc_removed(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gc removes an empty revision between the look and the write: nobody else wrote, so it is no conflict."""
+    """gc removes an empty revision between the look and the write: that is no conflict."""
     base = put(registry, scope, make_adapter()).record
     series = registry.records(AdapterKey(*scope, "v2", "a1"))
     real = atomic.publish

@@ -216,7 +216,7 @@ def test_head_stays_small(registry: Registry) -> None:
 def test_a_head_that_cannot_be_read_keeps_what_only_it_says(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An EIO is not an absent HEAD: it is not made anew, and no adapter begins with a number that was freed."""
+    """An EIO is no absent HEAD: it is not made anew, and no freed number is given to a new adapter."""
     put(registry, scope, make_adapter())
     raise_floor(registry.layout.root, 1, seq=2, first=7)
     before = head_of(registry)
