@@ -323,7 +323,7 @@ def test_a_conditional_write_makes_the_folder_that_gc_removed(
 
     monkeypatch.setattr(atomic, "publish", publish)
     fields = base.model_dump(mode="json", include={"uid", "state", "origin", "spec"})
-    assert registry.append(series, lambda _: {**fields, "revision": "v2"}, writer="test", expect=0)
+    registry.append(series, lambda _: {**fields, "revision": "v2"}, writer="test", expect=0)
     assert len(registry.generations(series)) == 1
 
 
