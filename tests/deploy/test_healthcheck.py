@@ -1,4 +1,4 @@
-"""The health checks of the image and of an engine inside a pod, run for real against a small server on loopback."""
+"""The health checks of the image and of an engine in its pod, run for real against a small server."""
 
 from __future__ import annotations
 
