@@ -92,7 +92,7 @@ def test_a_probe_that_fails_is_no_probe_that_holds(monkeypatch: pytest.MonkeyPat
     assert told.startswith("prefix_blocks cannot be tried: ImportError")
 
 
-@pytest.mark.parametrize("kind", sorted(layers.COMPARED - layers.TAKEN_OVER, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(layers.COMPARED - layers.TAKEN_OVER, key=str))
 def test_a_kind_that_is_vllms_is_not_taken_over(make: Make, kind: type) -> None:
     """Whatever it derives from."""
     module = make("torch").modules["o_proj"]

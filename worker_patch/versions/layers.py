@@ -62,7 +62,8 @@ def strangers() -> set[str]:
 
 
 def _below(kind: type) -> Iterator[type]:
-    for one in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for one in subclasses:
         yield one
         yield from _below(one)
 
