@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, SerializerFunctionWrapHandler, model_serializer
 
-from lora_fs.sidecar.model.stored import Stored, one_by_one
+from lora_fs.sidecar.model.stored import JsonObject, Stored, one_by_one
 
 
 class Phase(StrEnum):
@@ -71,6 +71,37 @@ class Download(Stored):
     since: str = ""
 
 
+class EngineLimits(Stored):
+    """What a replica judges adapters by. What it does not know is absent from the file.
+
+    Attributes:
+        engine_version: what the engine says, such as 0.32.0.
+        runtime_loading: whether the engine can load adapters.
+        max_lora_rank: the greatest rank.
+        dtype: what the engine computes in, such as bfloat16.
+        base_models: names of the base model, compared with the one that an adapter names.
+        engine_models: further names, by which the engine knows it.
+        base_config: those fields of its config.json that are compared with an adapter's tensors.
+        strict_base_model: whether another name is refused, also where names cannot tell.
+        allow: codes of findings that this replica takes as warnings.
+    """
+
+    engine_version: str | None = None
+    runtime_loading: bool | None = None
+    max_lora_rank: int | None = Field(default=None, ge=1)
+    dtype: str | None = None
+    base_models: Annotated[tuple[str, ...] | None, FailFast()] = None
+    engine_models: Annotated[tuple[str, ...] | None, FailFast()] = None
+    base_config: dict[str, int | str] | None = None
+    strict_base_model: bool | None = None
+    allow: Annotated[tuple[str, ...] | None, FailFast()] = None
+
+    @model_serializer(mode="wrap")
+    def _known(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        found: JsonObject = handler(self)
+        return {name: value for name, value in found.items() if value is not None}
+
+
 RECENT = 512  # series that a replica tells of
 
 
@@ -84,6 +115,7 @@ class ReplicaStatus(Stored):
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
+        limits: what adapters are judged by there; None: it is of a version that does not say.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
@@ -102,6 +134,7 @@ class ReplicaStatus(Stored):
     conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
     figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
+    limits: EngineLimits | None = None
     sum: str = ""
 
 

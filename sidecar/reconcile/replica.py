@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from lora_fs.sidecar.engine.protocol import Engine
+from lora_fs.sidecar.engine.protocol import Engine, Facts
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
 from lora_fs.sidecar.reconcile import status
@@ -150,6 +150,10 @@ class Replica:
 
     def capacity(self) -> int | None:
         return self._loop.capacity()
+
+    def facts(self) -> tuple[Facts, str | None, bool | None]:
+        """What the engine says of itself, its version, and whether it loads adapters; nothing while it is silent."""
+        return self._loop.facts()
 
     def readiness(self) -> Readiness:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
