@@ -65,6 +65,12 @@ class Engine(Protocol):
 
     rereads: bool
 
+    async def version(self) -> str | None:
+        """What it says its version is, in its own words; None if it says none.
+
+        Raises EngineUnavailable: it did not answer.
+        """
+
     async def holds_most(self) -> int | None:
         """How many adapters it surely keeps in memory, and need not read again; None if it does not say.
 

@@ -25,6 +25,7 @@ _NO_RUNTIME_UPDATING = (
 )
 
 _ACTIVITY = "vllm:lora_requests_info"
+_VERSION_CHARACTERS = 80
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
@@ -79,6 +80,16 @@ class VllmHttp:
             else f"the engine at {self._url} cannot load adapters: {_NO_RUNTIME_UPDATING}",
             facts=self._facts,
         )
+
+    async def version(self) -> str | None:
+        """As ``/version`` says it."""
+        status, text = await self._call("GET", "/version", None, self._list)
+        if status >= 500:
+            raise EngineUnavailable(f"{self._url}/version answered {status}: {text[:200]}")
+        with suppress(ValueError, KeyError, TypeError):
+            said = json.loads(text)["version"]
+            return said[:_VERSION_CHARACTERS] if status == 200 and isinstance(said, str) else None
+        return None
 
     async def _look_for_routes(self) -> None:
         """Ask until the engine has the route to load adapters. A GET of it changes nothing."""

@@ -159,6 +159,11 @@ class Replica:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
         return Readiness(self._loop.ready and self._loop.decided, conditions, self._since.began(conditions))
 
+    @property
+    def engine_version(self) -> str | None:
+        """What the engine said at the last look that its version is; None: nothing, or it was not asked yet."""
+        return self._loop.version
+
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)
 

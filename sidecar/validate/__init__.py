@@ -11,6 +11,7 @@ from lora_fs.sidecar.validate.base_config import BaseOfEngine, expect, load_base
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, open_adapter, validate
 from lora_fs.sidecar.validate.report import Expectation, Learned, Peer, Report
+from lora_fs.sidecar.validate.since import needs_newer, too_old, version_problem
 
 __all__ = [
     "CODES",
@@ -24,6 +25,9 @@ __all__ = [
     "expect",
     "load_base_config",
     "looks_preallocated",
+    "needs_newer",
     "open_adapter",
+    "too_old",
     "validate",
+    "version_problem",
 ]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import vllm
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
@@ -77,6 +78,9 @@ class InProcess:
     # -- what the reconciler asks ----------------------------------------------------------------
 
     rereads = False  # the worker reads a copy once, in a thread, and what fails there is a failed load
+
+    async def version(self) -> str | None:
+        return vllm.__version__
 
     async def holds_most(self) -> int | None:
         """Its own bound, in bytes, makes room by itself."""
