@@ -20,6 +20,7 @@ from lora_fs.sidecar.cli.output import Format, complain
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lora_fs.sidecar.cli.backends.port import Backend
     from lora_fs.sidecar.model import Policy, Scope
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.settings import Settings
@@ -48,6 +49,13 @@ class Context:
         return read_settings(**self.given)
 
     @cached_property
+    def backend(self) -> Backend:
+        """Where the registry of this run is."""
+        from lora_fs.sidecar.cli.backends.volume import OnVolume
+
+        return OnVolume(self)
+
+    @cached_property
     def out(self) -> Console:
         from rich.console import Console
 
@@ -74,8 +82,8 @@ class Context:
 
     def nothing_in(self, scopes: Sequence[Scope]) -> None:
         """Say on stderr that scopes are empty, and which others there are: a name may be misspelt."""
-        others = [str(one) for one in self.registry().scopes() if one not in scopes]
-        where = ", ".join(map(str, scopes)) or self.root()
+        others = [str(one) for one in self.backend.scopes() if one not in scopes]
+        where = ", ".join(map(str, scopes)) or self.backend.place
         told = f"; there is {', '.join(others[:5])}{' …' * (len(others) > 5)}" if others else ""
         complain(f"nothing is registered in {where}{told}")
 
@@ -87,7 +95,7 @@ class Context:
             dry_run: appends return what they would write, and write nothing.
         """
         if dry_run:
-            from lora_fs.sidecar.cli.rehearsal import Rehearsal
+            from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
 
             yield Rehearsal(self.root())
             return
@@ -99,6 +107,10 @@ class Context:
 
     def scope(self) -> Scope:
         """The namespace and the base model of this run."""
+        return self.backend.scope()
+
+    def scope_of_settings(self) -> Scope:
+        """The same, as the settings alone say it."""
         from lora_fs.sidecar.model import Scope, check_segment, model_slug
 
         if not self.settings.model:
@@ -112,7 +124,7 @@ class Context:
         own = self.scope()
         if not all_namespaces:
             return (own,)
-        return tuple(sorted(one for one in self.registry().scopes() if one.model == own.model))
+        return tuple(sorted(one for one in self.backend.scopes() if one.model == own.model))
 
     def expectation(self, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
         from lora_fs.sidecar.validate import expect
