@@ -11,7 +11,7 @@ from lora_fs.sidecar.engine.protocol import Facts
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import EngineLimits, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports, unreadable_and_young
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.validate import CODES, Expectation, Learned, Peer, compared
 
 
@@ -52,7 +52,7 @@ def with_fleet(
         return expectation  # which replicas there are is not known: nothing is refused for them
     live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
     known = (_peer(status.replica, status.limits or EngineLimits()) for status in live)
-    unknown = (Peer(replica) for replica in unreadable_and_young(layout, reports))
+    unknown = (Peer(replica) for replica in reports.young)
     return replace(expectation, fleet=(*known, *unknown), forced=forced)
 
 

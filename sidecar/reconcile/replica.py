@@ -152,7 +152,7 @@ class Replica:
         return self._loop.capacity()
 
     def facts(self) -> tuple[Facts, str | None, bool | None]:
-        """What the engine says of itself, its version, and whether it loads adapters; nothing while it is silent."""
+        """What the engine says of itself, its version, and whether it loads adapters; all unknown while silent."""
         return self._loop.facts()
 
     def readiness(self) -> Readiness:
