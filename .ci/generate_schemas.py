@@ -184,7 +184,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "heartbeat": "Counts the writes",
         "updated_at": "RFC 3339. A replica that is silent for a minute is taken for gone",
         "counts": "How many adapters are in each phase",
-        "adapters": "By served name; evicted ones are only counted",
+        "adapters": "By served name; unloaded ones are only counted",
         "recent": "The last 512 series it saw, and their generations",
         "conditions": "What is wrong there, each `Type: message`",
         "downloads": "What it fetches, by the name that it will have",

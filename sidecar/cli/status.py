@@ -22,7 +22,6 @@ from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 WATCH_S = 1.0
-UNLOADED = "Unloaded"  # of an adapter that a replica says nothing of: no request asked for it
 NOT_SEEN = "this replica has not seen it yet"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
@@ -105,7 +104,7 @@ def _downloads(scope: Scope, replicas: list[ReplicaStatus]) -> Iterator[Row]:
 
 
 def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | None) -> Row:
-    phase = one.phase.value if one is not None else UNLOADED
+    phase = (one.phase if one is not None else Phase.UNLOADED).value
     reason = (one.message or one.reason) if one is not None else "loads at the first request"
     if one is not None and one.retry_in_s:
         reason += f"; again in {one.retry_in_s:.0f} s"

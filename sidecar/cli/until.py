@@ -11,7 +11,6 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.status import UNLOADED
 from lora_fs.sidecar.cli.values import Duration
 from lora_fs.sidecar.cli.wait import LOOK_MOST_S, LOOK_S, UNDER_WAY, not_seen, public_name
 from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
@@ -109,9 +108,9 @@ def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | 
     """Why a replica is not there; what it says nothing of is not loaded."""
     public = public_name(status, scope, name)
     one = status.adapters.get(public)
-    phase = one.phase if one is not None else Phase.EVICTED
+    phase = one.phase if one is not None else Phase.UNLOADED
     said = (one.message or one.reason) if one is not None else ""
-    why = f"({phase.value if one is not None else UNLOADED}{': ' + said if said else ''})"
+    why = f"({phase.value}{': ' + said if said else ''})"
     if aim == DELETED:
         left = [told for told in status.adapters if told.partition("@")[0] == public]
         return f"still has it {why}" if left else None

@@ -118,7 +118,7 @@ class ReplicaPort(Protocol):
         """Status by served name, for every name in the catalog."""
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        """The statuses of names that are not simply evicted, and how many are in each phase."""
+        """The statuses of names that are not simply unloaded, and how many are in each phase."""
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
         """What is true of a name of this status, and since when."""

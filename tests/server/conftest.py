@@ -143,7 +143,7 @@ class FakeReplica:
         return {name: self.status(name) for name in self.names}
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.EVICTED}
+        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.UNLOADED}
         return told, Counter(self.phase(name) for name in self.names)
 
     def residency(self) -> Mapping[str, JsonObject]:

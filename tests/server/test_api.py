@@ -71,8 +71,8 @@ def test_two_replicas_list_the_same_bytes(engine_url: str) -> None:
 
 
 def test_some_of_the_adapters(engine_url: str) -> None:
-    """By pattern, labels and phase; what is no selector or no phase is told."""
-    phases = {"b1": Phase.FAILED}
+    """By pattern, labels and phase, also by a phase's earlier name; what is no selector or no phase is told."""
+    phases = {"a1": Phase.UNLOADED, "b1": Phase.FAILED}
     app = create_app(FakeReplica(("a1", "b1", "b2"), phases), engine_url=engine_url, admin=Admin(None))
     with serving(app) as url, httpx.Client(base_url=url) as http:
 
@@ -83,6 +83,9 @@ def test_some_of_the_adapters(engine_url: str) -> None:
         assert names() == ["a1", "b1", "b2"]
         assert names(name="b*") == ["b1", "b2"]
         assert names(name="b*", phase="Failed") == ["b1"]
+        assert names(phase="Unloaded") == names(phase="Evicted") == ["a1"]
+        told = http.get("/v1/lora_adapters", params={"phase": "Evicted"}).json()["data"]
+        assert [one["status"]["phase"] for one in told] == ["Unloaded"]
         assert names(labelSelector="!team") == ["a1", "b1", "b2"]
         assert names(labelSelector="team") == []
         refused = http.get("/v1/lora_adapters", params={"labelSelector": "a=b=c"})
