@@ -50,10 +50,30 @@ class Context:
 
     @cached_property
     def backend(self) -> Backend:
-        """Where the registry of this run is."""
+        """Where the registry of this run is: on a volume, or behind a server."""
+        if (url := self.server()) is not None:
+            from lora_fs.sidecar.cli.backends.http import OverHttp
+
+            backend = OverHttp(self, url)
+            click.get_current_context().find_root().call_on_close(backend.close)
+            return backend
         from lora_fs.sidecar.cli.backends.volume import OnVolume
 
         return OnVolume(self)
+
+    def server(self) -> str | None:
+        """Return the server to ask; None: the volume is mounted here. An option beats both variables."""
+        root, server = self.given.get("root"), self.given.get("server")
+        if root is not None and server is not None:
+            raise click.UsageError("--root and --server exclude each other: the registry is at one of them")
+        if root is None and server is None and self.settings.root and self.settings.server:
+            raise click.UsageError(
+                "LORA_FS_ROOT and LORA_FS_SERVER are both set: say which with --root or --server"
+            )
+        url = self.settings.server if root is None else None
+        if url is None and "client_token_file" in self.given:
+            raise click.UsageError("--token-file is what a server is shown: give --server, too")
+        return url
 
     @cached_property
     def out(self) -> Console:
@@ -64,9 +84,16 @@ class Context:
     def take(self, **options: Any) -> None:
         """Add options that stand above settings; the later one wins."""
         self.given.update({name: value for name, value in options.items() if value not in (None, ())})
-        self.__dict__.pop("settings", None)
+        for made in ("settings", "backend"):
+            self.__dict__.pop(made, None)
 
     def root(self) -> Path:
+        """Return the registry's folder; raises click.UsageError where there is a server in its place."""
+        if (url := self.server()) is not None:
+            command = click.get_current_context().command.name
+            raise click.UsageError(
+                f"{command} needs the volume, which {url} has: run it where that is mounted, with --root"
+            )
         if self.settings.root is None:
             raise click.UsageError("say where the registry is: --root DIR or LORA_FS_ROOT")
         return self.settings.root

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
@@ -113,6 +114,10 @@ class ReplicaPort(Protocol):
             NotFound: no such name.
             TemporaryError: withdrawn, but this replica is still draining it.
         """
+
+    @property
+    def administration(self) -> Administration:
+        """lora-fs's own calls on the registry, in threads."""
 
     def statuses(self) -> Mapping[str, AdapterStatus]:
         """Status by served name, for every name in the catalog."""

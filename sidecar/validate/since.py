@@ -57,7 +57,9 @@ def too_old(fields: tuple[str, ...], said: str | None) -> tuple[Finding, ...]:
         if said is None or problem is not None:
             why = f"vLLM before {since} ignores it, and {problem}"
         elif Version(said) < since:
-            why = f"this replica's engine, vLLM {shown(said)}, ignores it: its answers would be another model's"
+            why = (
+                f"this replica's engine, vLLM {shown(said)}, ignores it: its answers would be another model's"
+            )
         else:
             continue
         found.add("engine-too-old", CONFIG_FILE, field, why, hint=_CURE.format(since))

@@ -68,6 +68,7 @@ class FakeReplica:
     testers: tuple[str, ...] = ()
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
+    administration: Any = None  # tests of its routes have a real one
     loads: Durations = field(default_factory=Durations)
     _catalog: tuple[int, int, Catalog] | None = None
 
