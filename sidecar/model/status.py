@@ -7,11 +7,11 @@ while a report cannot be read nothing is.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, FailFast, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, FailFast, Field
 
-from lora_fs.sidecar.model.stored import JsonObject, Stored, one_by_one
+from lora_fs.sidecar.model.stored import Stored, one_by_one
 
 
 class Phase(StrEnum):
@@ -83,6 +83,11 @@ class Download(Stored):
     since: str = ""
 
 
+def _known(ge: int | None = None) -> Any:
+    """A field that is left out of the file where it is None."""
+    return Field(default=None, ge=ge, exclude_if=lambda value: value is None)
+
+
 class EngineLimits(Stored):
     """What a replica judges adapters by. What it does not know is absent from the file.
 
@@ -98,20 +103,15 @@ class EngineLimits(Stored):
         allow: codes of findings that this replica takes as warnings.
     """
 
-    engine_version: str | None = None
-    runtime_loading: bool | None = None
-    max_lora_rank: int | None = Field(default=None, ge=1)
-    dtype: str | None = None
-    base_models: Annotated[tuple[str, ...] | None, FailFast()] = None
-    engine_models: Annotated[tuple[str, ...] | None, FailFast()] = None
-    base_config: dict[str, int | str] | None = None
-    strict_base_model: bool | None = None
-    allow: Annotated[tuple[str, ...] | None, FailFast()] = None
-
-    @model_serializer(mode="wrap")
-    def _known(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
-        found: JsonObject = handler(self)
-        return {name: value for name, value in found.items() if value is not None}
+    engine_version: str | None = _known()
+    runtime_loading: bool | None = _known()
+    max_lora_rank: int | None = _known(ge=1)
+    dtype: str | None = _known()
+    base_models: Annotated[tuple[str, ...] | None, FailFast()] = _known()
+    engine_models: Annotated[tuple[str, ...] | None, FailFast()] = _known()
+    base_config: dict[str, int | str] | None = _known()
+    strict_base_model: bool | None = _known()
+    allow: Annotated[tuple[str, ...] | None, FailFast()] = _known()
 
 
 RECENT = 512  # series that a replica tells of

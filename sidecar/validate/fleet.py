@@ -47,7 +47,9 @@ def check_fleet(here: Expectation, config: bytes, kind: Kind | None, file: str, 
             ".",
             "",
             f"{', '.join(names[:MAX_NAMED])}{more} cannot serve it: {why}",
-            hint="no live replica can: register it all the same with --force" if nobody else "",
+            hint="no live replica can: register it all the same with --force"
+            if nobody and not here.forced
+            else "",
             severity=Severity.WARNING if here.forced else None,
         )
 
