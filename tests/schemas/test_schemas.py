@@ -143,6 +143,6 @@ async def test_what_a_replica_reports(tmp_path: Path) -> None:
     phases = {name: one["phase"] for name, one in written["adapters"].items()}
     assert phases == {"a1": "Ready", "a2": "Failed"}
     assert written["counts"] == {"Ready": 1, "Failed": 1, "Unloaded": 1}
-    limits = {"engine_version": "0.32.0", "runtime_loading": True}
-    assert written["limits"] == {**limits, "strict_base_model": False, "allow": []}
+    told = {"engine_version": "0.32.0", "runtime_loading": True}
+    assert written["limits"] == {**told, "strict_base_model": False, "allow": []}
     assert (written["recent"], written["url"]) == (seen.recent, "http://10.0.0.7:8001")

@@ -80,7 +80,7 @@ class InProcess:
     rereads = False  # the worker reads a copy once, in a thread, and what fails there is a failed load
 
     async def version(self) -> str | None:
-        return vllm.__version__
+        return str(vllm.__version__)
 
     async def holds_most(self) -> int | None:
         """Its own bound, in bytes, makes room by itself."""
