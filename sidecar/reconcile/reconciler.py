@@ -141,7 +141,7 @@ class Reconciler:
             yield from self.foreign.model_problem(self._names.terms.model)
 
     def facts(self) -> tuple[Facts, str | None, bool | None]:
-        """What the engine says of itself, its version, whether it loads adapters; unknown while it is silent."""
+        """What the engine says of itself, its version, whether it loads adapters; unknown while silent."""
         if self._engine_view is None or (self._ended or self._problem) is not None:
             return Facts(), None, None
         return self._engine_view.facts, self.version, self._cannot_load is None

@@ -154,7 +154,7 @@ class Replica:
         return self._loop.capacity()
 
     def facts(self) -> tuple[Facts, str | None, bool | None]:
-        """What the engine says of itself, its version, whether it loads adapters; unknown while it is silent."""
+        """What the engine says of itself, its version, whether it loads adapters; unknown while silent."""
         return self._loop.facts()
 
     def readiness(self) -> Readiness:
