@@ -105,6 +105,7 @@ class Reporter:
         now = self._clock()
         if content != self._written or now - self._written_at >= HEARTBEAT_S:
             self._heartbeat += 1
+            usage = replica.usage()
             status = ReplicaStatus(
                 replica=replica.replica_id,
                 model=replica.model,
@@ -121,6 +122,8 @@ class Reporter:
                 downloads=downloads,
                 figures=dict(replica.figures()),
                 limits=limits,
+                usage={str(key): counts for key, counts in usage.revisions.items()},
+                usage_left_out=usage.left_out,
             )
             if not await self._write(self._registry.layout.replica(replica.replica_id), status):
                 return
