@@ -62,7 +62,7 @@ def mounted(request: pytest.FixtureRequest, volume: Registry, tmp_path: Path) ->
     """The volume at the place that the container has for it, mounted as the chart says."""
     if not mounts.may_mount():
         pytest.skip("mounting needs root and /dev/fuse, which this machine does not give")
-    made = []
+    made: list[Path] = []
     try:
         for one in of_the_volume(request.param):
             source = volume.layout.root / one.get("subPath", "")
