@@ -9,19 +9,31 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    AliasChoices,
+    AliasGenerator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
 
 
+def _variable(field: str) -> str:
+    return f"LORA_FS_{field.upper()}"
+
+
 def _env(field: str, alias: str) -> AliasChoices:
     """The field's own variable first, then a name the field already uses elsewhere."""
-    return AliasChoices(f"LORA_FS_{field.upper()}", alias)
+    return AliasChoices(_variable(field), alias)
 
 
 BODY_MAX_BYTES = 64 << 20
@@ -29,10 +41,10 @@ SEND_TIMEOUT_S = 60.0
 ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 600.0
 
-CommaList = Annotated[tuple[str, ...], NoDecode]
+CommaList = tuple[str, ...]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything the CLI and the sidecar can be told.
 
     Attributes:
@@ -86,8 +98,8 @@ class Settings(BaseSettings):
         engine_timeout_s: bound on one load or unload call; hold_timeout_s: on a request's wait.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="LORA_FS_", env_ignore_empty=True, populate_by_name=True, extra="ignore"
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(validation_alias=_variable), populate_by_name=True, extra="ignore"
     )
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
@@ -151,6 +163,16 @@ class Settings(BaseSettings):
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     traces: Literal["off", "otlp", "console"] = "off"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_environment(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Lay options over the environment, where an empty variable is as good as none.
+
+        pydantic-settings does as much, and takes longer to import than a command takes to run.
+        """
+        variables = {name.upper(): value for name, value in os.environ.items() if value}
+        return variables | {_variable(name): value for name, value in options.items()}
 
     @field_validator(
         "namespaces",

@@ -70,6 +70,11 @@ class Download(Stored):
     size_bytes: int | None = Field(default=None, ge=0)
     since: str = ""
 
+    def progress(self) -> str:
+        """Say how much is here: ``120.0 of 500.0 MB``, or ``120.0 MB`` where the size is unknown."""
+        here = f"{self.received_bytes / 1e6:.1f}"
+        return f"{here} MB" if self.size_bytes is None else f"{here} of {self.size_bytes / 1e6:.1f} MB"
+
 
 RECENT = 512  # series that a replica tells of
 
