@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field
+from pydantic import AfterValidator, FailFast, Field
 
 from lora_fs.sidecar.model.stored import Stored, one_by_one
 
@@ -22,9 +22,21 @@ class Phase(StrEnum):
     VALIDATING = "Validating"
     LOADING = "Loading"
     READY = "Ready"
-    EVICTED = "Evicted"
+    UNLOADED = "Unloaded"
     DRAINING = "Draining"
     FAILED = "Failed"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Phase | None:
+        """Take ``Evicted``, which files and filters of earlier versions have, for ``Unloaded``."""
+        return cls.UNLOADED if value == _EVICTED else None
+
+
+_EVICTED = "Evicted"
+
+
+def _renamed(counts: dict[str, int]) -> dict[str, int]:
+    return {Phase.UNLOADED.value if phase == _EVICTED else phase: count for phase, count in counts.items()}
 
 
 class Condition(Stored):
@@ -84,7 +96,7 @@ class ReplicaStatus(Stored):
 
     Attributes:
         engine: "ready", "unknown" or "rejected: …".
-        adapters: by served name; Evicted ones are only counted.
+        adapters: by served name; unloaded ones are only counted.
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
@@ -100,7 +112,7 @@ class ReplicaStatus(Stored):
     engine: str = "unknown"
     heartbeat: int = 0
     updated_at: str = ""
-    counts: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
+    counts: Annotated[dict[str, int], one_by_one(int), AfterValidator(_renamed)] = Field(default={})
     adapters: Annotated[dict[str, AdapterStatus], one_by_one(AdapterStatus)] = Field(default={})
     recent: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
     conditions: Annotated[tuple[str, ...], FailFast()] = ()

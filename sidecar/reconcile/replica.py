@@ -17,6 +17,7 @@ from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
 from lora_fs.sidecar.reconcile import status
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, public_name
@@ -56,6 +57,7 @@ class Replica:
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
         self.events = EventLog()
+        self.administration = Administration(registrations, limits.default_policy)
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.engine_failed, self.events, clock)
         self._asked: dict[str, Counter[AdapterKey]] = {}  # how often, by plain name and what answered

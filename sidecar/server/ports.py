@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
@@ -114,11 +115,15 @@ class ReplicaPort(Protocol):
             TemporaryError: withdrawn, but this replica is still draining it.
         """
 
+    @property
+    def administration(self) -> Administration:
+        """lora-fs's own calls on the registry, in threads."""
+
     def statuses(self) -> Mapping[str, AdapterStatus]:
         """Status by served name, for every name in the catalog."""
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        """The statuses of names that are not simply evicted, and how many are in each phase."""
+        """The statuses of names that are not simply unloaded, and how many are in each phase."""
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
         """What is true of a name of this status, and since when."""

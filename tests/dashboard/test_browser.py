@@ -294,7 +294,7 @@ def test_by_keyboard(shared: Live, open_page: Open) -> None:
 
 def test_ten_thousand_rows(open_page: Open) -> None:
     """A screenful of them are elements; the last one is a key away; a search leaves what matches."""
-    many = {f"a{number:05d}": Phase.EVICTED for number in range(10_000)}
+    many = {f"a{number:05d}": Phase.UNLOADED for number in range(10_000)}
     replica = FakeReplica((*many, "b"), phases=many)
     with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
         page = open_page(f"{url}/#sort=name")
@@ -306,6 +306,17 @@ def test_ten_thousand_rows(open_page: Open) -> None:
         expect(row(page, "b")).to_have_attribute("aria-rowindex", "10002")
         page.get_by_role("searchbox").fill("a0999")
         expect(page.locator("#scroll .row:visible")).to_have_count(10)
+        page.context.close()
+
+
+def test_a_link_with_a_phases_earlier_name(open_page: Open) -> None:
+    """A bookmark that asked for evicted adapters shows the unloaded ones, by that name."""
+    replica = FakeReplica(("a", "b"), phases={"a": Phase.UNLOADED})
+    with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
+        page = open_page(f"{url}/#kind=evicted")
+        expect(row(page, "a")).to_be_visible()
+        expect(row(page, "a")).to_contain_text("unloaded")
+        expect(row(page, "b")).to_have_count(0)
         page.context.close()
 
 

@@ -74,7 +74,7 @@ def test_a_cell_that_changes_changes_its_row_alone() -> None:
     assert json.loads(texts(grid.rows(1))[0])[-2:] == ["F", "torn"]
 
 
-def test_what_a_replica_does_not_serve_is_not_evicted() -> None:
+def test_what_a_replica_does_not_serve_is_not_unloaded() -> None:
     """A replica of another namespace has no cell there, rather than an empty one."""
     grid = Grid()
     grid.update(1, {"a": Row("a", "team-a", "v1")}, {"r0": Column(frozenset({"team-b"}))})

@@ -168,7 +168,7 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     rig.clock.now += 2
     await rig.settle()
     assert set(rig.engine.adapters) == {"sticky"}
-    assert rig.replica.statuses()["lazy"].phase is Phase.EVICTED
+    assert rig.replica.statuses()["lazy"].phase is Phase.UNLOADED
 
 
 async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) -> None:
@@ -734,7 +734,7 @@ async def test_a_pass_goes_through_no_list_of_all(make_rig: MakeRig, monkeypatch
     await rig.settle()
     replica = rig.replica
     _, counts = replica.notable()
-    assert counts == {"Ready": 10, "Evicted": 10}
+    assert counts == {"Ready": 10, "Unloaded": 10}
     assert len(replica.requests()) == 9
     assert len(replica.residency()) == replica.figures()["tier_engine"] == 10
     assert gone_through == []

@@ -68,6 +68,7 @@ class FakeReplica:
     testers: tuple[str, ...] = ()
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
+    administration: Any = None  # tests of its routes have a real one
     loads: Durations = field(default_factory=Durations)
     _catalog: tuple[int, int, Catalog] | None = None
 
@@ -143,7 +144,7 @@ class FakeReplica:
         return {name: self.status(name) for name in self.names}
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.EVICTED}
+        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.UNLOADED}
         return told, Counter(self.phase(name) for name in self.names)
 
     def residency(self) -> Mapping[str, JsonObject]:

@@ -37,6 +37,7 @@ from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 _OWN = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras", "/adapters"}
 )
+_OWN_UNDER = "/v1/lora_adapters/"
 _ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _SAGEMAKERS = "/invocations"
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
@@ -78,7 +79,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         behind = self._behind()
-        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in _OWN:
+        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or _is_own(route_of(scope)):
             await self._app(scope, receive, send)
             return
         incoming = Incoming(receive)
@@ -125,6 +126,11 @@ class Gate:
                             return
             replica.forget(engine_name)
         raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
+
+
+def _is_own(route: str) -> bool:
+    """Whether a path is lora-fs's: its body names no model, and may be an adapter's weights."""
+    return route in _OWN or route.startswith(_OWN_UNDER)
 
 
 def _asked(scope: Scope, body: bytes) -> Asks:

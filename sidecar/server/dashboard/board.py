@@ -127,7 +127,7 @@ class Board:
         self._tell()
 
     async def described(self, served: Served) -> dict[str, AdapterStatus]:
-        """What each replica says of an adapter now, this one from memory. Evicted: it says nothing."""
+        """What each replica says of an adapter now, this one from memory. Unloaded: it says nothing."""
         told = self._replica.notable()[0].get(served.name)
         own = {} if told is None else {self._replica.replica_id: told}
         if self._fleet is None:

@@ -23,7 +23,7 @@ LETTERS: Final = {
     Phase.VALIDATING: "V",
     Phase.LOADING: "L",
     Phase.READY: "R",
-    Phase.EVICTED: ".",
+    Phase.UNLOADED: ".",
     Phase.DRAINING: "G",
     Phase.FAILED: "F",
 }
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What one replica says. ``cells``: a letter by name; a name that is not there is evicted.
+    """What one replica says. ``cells``: a letter by name; a name that is not there is unloaded.
 
     Attributes:
         why: what is wrong, by name. unknown: rows of names that no registry read here has.
@@ -185,7 +185,7 @@ class Grid:
     def _set(self, replica: str, column: Column, before: Column | None) -> bool:
         at = self._order.index(replica)
         spaces = self._namespaces - column.namespaces
-        new = np.full(len(self._rows), ord(LETTERS[Phase.EVICTED]), np.uint8)
+        new = np.full(len(self._rows), ord(LETTERS[Phase.UNLOADED]), np.uint8)
         if spaces:
             new[[row.namespace in spaces for row in self._rows]] = ord(NOT_SERVED)
         for name, letter in column.cells.items():

@@ -23,7 +23,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Scope
+from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.server.bodies import (
     Health,
     LoadedLora,
@@ -190,7 +191,9 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     async def metadata(request: Request) -> Metadata:
         sight = await admin.sight(request.headers)
         residency, capacity = replica.residency(), replica.capacity()
-        catalog = replica.catalog().served
+        catalog, listings = replica.catalog().served, replica.catalog().source.listings
+        scopes = (Scope(namespace, replica.model) for namespace in replica.namespaces if namespace in sight)
+        known = ((scope, listings.get(scope, ScopeListing())) for scope in scopes)
         loaded = {
             name: LoadedLora(
                 base_model=catalog[name].record.spec.base_model,
@@ -210,6 +213,7 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,
+            namespaces=[scope.namespace for scope, listed in known if listed.revisions or listed.pointers],
             ready=replica.readiness().ready,
             lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
         )

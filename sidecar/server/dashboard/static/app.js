@@ -240,6 +240,7 @@ setInterval(() => {
 
 theme();
 const kept = new URLSearchParams(location.hash.slice(1));
+if (kept.get("kind") === "evicted") kept.set("kind", "unloaded"); // what it was called before
 const [, minus, by] = /^(-?)(\w*)$/.exec(kept.get("sort") ?? "") ?? [];
 byId("search").value = kept.get("text") ?? "";
 change({

@@ -27,7 +27,7 @@ export async function drawDetails(name, fleet, signal) {
   const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
   const lines = fleet.columns.map((id) => {
     const one = told.replicas[id];
-    const phase = one?.phase ?? "Evicted";
+    const phase = one?.phase ?? "Unloaded";
     const stands = standing(fleet.replicas.get(id));
     const now = counts(phase === "Failed" ? "F" : "", stands) ? phase : one ? `${phase}, not known now` : "Not known";
     const absent = { stale: "no report in the last minute", down: "its engine is not ready", ready: "loads at the first request" };

@@ -10,7 +10,7 @@ export const PHASES = {
   P: "Pending",
   G: "Draining",
   R: "Ready",
-  ".": "Evicted",
+  ".": "Unloaded",
   " ": "not served here",
 };
 const UNDER_WAY = "LVDP";
@@ -20,7 +20,7 @@ export const KINDS = {
   underway: { title: "Under way", has: (row) => row.underway > 0 },
   ready: { title: "Ready", has: (row) => row.ready > 0 },
   draining: { title: "Draining", has: (row) => row.draining > 0 },
-  evicted: { title: "Evicted", has: (row) => row.failed + row.underway + row.ready + row.draining + row.unknown === 0 },
+  unloaded: { title: "Unloaded", has: (row) => row.failed + row.underway + row.ready + row.draining + row.unknown === 0 },
   unknown: { title: "Unknown", has: (row) => row.unknown > 0 },
 };
 
@@ -141,7 +141,7 @@ export class Fleet {
     }
   }
 
-  /** The rows that match, in order. Every word has to be found; `replica`: not evicted there. */
+  /** The rows that match, in order. Every word has to be found; `replica`: not unloaded there. */
   view({ words, kind, replica, sort, reversed }) {
     const has = kind ? KINDS[kind].has : null;
     const at = replica ? this.columns.indexOf(replica) : -1;

@@ -210,6 +210,6 @@ function stateOf(row) {
   add(row.underway, "under way", "underway");
   add(row.draining, "draining", "draining");
   add(row.ready, "ready", "ready");
-  if (!parts.length) parts.push(el("span", { class: "s-evicted" }, "evicted"));
+  if (!parts.length) parts.push(el("span", { class: "s-unloaded" }, "unloaded"));
   return { parts, text: parts.map((part) => part.textContent).join(", ") };
 }
