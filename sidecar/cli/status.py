@@ -17,14 +17,8 @@ from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.wait import age_s, not_seen, public_name
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
-<<<<<<< HEAD
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.view.view import Desired, RegistryView
-=======
-from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports
 from lora_fs.sidecar.registry.view.snapshot import Desired
->>>>>>> main
 
 WATCH_S = 1.0
 NOT_SEEN = "this replica has not seen it yet"
