@@ -88,7 +88,25 @@ class Download(Stored):
         return f"{here} MB" if self.size_bytes is None else f"{here} of {self.size_bytes / 1e6:.1f} MB"
 
 
-RECENT = 512  # series that a replica tells of
+class RevisionUsage(Stored):
+    """How often one revision was asked for on one replica since its start, and how long its loads took.
+
+    Attributes:
+        requests: those that named it.
+        errors_4xx: requests that were answered with a status of 400 to 498.
+        errors_5xx: requests that were answered with a status of 500 or more.
+        loads: those by the engine that succeeded.
+        load_seconds: the sum of their durations.
+    """
+
+    requests: int = Field(default=0, ge=0)
+    errors_4xx: int = Field(default=0, ge=0)
+    errors_5xx: int = Field(default=0, ge=0)
+    loads: int = Field(default=0, ge=0)
+    load_seconds: float = Field(default=0.0, ge=0)
+
+
+RECENT = 512  # series in one replica's status file
 
 
 class ReplicaStatus(Stored):
@@ -101,6 +119,8 @@ class ReplicaStatus(Stored):
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
+        usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
+        usage_left_out: revisions with counts that ``usage`` has no room for.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
@@ -119,6 +139,8 @@ class ReplicaStatus(Stored):
     conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
     figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
+    usage: Annotated[dict[str, RevisionUsage], one_by_one(RevisionUsage)] = Field(default={})
+    usage_left_out: int = Field(default=0, ge=0)
     sum: str = ""
 
 

@@ -18,9 +18,19 @@ from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namesp
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 
-__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "full_name", "namespace_of"]
+__all__ = [
+    "Catalog",
+    "LoadRequest",
+    "Readiness",
+    "ReplicaPort",
+    "Served",
+    "UsageReport",
+    "full_name",
+    "namespace_of",
+]
 
 
 class ReplicaPort(Protocol):
@@ -53,8 +63,15 @@ class ReplicaPort(Protocol):
             user: who asks; None if nobody knows.
         """
 
-    def requests(self) -> Mapping[tuple[str, str], int]:
-        """Requests that ``choose`` counted, by plain name and revision, of what is in the engine or tried."""
+    def answered(self, served: Served, status: int) -> None:
+        """Count the answer to a request that ``choose`` counted.
+
+        Args:
+            status: the HTTP status that the client got; 502 for an answer that broke off.
+        """
+
+    def usage(self) -> UsageReport:
+        """Requests, errors and loads by revision: both sides of each canary, then the most requested."""
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         """The engine's own model cards as last read (base models and adapters that are not ours)."""

@@ -735,7 +735,7 @@ async def test_a_pass_goes_through_no_list_of_all(make_rig: MakeRig, monkeypatch
     replica = rig.replica
     _, counts = replica.notable()
     assert counts == {"Ready": 10, "Unloaded": 10}
-    assert len(replica.requests()) == 9
+    assert len(replica.usage().revisions) == 10
     assert len(replica.residency()) == replica.figures()["tier_engine"] == 10
     assert gone_through == []
 
@@ -849,7 +849,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
-    assert (len(residents.locks._locks), rig.replica._asked) == (0, {})
+    assert (len(residents.locks._locks), rig.replica.usage()) == (0, ({}, 0))
     assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
@@ -19,6 +21,7 @@ from lora_fs.sidecar.registry.store.head import (
     Head,
     advance_head,
     parse_head,
+    raise_floor,
     read_head,
 )
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -49,6 +52,25 @@ def changed_head(registry: Registry, **fields: Any) -> None:
     """Write HEAD as another writer might."""
     value = unseal(registry.layout.head.read_bytes())
     registry.layout.head.write_bytes(seal({**value, **fields}))
+
+
+def test_a_head_that_stays_stale_for_a_second_is_waited_for(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GlusterFS finds the file that another mount replaced, and no read of it succeeds, for a second."""
+    advance_head(registry.layout.root, 1)
+    known, now = head_of(registry), [0.0]
+
+    def sleep(pause_s: float) -> None:
+        now[0] += pause_s
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with monkeypatch.context() as patch:
+        fail(patch, "read", errno.ESTALE, times=1 << 30, when=lambda *_: now[0] < 1.0)
+        assert heads.current_head(registry.layout.root) == known
+    fail(monkeypatch, "read", errno.ESTALE, times=1 << 30)
+    with pytest.raises(VolumeUnavailable, match="Stale"):
+        heads.current_head(registry.layout.root)
 
 
 def test_what_is_told_is_read_and_nothing_is_listed(
@@ -209,6 +231,23 @@ def test_head_stays_small(registry: Registry) -> None:
     assert head_of(registry).told()
     advance_head(root, 1, (f"{long}/{long}/{long}/{long}.@00000001.json",) * 30)
     assert not head_of(registry).told()
+
+
+def test_a_head_that_cannot_be_read_keeps_what_only_it_says(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An EIO is no absent HEAD: it is not made anew, and no freed number is given to a new adapter."""
+    put(registry, scope, make_adapter())
+    raise_floor(registry.layout.root, 1, seq=2, first=7)
+    before = head_of(registry)
+    with monkeypatch.context() as patch:
+        fail(patch, "open", errno.EIO, times=1 << 30, when=lambda path, *_, **__: Path(path).name == "HEAD")
+        with pytest.raises(VolumeUnavailable):
+            advance_head(registry.layout.root, 1)
+        with pytest.raises(VolumeUnavailable):
+            put(registry, scope, make_adapter("b", seed=1), name="b1")
+    assert head_of(registry) == before
+    assert put(registry, scope, make_adapter("b", seed=1), name="b1").record.generation == 7
 
 
 def test_a_reader_of_many_changes_misses_none(

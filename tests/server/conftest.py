@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record, RevisionUsage
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
@@ -30,6 +30,7 @@ from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.connection import configured
@@ -65,6 +66,7 @@ class FakeReplica:
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
     users: list[str | None] = field(default_factory=list)
+    answers: list[tuple[str, int]] = field(default_factory=list)
     testers: tuple[str, ...] = ()
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
@@ -93,8 +95,12 @@ class FakeReplica:
         record = RECORD.model_copy(update={"revision": "v2"})
         return Served(f"{served.name}@v2", record)
 
-    def requests(self) -> Mapping[tuple[str, str], int]:
-        return {(name, "v1"): 2 for name in self.names}
+    def answered(self, served: Served, status: int) -> None:
+        self.answers.append((served.record.revision, status))
+
+    def usage(self) -> UsageReport:
+        used = RevisionUsage(requests=5, errors_4xx=2, errors_5xx=1, loads=2, load_seconds=0.5)
+        return UsageReport({RECORD.key._replace(name=name): used for name in self.names[:512]})
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
         return self.since.conditions(name, one)
@@ -256,7 +262,8 @@ def serving(app: Any, replica: Replica | None = None, *, send_timeout_s: float =
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not end: it would take time from every later test"
 
 
 @contextlib.contextmanager

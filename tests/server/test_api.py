@@ -204,7 +204,7 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
 
 
 def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.LogCaptureFixture) -> None:
-    """The client is not told that it was whole; the log has one line of it and no traceback."""
+    """The client sees that it broke off, the log has one line and no traceback, and it counts as 502."""
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -235,6 +235,7 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
     assert [one.message.partition(":")[0] for one in caplog.records] == ["the engine broke off its answer"]
     assert not [one for one in caplog.records if one.exc_info]
     assert (replica.looks, replica.ready) == (1, True)  # it is looked at: others may be answered
+    assert replica.answers == [("v1", 200), ("v1", 502)]
 
 
 @pytest.mark.parametrize(

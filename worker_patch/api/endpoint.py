@@ -196,7 +196,7 @@ class Endpoint:
         bases = {base.name for base in serving.base_model_paths}
         replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
-        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Requests(replica)):
+        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))
         logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)

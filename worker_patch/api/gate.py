@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,7 +27,7 @@ from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
-from lora_fs.sidecar.server.proxy.canary import answered_by, user_of
+from lora_fs.sidecar.server.proxy.canary import answered_by, counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked
@@ -89,6 +90,7 @@ class Gate:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is not None:
+                send = counted(send, partial(behind.replica.answered, chosen))
                 await self._pass(behind, str(asks.model), chosen, scope, incoming, send)
         except (LoraFsError, HTTPException, ClientLeft) as error:
             await _refusal(scope, error)(scope, receive, send)

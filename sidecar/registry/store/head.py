@@ -8,6 +8,7 @@ names its change, and announces it again if not. What is lost all the same is fo
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import threading
@@ -31,6 +32,7 @@ CHECK_AFTER_S = 0.05
 CHECKS = 3
 RAISES = 16  # of the floor, each of which another writer's HEAD may replace
 TORN_S = (0.0, 0.005, 0.02)  # pauses before each look
+STALE_S = (0.0, 0.1, 0.4, 1.0)  # as TORN_S; GlusterFS finds the file that was replaced for a second
 MOST_FILES = 40  # of one change: more do not fit
 MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
 
@@ -120,13 +122,25 @@ def current_head(root: Path) -> Head | None:
 
     Where names are replaced in two steps (sshfs), a read is torn now and then; a HEAD made anew for
     that would lack what only HEAD says.
+
+    Raises:
+        VolumeUnavailable: it cannot be read.
     """
     for pause_s in TORN_S:
         time.sleep(pause_s)
         head = parse_head(read_head(root))
         if head is not None:
             return head
-    return None
+    for pause_s in STALE_S:
+        time.sleep(pause_s)
+        try:
+            return parse_head(atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES))
+        except atomic.NotRegular:
+            return None
+        except VolumeUnavailable as error:
+            if pause_s == STALE_S[-1] or getattr(error.__cause__, "errno", None) != errno.ESTALE:
+                raise
+    raise AssertionError("unreachable")
 
 
 def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:
@@ -152,6 +166,8 @@ def advance_head(
     Args:
         files: the generations that were written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
+    Raises:
+        VolumeUnavailable: it cannot be read, or not be replaced.
     """
     head = current_head(root) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)

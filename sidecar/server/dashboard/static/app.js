@@ -105,7 +105,7 @@ function draw() {
   requestAnimationFrame(() => {
     due = false;
     const rows = fleet.view(asked);
-    table.show(rows, fleet.columns, fleet.standings, asked.replica);
+    table.show(rows, fleet, asked.replica);
     drawBanners(fleet);
     drawTiles(fleet);
     drawChips(fleet, asked.kind, (kind) => change({ kind }));

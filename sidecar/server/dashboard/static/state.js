@@ -31,6 +31,8 @@ export const SORTS = {
   size: (a, b) => b.size - a.size,
   state: (a, b) =>
     b.failed - a.failed || b.unknown - a.unknown || b.underway - a.underway || b.draining - a.draining || b.ready - a.ready,
+  requests: (a, b) => (b.requests ?? -1) - (a.requests ?? -1),
+  load: (a, b) => (b.load ?? -1) - (a.load ?? -1),
   why: (a, b) => (b.why !== "") - (a.why !== "") || a.why.localeCompare(b.why),
 };
 
@@ -60,9 +62,10 @@ function tally(cells, standings) {
   return { failed, underway, ready, draining, unknown, served };
 }
 
-function rowOf([name, revision, policy, size, rank, labels, cells, why], standings) {
+/** A row's last three values: requests, those answered with an error, mean seconds of a load; null: none counted. */
+function rowOf([name, revision, policy, size, rank, labels, cells, why, requests, errors, load], standings) {
   const text = `${name} ${revision} ${policy} ${labels} ${why}`.toLowerCase();
-  return { name, revision, policy, size, rank, labels, cells, why, text, ...tally(cells, standings) };
+  return { name, revision, policy, size, rank, labels, cells, why, requests, errors, load, text, ...tally(cells, standings) };
 }
 
 export class Fleet {
@@ -74,6 +77,7 @@ export class Fleet {
   model = "";
   limited = false;
   known = false;
+  whole = true; // no replica has more counts than its report takes
   problem = null;
   kinds = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, 0]));
   columnCounts = [];
@@ -97,6 +101,7 @@ export class Fleet {
     const heard = performance.now();
     for (const [id, replica] of Object.entries(told.replicas)) this.replicas.set(id, { ...replica, id, heard });
     for (const id of this.replicas.keys()) if (!this.columns.includes(id)) this.replicas.delete(id);
+    this.whole = [...this.replicas.values()].every((replica) => replica.usage_whole);
     this.#stand();
     const touched = [];
     for (const name of told.gone) {
