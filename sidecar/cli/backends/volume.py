@@ -67,9 +67,11 @@ class OnVolume:
         return read_events(self._registry.layout)
 
     def do(self, scope: Scope, name: str, act: Act) -> Done:
-        from lora_fs.sidecar.cli.backends import writing
+        from lora_fs.sidecar.registry.lifecycle.acts import By
+        from lora_fs.sidecar.settings import writer_id
 
-        return writing.do(self._context, scope, name, act)
+        with self._context.opened(dry_run=act.dry_run) as registry:
+            return act.do(registry, scope, name, By(writer_id(), self._context.default_policy()))
 
     def register(
         self, scope: Scope, name: str, source: str, said: RegisterAs, *, link: bool, plugin: str | None
