@@ -27,7 +27,7 @@ LORA_FS = str(Path(sys.executable).with_name("lora-fs"))
 
 
 def medians_ms(words: list[str], environment: dict[str, str], rounds: int) -> tuple[float, float]:
-    """Medians of so many runs, wall clock and processor, in ms; the first, which fills the page cache, is left out."""
+    """Medians of wall clock and processor, in ms; the first run, which fills the page cache, is left out."""
     wall, processor = [], []
     for _ in range(rounds + 1):
         began, used = time.perf_counter(), _used_s()
