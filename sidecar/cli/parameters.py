@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from lora_fs.sidecar.cli.command import Setting
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.values import Duration, FormatName
 from lora_fs.sidecar.model import check_segment
@@ -82,10 +83,12 @@ def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 create = click.option(
     "--create",
+    cls=Setting,
+    envvar="LORA_FS_CREATE",
     is_flag=True,
     expose_value=False,
     callback=_create,
-    help="Make the registry if there is none, for demos and development [LORA_FS_CREATE]",
+    help="Make the registry if there is none, for demos and development",
 )
 output = click.option(
     "-o",
