@@ -265,6 +265,7 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     from vllm.lora.request import LoRARequest
 
     from lora_fs.worker_patch.api.asked import Requests, asked
+    from lora_fs.worker_patch.worker.hooks import put
 
     by_vllm = serving.model_name
 
@@ -279,6 +280,6 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
         now = asked.get()
         return now.name if now is not None and now.request is lora_request else by_vllm(lora_request)
 
-    serving.lora_requests = Requests(serving.lora_requests)
-    serving.resolve_lora = resolve_lora
-    serving.model_name = model_name
+    put(serving, "lora_requests", Requests(serving.lora_requests))
+    put(serving, "resolve_lora", resolve_lora)
+    put(serving, "model_name", model_name)

@@ -285,7 +285,10 @@ class InProcess:
         if len(ranks) == 1:
             of_engines = [await self._client.collective_rpc(RPC, args=(call, body))]
         else:
-            of_engines = await core.call_utility_all_async("collective_rpc", RPC, None, (call, body), None)
+            asked = ("collective_rpc", RPC, None, (call, body), None)
+            of_engines = await asyncio.gather(
+                *(core._call_utility_async(*asked, engine=engine) for engine in core.core_engines)
+            )
         return [
             {**answer, "engine": str(rank)}
             for rank, answers in zip(ranks, of_engines, strict=True)
