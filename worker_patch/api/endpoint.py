@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import logs, tracing
+from lora_fs.sidecar.engine.protocol import Facts
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
@@ -182,6 +183,7 @@ class Endpoint:
             settings.replica_id,
             timeout_s=settings.engine_timeout_s,
             ending=self._ending,
+            facts=_facts(engine_client),
         )
         self._admin.keys = _keys(args)
         self._admin.announce()
@@ -229,6 +231,13 @@ class Endpoint:
         if index:  # one API server of several: each observes for itself
             known["replica_id"] = f"{settings.replica_id}-{index}"
         return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
+
+
+def _facts(client: EngineClient) -> Facts:
+    """What this vLLM says of itself."""
+    lora, dtype = client.vllm_config.lora_config, str(client.model_config.dtype)
+    rank = lora.max_lora_rank if lora is not None else None
+    return Facts(rank, dtype.removeprefix("torch."))
 
 
 def _keys(args: Namespace) -> frozenset[bytes]:
