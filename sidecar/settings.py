@@ -95,6 +95,8 @@ class Settings(BaseModel):
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
+        unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
+            ``serve-base``, it serves the base model alone.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
         poll_s, scan_s: how often HEAD is read, and the tree is listed whatever HEAD says.
@@ -171,6 +173,7 @@ class Settings(BaseModel):
     stage_ahead: Literal["new", "all", "off"] = "new"
     host_bytes: int = Field(4 << 30, ge=0)
     kernels: str = "auto"
+    unfit: Literal["stop", "serve-base"] = "stop"
     max_loaded: int | None = Field(
         None, ge=1, description="Adapters in the engine at once; by default what it surely keeps in memory"
     )
