@@ -30,13 +30,17 @@ def user_of(headers: Headers, header: str | None, said: object) -> str | None:
 class Renamed:
     """An answer's bytes with the model's name in place of the engine's, as they come.
 
-    A text cannot hold ``"model":"name"`` unescaped, so only fields are meant, and vLLM's message about a
-    name that it does not know. What may be the beginning of one is kept until the next bytes come.
+    A text cannot hold ``"model":"name"`` unescaped, so that of an answer only fields are meant. What may be
+    the beginning of one is kept until the next bytes come.
+
+    Args:
+        is_error: the answer is one, in which the name is the engine's wherever it stands.
     """
 
-    def __init__(self, engine_name: str, name: str) -> None:
-        forms = ('"model":"{}"', '"model": "{}"', '"message":"The model `{}`')
+    def __init__(self, engine_name: str, name: str, *, is_error: bool = False) -> None:
+        forms = ("{}",) if is_error else ('"model":"{}"', '"model": "{}"')
         self._forms = [(form.format(engine_name).encode(), form.format(name).encode()) for form in forms]
+        self._first, self._longest = self._forms[0][0][:1], max(len(form) for form, _ in self._forms)
         self._kept = b""
 
     @staticmethod
@@ -49,16 +53,18 @@ class Renamed:
         data = self._kept + data
         for engines, ours in self._forms:
             data = data.replace(engines, ours)
-        ends = max(_ends_with_the_beginning_of(form, data) for form, _ in self._forms)
-        self._kept = data[len(data) - ends :]
-        return data[: len(data) - ends]
+        at = self._begun(data)
+        self._kept = data[at:]
+        return data[:at]
 
     def end(self) -> bytes:
         """The rest, when nothing more comes."""
         rest, self._kept = self._kept, b""
         return rest
 
-
-def _ends_with_the_beginning_of(form: bytes, data: bytes) -> int:
-    longest = min(len(form) - 1, len(data))
-    return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
+    def _begun(self, data: bytes) -> int:
+        """Where a form begins that may go on with the next bytes; the end, if none does."""
+        at = data.find(self._first, max(0, len(data) - self._longest + 1))
+        while at >= 0 and not any(form.startswith(data[at:]) for form, _ in self._forms):
+            at = data.find(self._first, at + 1)
+        return at if at >= 0 else len(data)

@@ -258,7 +258,7 @@ class Proxy:
             raw += answered_by(through.served.record)
             renamed = through.engine_name != through.asked
             if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
-                names = Renamed(through.engine_name, through.asked)
+                names = Renamed(through.engine_name, through.asked, is_error=answer.status >= 400)
                 raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
