@@ -45,9 +45,10 @@ ERRORS = """
 ## Errors
 
 Every error has the body [ErrorBody](schemas.md#errorbody), and no other field: all that is said is in
-`message`. `type` is OpenAI's word for it. With the plugin vLLM's own handlers write what is refused before a
-route does its work: no good token, a body that is not what the route takes or is too large, no such route.
-Its `type` is then vLLM's, as `Unauthorized` for 401.
+`message`. `type` is OpenAI's word for it. The header `X-Lora-Fs-Error` has the error's own name, as
+`Conflict` or `WaitTimeout`, which the command line's exit codes follow. With the plugin vLLM's own handlers
+write what is refused before a route does its work: no good token, a body that is not what the route takes or
+is too large, no such route. Its `type` is then vLLM's, as `Unauthorized` for 401.
 
 | Status | `type` | When |
 |---|---|---|
@@ -217,7 +218,7 @@ def http_page() -> str:
         lines.append(f"| {status} | `{name}` | {when}{again} |")
     callers = {
         401: "No token, or none of the token file.",
-        403: "The token is not for that.",
+        403: "The token is not for that, or there is no token file.",
         503: "The token file cannot be read.",
     }
     lines += [f"| {status} | `{KINDS[status]}` | {when} |" for status, when in callers.items()]

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
+from lora_fs.sidecar.registry.lifecycle.acts import ACTS, Done
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
 from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.server import bodies
@@ -48,6 +50,14 @@ API: dict[str, type[BaseModel]] = {
     "health": bodies.Health,
     "readiness": bodies.ReadinessBody,
     "error": bodies.ErrorBody,
+    "register-request": bodies.RegisterFrom,
+    **{f"{kind.word}-request": kind for kind in ACTS},
+    "act": Done,
+    "outcome": Outcome,
+    "scope": bodies.ScopeBody,
+    "name": bodies.NameBody,
+    "replicas": bodies.ReplicasBody,
+    "replica-events": bodies.ReplicaEventsBody,
 }
 
 SEAL = {
@@ -184,7 +194,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "heartbeat": "Counts the writes",
         "updated_at": "RFC 3339. A replica that is silent for a minute is taken for gone",
         "counts": "How many adapters are in each phase",
-        "adapters": "By served name; evicted ones are only counted",
+        "adapters": "By served name; unloaded ones are only counted",
         "recent": "The last 512 series it saw, and their generations",
         "conditions": "What is wrong there, each `Type: message`",
         "downloads": "What it fetches, by the name that it will have",

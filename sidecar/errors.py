@@ -12,6 +12,7 @@
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
     │   ├── UnknownOutcome        a write may or may not have landed; look before repeating it
     │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
+    │   ├── ServerUnavailable     the server that was asked did not answer: it may have done it
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
     │   ├── NoSpareRoom           the engine's memory is full, and no request asks for the adapter
     │   ├── TooManyRegistrations  the namespace registered as often as it may for now
@@ -20,6 +21,7 @@
         ├── FormatTooNew          the volume was written by a newer lora-fs
         ├── RegistryLost          the marker is gone or another registry is mounted
         │   └── RegistryMissing   the root has no marker, and this process never saw one
+        ├── TokenRefused          a server refuses the token, or asks for one
         └── EngineRejected        the engine answered and refused; carries its reason
             └── NameTaken         it has something else under that name
 
@@ -39,6 +41,19 @@ if TYPE_CHECKING:
 
 class LoraFsError(Exception):
     """Root of the tree. ``str()`` is a sentence an operator can act on."""
+
+
+def name_of(error: LoraFsError) -> str:
+    """Name an error in this tree: its class, or the nearest one above it that stands here."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+
+
+def named(name: str, message: str) -> LoraFsError | None:
+    """Make the error of that name again, from its message alone; None if there is no such error."""
+    kind = globals().get(name)
+    if not isinstance(kind, type) or not issubclass(kind, LoraFsError):
+        return None
+    return kind.__new__(kind, message)  # what it carried besides stayed where it was raised
 
 
 class InputError(LoraFsError):
@@ -99,6 +114,10 @@ class UnknownOutcome(TemporaryError):
     """The write may have landed: look at what is registered before you repeat it."""
 
 
+class ServerUnavailable(TemporaryError):
+    """A sidecar that was asked over HTTP did not answer, or what answered is none."""
+
+
 class EngineUnavailable(TemporaryError):
     """The engine did not answer in time: what it has loaded is unknown."""
 
@@ -147,6 +166,10 @@ class RegistryLost(OperatorError):
 
 class RegistryMissing(RegistryLost):
     """The root holds no registry: its volume is not mounted, or nobody ran ``lora-fs init`` yet."""
+
+
+class TokenRefused(OperatorError):
+    """A server refuses the token that was shown, or asks for one."""
 
 
 class EngineRejected(OperatorError):

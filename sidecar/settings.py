@@ -29,6 +29,7 @@ SEND_TIMEOUT_S = 60.0
 ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 600.0
 
+Insecure = Literal["off", "loopback", "any"]
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -38,6 +39,8 @@ class Settings(BaseSettings):
     Attributes:
         root: the registry's folder on the shared volume; create: make a registry there if it holds none,
             for demos and development: an empty folder may be a volume that is not mounted.
+        server: a sidecar's URL, for a command without the volume; client_token_file: a file with the token
+            that it is shown.
         model: the base model: hub id, path or served name.
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
@@ -56,6 +59,8 @@ class Settings(BaseSettings):
         admin_port: where operations are answered, and nowhere else; None: where inference is.
         token_file: who may register, unregister and read; public_namespaces: what needs no token to
             be read: ``*`` for all that are served, ``-`` for none.
+        insecure: who may register over HTTP where there is no token file: ``off``, nobody; ``loopback``
+            (or true), callers on this machine; ``any``, whoever reaches the port.
         allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
         audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
@@ -92,6 +97,8 @@ class Settings(BaseSettings):
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
     create: bool = False
+    server: str | None = None
+    client_token_file: Path | None = None
     model: str | None = None
     namespace: str = "default"
     namespaces: CommaList = ()
@@ -123,6 +130,7 @@ class Settings(BaseSettings):
     replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
     advertise_url: str | None = None
     token_file: Path | None = None
+    insecure: Insecure = "off"
     public_namespaces: CommaList = ("*",)
     allowed_hosts: CommaList = ()
     audit_file: Path | None = None
@@ -170,6 +178,12 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @field_validator("insecure", mode="before")
+    @classmethod
+    def _switched(cls, value: Any) -> Any:
+        switches = {"1": "loopback", "true": "loopback", "0": "off", "false": "off"}
+        return switches.get(str(value).lower(), value)
+
     @field_validator("pvc_mounts")
     @classmethod
     def _mounted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -192,6 +206,18 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
             raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
         return value.rstrip("/")
+
+    @field_validator("server")
+    @classmethod
+    def _server(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("write the sidecar's address as http://HOST:PORT or https://HOST")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise ValueError("write the sidecar's address without /v1")
+        return value.rstrip("/") if value is not None else None
 
     @field_validator("namespace_weights")
     @classmethod
@@ -227,12 +253,12 @@ def load_settings(**options: Any) -> Settings:
 
     Raises:
         ValidationError: a value that cannot be.
-        InputError: the token file is said to be nothing, which would ask nobody for a token.
+        InputError: the token file is said to be nothing.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     settings = Settings(**given)
     if settings.token_file is None and os.environ.get("LORA_FS_TOKEN_FILE") == "":
-        raise InputError("LORA_FS_TOKEN_FILE is empty: name a file; unset, nobody is asked for a token")
+        raise InputError("LORA_FS_TOKEN_FILE is empty: name a file, or unset it")
     return settings
 
 

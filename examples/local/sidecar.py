@@ -1,4 +1,4 @@
-"""``lora-fs sidecar``, as a pod would run it beside its engine."""
+"""``lora-fs sidecar``, as a pod would run it beside its engine, but with ``--insecure``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 from lora_fs.demo.process import Process, free_port, spawn
 from lora_fs.demo.volume import LORA_FS
 
+_ENV = {"LORA_FS_INSECURE": "1"}
+
 
 def start_sidecar(
     name: str, engine_url: str, *args: str, log: Path, env: Mapping[str, str], port: int | None = None
 ) -> Process:
-    """Start one; returns at once, ``wait_ready("/readyz")`` tells when it serves.
+    """Start one, which this machine may change without a token, unless ``env`` says otherwise.
+
+    Returns at once; ``wait_ready("/readyz")`` tells when it serves.
 
     Args:
         name: names its process in messages.
@@ -23,4 +27,4 @@ def start_sidecar(
     port = port or free_port()
     options = ("--engine", engine_url, "--host", "127.0.0.1", "--port", str(port))
     url = f"http://127.0.0.1:{port}"
-    return spawn(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=env)
+    return spawn(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=_ENV | dict(env))

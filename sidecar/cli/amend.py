@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import click
 
 from lora_fs.sidecar.cli import parameters
@@ -14,8 +11,7 @@ from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.values import Count, Duration, labels_or_none
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
-from lora_fs.sidecar.registry.lifecycle import amend
-from lora_fs.sidecar.settings import writer_id
+from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
 
 amended_revision = click.option(
     "--revision",
@@ -50,11 +46,10 @@ def pin(
     Examples:
       lora-fs pin support --wait 20
     """
-    said = {"kind": PolicyKind.PINNED.value} | ({} if priority is None else {"priority": priority})
-    changes = [amend.with_policy(context.default_policy(), said)]
-    with context.opened(dry_run=dry_run) as registry:
-        records = amend.amend(registry, context.scope(), name, changes, writer=writer_id(), revision=revision)
-    _tell(context, records, None, wait, min_replicas, output, dry_run=dry_run)
+    done = context.backend.do(
+        context.scope(), name, Pin(revision=revision, priority=priority, dry_run=dry_run)
+    )
+    _tell(context, done, wait, min_replicas, output)
 
 
 @command()
@@ -73,9 +68,8 @@ def unpin(
     Examples:
       lora-fs unpin support
     """
-    with context.opened(dry_run=dry_run) as registry:
-        records = amend.unpin(registry, context.scope(), name, writer=writer_id())
-    _tell(context, records, None, wait, min_replicas, output, dry_run=dry_run)
+    done = context.backend.do(context.scope(), name, Unpin(dry_run=dry_run))
+    _tell(context, done, wait, min_replicas, output)
 
 
 @command("set")
@@ -137,42 +131,26 @@ def set_fields(
       lora-fs set support --ttl 15m --label team=care --label old-
       lora-fs set support --keep-revisions 5
     """
-    said: dict[str, Any] = {"ttl_s": ttl, "priority": priority}
-    said = {field: value for field, value in said.items() if value is not None}
-    if policy == "default" and said:
+    if policy == "default" and (ttl is not None or priority is not None):
         raise click.UsageError("--policy default leaves --ttl and --priority to each sidecar, too")
-    changes: list[amend.Change] = []
-    if policy == "default":
-        changes.append(amend.without_policy)
-    elif policy is not None or said:
-        kind = {} if policy is None else {"kind": policy}
-        changes.append(amend.with_policy(context.default_policy(), {**kind, **said}))
-    if label:
-        changes.append(amend.with_labels(label))
-    if not changes and keep_revisions is None:
+    if not label and (policy, ttl, priority, keep_revisions) == (None, None, None, None):
         raise click.UsageError("say what to change: --policy, --ttl, --priority, --label or --keep-revisions")
-    scope, records, pointer = context.scope(), [], None
-    with context.opened(dry_run=dry_run) as registry:
-        if changes:
-            records = amend.amend(
-                registry, scope, name, changes, writer=writer_id(), revision=revision, expect=if_generation
-            )
-        if keep_revisions is not None:
-            count = None if isinstance(keep_revisions, str) else keep_revisions
-            pointer = amend.keep_revisions(registry, scope, name, count, writer=writer_id())
-    _tell(context, records, pointer, wait, min_replicas, output, dry_run=dry_run)
+    said = {
+        "revision": revision,
+        "policy": policy,
+        "ttl_s": ttl,
+        "priority": priority,
+        "labels": label,
+        "keep_revisions": keep_revisions,
+        "if_generation": if_generation,
+        "dry_run": dry_run,
+    }
+    done = context.backend.do(context.scope(), name, Set.model_validate(said))
+    _tell(context, done, wait, min_replicas, output)
 
 
-def _tell(
-    context: Context,
-    records: Sequence[Record],
-    pointer: Pointer | None,
-    wait: float | None,
-    min_replicas: int,
-    output: Format,
-    *,
-    dry_run: bool,
-) -> None:
+def _tell(context: Context, done: Done, wait: float | None, min_replicas: int, output: Format) -> None:
+    records, pointer, dry_run = done.records, done.pointer, done.dry_run
     context.noted.update(revision=",".join(record.revision for record in records))
     told = {
         "dry_run": dry_run,

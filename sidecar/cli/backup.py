@@ -125,6 +125,7 @@ def import_registry(
     for option in given.keys() - takes.get(kind, {"--link", "--allow"}):
         if given[option]:
             raise click.UsageError(f"{option} is not for `import {kind}`")
+    context.root()  # without a volume nothing is read
     if kind == "archive":
         with _archive(source) as file:
             _restore(context, file, as_new, dry_run, output)

@@ -10,10 +10,8 @@ from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.wait import wait_for
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.model import AdapterKey, Pointer
-from lora_fs.sidecar.registry.lifecycle import release
-from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.settings import writer_id
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry.lifecycle.acts import Try
 
 
 @command()
@@ -56,13 +54,15 @@ def canary(
     if finish + abort + (revision is not None or percent is not None) > 1:
         raise click.UsageError("--finish, --abort and a revision or --percent exclude each other")
     scope = context.scope()
-    with context.opened(dry_run=dry_run) as registry:
-        if finish or abort:
-            pointer = release.end_canary(registry, scope, name, finish=finish, writer=writer_id())
-        elif revision is None and percent is None:
-            pointer = _running(context, registry, name)
-        else:
-            pointer = release.set_canary(registry, scope, name, revision, percent, writer=writer_id())
+    if finish or abort or revision is not None or percent is not None:
+        end = "finish" if finish else "abort" if abort else None
+        act = Try(revision=revision, percent=percent, end=end, dry_run=dry_run)
+        pointer = context.backend.do(scope, name, act).pointer
+    else:
+        pointer = context.backend.named(scope, name).pointer
+        if pointer is None or pointer.canary is None:
+            raise NotFound(f"{name} has no canary in {scope}: say which revision to try")
+    assert pointer is not None  # the act moves it
     trial = pointer.canary
     tried = trial.revision if trial is not None else pointer.revision
     context.noted.update(revision=tried)
@@ -74,13 +74,6 @@ def canary(
     if wait is not None and tried is not None and not dry_run:
         loads = AdapterKey(*scope, tried, name)
         wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
-
-
-def _running(context: Context, registry: Registry, name: str) -> Pointer:
-    pointer = release.active(registry, context.scope(), name)
-    if pointer is None or pointer.canary is None:
-        raise NotFound(f"{name} has no canary in {context.scope()}: say which revision to try")
-    return pointer
 
 
 COMMANDS = (canary,)

@@ -49,6 +49,21 @@ SHARED: Final[tuple[click.Option, ...]] = (
         help="The registry's folder",
     ),
     Setting(
+        ["--server"],
+        metavar="URL",
+        envvar="LORA_FS_SERVER",
+        callback=_take,
+        help="A sidecar that has the volume, in place of --root",
+    ),
+    Setting(
+        ["--token-file", "client_token_file"],
+        type=Place(),
+        metavar="FILE",
+        envvar="LORA_FS_CLIENT_TOKEN_FILE",
+        callback=_take,
+        help="With --server: a file with the token to show",
+    ),
+    Setting(
         ["-n", "--namespace"],
         multiple=True,
         metavar="NAME",

@@ -20,6 +20,7 @@ from lora_fs.sidecar.cli.output import Format, complain
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lora_fs.sidecar.cli.backends.port import Backend
     from lora_fs.sidecar.model import Policy, Scope
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.settings import Settings
@@ -48,6 +49,33 @@ class Context:
         return read_settings(**self.given)
 
     @cached_property
+    def backend(self) -> Backend:
+        """Where the registry of this run is: on a volume, or behind a server."""
+        if (url := self.server()) is not None:
+            from lora_fs.sidecar.cli.backends.http import OverHttp
+
+            backend = OverHttp(self, url)
+            click.get_current_context().find_root().call_on_close(backend.close)
+            return backend
+        from lora_fs.sidecar.cli.backends.volume import OnVolume
+
+        return OnVolume(self)
+
+    def server(self) -> str | None:
+        """Return the server to ask; None: the volume is mounted here. An option beats both variables."""
+        root, server = self.given.get("root"), self.given.get("server")
+        if root is not None and server is not None:
+            raise click.UsageError("--root and --server exclude each other: the registry is at one of them")
+        if root is None and server is None and self.settings.root and self.settings.server:
+            raise click.UsageError(
+                "LORA_FS_ROOT and LORA_FS_SERVER are both set: say which with --root or --server"
+            )
+        url = self.settings.server if root is None else None
+        if url is None and "client_token_file" in self.given:
+            raise click.UsageError("--token-file is what a server is shown: give --server, too")
+        return url
+
+    @cached_property
     def out(self) -> Console:
         from rich.console import Console
 
@@ -56,9 +84,16 @@ class Context:
     def take(self, **options: Any) -> None:
         """Add options that stand above settings; the later one wins."""
         self.given.update({name: value for name, value in options.items() if value not in (None, ())})
-        self.__dict__.pop("settings", None)
+        for made in ("settings", "backend"):
+            self.__dict__.pop(made, None)
 
     def root(self) -> Path:
+        """Return the registry's folder; raises click.UsageError where there is a server in its place."""
+        if (url := self.server()) is not None:
+            command = click.get_current_context().command.name
+            raise click.UsageError(
+                f"{command} needs the volume, which {url} has: run it where that is mounted, with --root"
+            )
         if self.settings.root is None:
             raise click.UsageError("say where the registry is: --root DIR or LORA_FS_ROOT")
         return self.settings.root
@@ -74,8 +109,8 @@ class Context:
 
     def nothing_in(self, scopes: Sequence[Scope]) -> None:
         """Say on stderr that scopes are empty, and which others there are: a name may be misspelt."""
-        others = [str(one) for one in self.registry().scopes() if one not in scopes]
-        where = ", ".join(map(str, scopes)) or self.root()
+        others = [str(one) for one in self.backend.scopes() if one not in scopes]
+        where = ", ".join(map(str, scopes)) or self.backend.place
         told = f"; there is {', '.join(others[:5])}{' …' * (len(others) > 5)}" if others else ""
         complain(f"nothing is registered in {where}{told}")
 
@@ -87,7 +122,7 @@ class Context:
             dry_run: appends return what they would write, and write nothing.
         """
         if dry_run:
-            from lora_fs.sidecar.cli.rehearsal import Rehearsal
+            from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
 
             yield Rehearsal(self.root())
             return
@@ -99,6 +134,10 @@ class Context:
 
     def scope(self) -> Scope:
         """The namespace and the base model of this run."""
+        return self.backend.scope()
+
+    def scope_of_settings(self) -> Scope:
+        """The same, as the settings alone say it."""
         from lora_fs.sidecar.model import Scope, check_segment, model_slug
 
         if not self.settings.model:
@@ -112,7 +151,7 @@ class Context:
         own = self.scope()
         if not all_namespaces:
             return (own,)
-        return tuple(sorted(one for one in self.registry().scopes() if one.model == own.model))
+        return tuple(sorted(one for one in self.backend.scopes() if one.model == own.model))
 
     def expectation(self, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
         from lora_fs.sidecar.validate import expect

@@ -1,25 +1,23 @@
-"""events: what happened lately on every replica, read from the volume."""
+"""events: what happened lately on every replica."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format, complain
-from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
-from lora_fs.sidecar.model import Event, EventList, Scope
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.format.sealed import decode
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.model import Event, Scope
 
 LOOK_S = 1.0
 Scopes = Collection[Scope]
@@ -54,25 +52,16 @@ class Told:
         )
 
 
-def read_events(layout: Layout, scopes: Scopes, name: str | None) -> tuple[list[Told], dict[str, str]]:
-    """Every replica's events of scopes in the order of their last time, and the files that cannot be read.
-
-    Raises:
-        VolumeUnavailable: they cannot be listed.
-    """
-    found, unreadable = [], {}
-    for file in sorted(atomic.list_names(layout.events) or ()):
-        if not file.endswith(".json") or file.startswith("."):
-            continue
-        try:
-            data = atomic.read_bytes(layout.events / file)
-            told = decode(EventList, data) if data is not None else None
-        except (CorruptRecord, TemporaryError) as error:
-            unreadable[file.removesuffix(".json")] = str(error)
-            continue
-        if told is not None:
-            found += [Told(told.replica, one) for one in told.events if _is_of(one, told.model, scopes, name)]
-    return sorted(found, key=lambda one: one.event.last_at), unreadable
+def _read(backend: Backend, scopes: Scopes, name: str | None) -> tuple[list[Told], Mapping[str, str]]:
+    """Every replica's events of scopes in the order of their last time, and the files that cannot be read."""
+    happened = backend.happened()
+    found = [
+        Told(told.replica, one)
+        for told in happened.lists
+        for one in told.events
+        if _is_of(one, told.model, scopes, name)
+    ]
+    return sorted(found, key=lambda one: one.event.last_at), happened.unreadable
 
 
 def _is_of(event: Event, model: str, scopes: Scopes, name: str | None) -> bool:
@@ -99,13 +88,12 @@ def events(context: Context, name: str | None, follow: bool, all_namespaces: boo
       lora-fs events support --follow
       lora-fs events -o json
     """
-    scopes, layout = context.scopes(all_namespaces=all_namespaces), Layout(context.root())
-    context.registry()  # raises where the folder is none
-    told, unreadable = read_events(layout, scopes, name)
+    scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
+    told, unreadable = _read(backend, scopes, name)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")
     if follow:
-        _follow(context, layout, scopes, name, told, output)
+        _follow(context, backend, scopes, name, told, output)
     rows = {"events": [_plain(one) for one in told], "unreadable": unreadable}
     if context.printed(rows, output, dict.fromkeys(one.adapter for one in told)):
         return
@@ -116,7 +104,7 @@ def events(context: Context, name: str | None, follow: bool, all_namespaces: boo
 
 
 def _follow(
-    context: Context, layout: Layout, scopes: Scopes, name: str | None, told: list[Told], output: Format
+    context: Context, backend: Backend, scopes: Scopes, name: str | None, told: list[Told], output: Format
 ) -> NoReturn:
     def show(one: Told) -> None:
         if output.for_people:
@@ -132,15 +120,15 @@ def _follow(
     seen = {one.identity: one.event.count for one in told}
     while True:
         time.sleep(LOOK_S)
-        for one in _news(layout, scopes, name, seen):
+        for one in _news(backend, scopes, name, seen):
             show(one)
 
 
 def _news(
-    layout: Layout, scopes: Scopes, name: str | None, seen: dict[tuple[object, ...], int]
+    backend: Backend, scopes: Scopes, name: str | None, seen: dict[tuple[object, ...], int]
 ) -> Iterator[Told]:
     try:
-        told, _ = read_events(layout, scopes, name)
+        told, _ = _read(backend, scopes, name)
     except TemporaryError:
         return  # asked again in a moment
     for one in told:

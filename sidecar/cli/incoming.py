@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lora_fs.sidecar.cli.backends.writing import check_linked
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.downloading import downloading
-from lora_fs.sidecar.cli.register import check_linked
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching

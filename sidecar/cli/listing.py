@@ -1,4 +1,4 @@
-"""list and show: what is registered, read from the volume."""
+"""list and show: what is registered."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from lora_fs.sidecar.cli.output import Format, complain, shown_bytes, shown_time
 from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
-from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.view.snapshot import Desired
 
 
 @contextmanager
 def _read(context: Context, scopes: Sequence[Scope]) -> Iterator[Desired]:
     """What is registered. Where something cannot be read it is shown without, and that is a failure."""
-    view = RegistryView(context.registry(), tuple(scopes))
-    view.refresh()
-    for problem in view.desired.problems.values():
+    desired = context.backend.desired(scopes)
+    for problem in desired.problems.values():
         complain(f"unreadable, left out or shown as it was before: {problem}")
-    yield view.desired
-    if view.desired.problems:
+    yield desired
+    if desired.problems:
         raise OperatorError("not everything could be read: something that is registered may be missing here")
 
 

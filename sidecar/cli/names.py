@@ -9,11 +9,8 @@ from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.errors import Conflict
-from lora_fs.sidecar.model import AdapterKey, Pointer, Scope
-from lora_fs.sidecar.registry.lifecycle import release
-from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.settings import writer_id
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry.lifecycle.acts import Done, Promote, Rollback, Unregister
 
 
 @command()
@@ -50,18 +47,10 @@ def unregister(
     if revision is not None and all_revisions:
         raise click.UsageError("--revision and --all-revisions exclude each other")
     scope = context.scope()
-    with context.opened(dry_run=dry_run) as registry:
-        if revision is not None and not force:
-            _check_not_serving(registry, scope, name, revision)
-        gone = release.unregister(
-            registry,
-            scope,
-            name,
-            revision=revision,
-            all_revisions=all_revisions,
-            keep_files=keep_files,
-            writer=writer_id(),
-        )
+    act = Unregister(
+        revision=revision, all_revisions=all_revisions, keep_files=keep_files, force=force, dry_run=dry_run
+    )
+    gone = context.backend.do(scope, name, act).records
     context.noted.update(revision=",".join(record.revision for record in gone))
     told = {"dry_run": dry_run, "records": [record.model_dump(mode="json") for record in gone]}
     if not context.printed(told, output, [f"{name}@{record.revision}" for record in gone]):
@@ -69,17 +58,6 @@ def unregister(
         context.say(f"{did} {name} ({', '.join(record.revision for record in gone)}) in {scope}")
     if wait is not None and not dry_run:
         wait_for(context, scope, gone, wait, gone={record.key for record in gone}, min_replicas=min_replicas)
-
-
-def _check_not_serving(registry: Registry, scope: Scope, name: str, revision: str) -> None:
-    """Raise Conflict if ``name`` would serve nothing while another revision is registered."""
-    pointer = release.active(registry, scope, name)
-    others = release.present_revisions(registry, scope, name).keys() - {revision}
-    if pointer is not None and pointer.revision == revision and others:
-        raise Conflict(
-            f"{name} serves {revision}: without it the name serves nothing. Promote another revision first "
-            f"({', '.join(sorted(others))}), or repeat with --force"
-        )
 
 
 @command()
@@ -108,9 +86,8 @@ def promote(
     """
     if revision is None:
         raise click.UsageError(f"say which revision: lora-fs promote {name} REVISION")
-    with context.opened(dry_run=dry_run) as registry:
-        pointer = release.promote(registry, context.scope(), name, revision, writer=writer_id())
-    _follow(context, pointer, "promote", wait, min_replicas, output, dry_run=dry_run)
+    done = context.backend.do(context.scope(), name, Promote(revision=revision, dry_run=dry_run))
+    _follow(context, done, "promote", wait, min_replicas, output)
 
 
 @command()
@@ -129,21 +106,15 @@ def rollback(
     Examples:
       lora-fs rollback support --wait 20
     """
-    with context.opened(dry_run=dry_run) as registry:
-        pointer = release.rollback(registry, context.scope(), name, writer=writer_id())
-    _follow(context, pointer, "roll back", wait, min_replicas, output, dry_run=dry_run)
+    done = context.backend.do(context.scope(), name, Rollback(dry_run=dry_run))
+    _follow(context, done, "roll back", wait, min_replicas, output)
 
 
 def _follow(
-    context: Context,
-    pointer: Pointer,
-    verb: str,
-    wait: float | None,
-    min_replicas: int,
-    output: Format,
-    *,
-    dry_run: bool,
+    context: Context, done: Done, verb: str, wait: float | None, min_replicas: int, output: Format
 ) -> None:
+    pointer, dry_run = done.pointer, done.dry_run
+    assert pointer is not None  # both acts move it
     context.noted.update(revision=pointer.revision)
     told = {"dry_run": dry_run, "pointer": pointer.model_dump(mode="json")}
     if not context.printed(told, output, [f"{pointer.name}@{pointer.revision}"]):

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import click
 
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.downloading import downloading
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.cli.values import Duration, labels
 from lora_fs.sidecar.cli.wait import wait_for
-from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record
-from lora_fs.sidecar.reconcile.admin.fetching import Fetching, brought
-from lora_fs.sidecar.reconcile.admin.fetching import register as fetching_register
-from lora_fs.sidecar.registry.lifecycle import ingest, release
-from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
-from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
-from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.settings import Settings, writer_id
-from lora_fs.sidecar.sources.allowed import Allowed
-from lora_fs.sidecar.sources.known import is_remote
-from lora_fs.sidecar.sources.local import resolve
-from lora_fs.sidecar.sources.uri import redacted
-from lora_fs.sidecar.validate import Expectation
+from lora_fs.sidecar.model import Pointer, PolicyKind, Record
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 
 
 @command()
@@ -104,115 +87,46 @@ def register(
       lora-fs register support ./support-lora-2 --no-activate
       lora-fs register billing ./billing-lora --policy eager --priority 10 --label team=finance
     """
-    scope, settings = context.scope(), context.settings
-    plugin = plugin or settings.lora_downloader_plugin
-    expectation = context.expectation(base_model, allow)
-    wanted = Registration(name, Path(), "", revision, base_model, None, label, link, activate)
-    if is_remote(source, plugin) and link:
-        raise InputError(
-            f"--link refers to a folder where it is, and {redacted(source)} is fetched: leave it out"
-        )
-    if not is_remote(source, plugin):
-        folder = resolve(source, settings.mounts())
-        wanted = replace(wanted, source=folder, uri=folder.as_uri())
-        if link:
-            check_linked(folder, context.root(), settings)
-    with context.opened(create=not dry_run) as registry:
-        before = release.active(registry, scope, name)
-        wanted = replace(wanted, policy=_policy(context, registry, name, policy, ttl, priority))
-        if is_remote(source, plugin):
-            done = _fetch(context, registry, wanted, source, plugin, expectation, dry_run)
-        else:
-            with reading(folder) as advance:
-                done = ingest.register(
-                    registry,
-                    scope,
-                    wanted,
-                    expectation,
-                    writer=writer_id(),
-                    dry_run=dry_run,
-                    progress=advance,
-                )
-        context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
-        pointer = before if dry_run else release.active(registry, scope, name)
-    _tell(context, done, (before, pointer), wanted, dry_run, output)
+    scope = context.scope()
+    said = {
+        "revision": revision,
+        "base_model": base_model,
+        "policy": policy,
+        "ttl_s": ttl,
+        "priority": priority,
+        "labels": label,
+        "activate": activate,
+        "allow": allow,
+        "dry_run": dry_run,
+    }
+    how = RegisterAs.model_validate(said)
+    done = context.backend.register(scope, name, source, how, link=link, plugin=plugin)
+    context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
+    _tell(context, done, activate, output)
     if wait is not None and not dry_run:
-        moved = [pointer] if activate and pointer is not None else []
+        moved = [done.pointer] if activate and done.pointer is not None else []
         written: list[Record | Pointer] = [done.record, *moved]
         wait_for(context, scope, written, wait, loads=done.record.key, min_replicas=min_replicas)
 
 
-def _fetch(
-    context: Context,
-    registry: Registry,
-    wanted: Registration,
-    source: str,
-    plugin: str | None,
-    expectation: Expectation,
-    dry_run: bool,
-) -> Registered:
-    """Fetch and register; where nothing may change, fetch to this machine's own temporary folder."""
-    scope, by = context.scope(), replace(Fetching.by(context.settings), plugin=plugin)
-    with downloading(redacted(source)) as tell:
-        fetching = replace(by, tell=tell)
-        if not dry_run:
-            return fetching_register(
-                registry, scope, wanted, source, expectation, fetching, writer=writer_id()
-            )
-        with brought(source, fetching) as (folder, offer):
-            wanted = replace(wanted, source=folder, uri=offer.uri, pin=offer.recorded)
-            return ingest.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=True)
-
-
-def _policy(
-    context: Context, registry: Registry, name: str, policy: str | None, ttl: int | None, priority: int | None
-) -> Policy | None:
-    """What is said of it; without a policy's name the rest changes the policy of what NAME serves."""
-    said = {"kind": policy, "ttl_s": ttl, "priority": priority}
-    said = {field: value for field, value in said.items() if value is not None}
-    if not said:
-        return None
-    begins = context.default_policy()
-    if policy is None:
-        begins = revisions_of(registry, context.scope(), name).policy or begins
-    return Policy.model_validate({**begins.model_dump(), **said})
-
-
-def check_linked(folder: Path, root: Path, settings: Settings) -> None:
-    """Every sidecar will read the folder where it is: only what was allowed may be referred to."""
-    allowed = Allowed(root, settings.allowed_sources)
-    if not allowed.covers(folder):
-        places = ", ".join(map(str, allowed.places))
-        raise InputError(
-            f"--link may refer to folders under {places}; {folder} is not: copy it (leave --link out), "
-            "or name its folder in LORA_FS_ALLOWED_SOURCES"
-        )
-
-
-def _tell(
-    context: Context,
-    done: Registered,
-    pointers: tuple[Pointer | None, Pointer | None],
-    wanted: Registration,
-    dry_run: bool,
-    output: Format,
-) -> None:
-    record, (before, after) = done.record, tuple(p.revision if p else None for p in pointers)
-    moves = wanted.activate and before != record.revision
+def _tell(context: Context, done: Outcome, activate: bool, output: Format) -> None:
+    record, dry_run = done.record, done.dry_run
+    before, after = (pointer.revision if pointer else None for pointer in (done.before, done.pointer))
+    moves = activate and before != record.revision
     told = {
         "changed": done.changed or done.amended or done.restored or moves,
         "dry_run": dry_run,
         "record": record.model_dump(mode="json"),
-        "pointer": pointers[1].model_dump(mode="json") if pointers[1] else None,
-        "warnings": [finding.model_dump(mode="json") for finding in done.report.warnings],
+        "pointer": done.pointer.model_dump(mode="json") if done.pointer else None,
+        "warnings": [finding.model_dump(mode="json") for finding in done.warnings],
     }
     if context.printed(told, output, [f"{record.name}@{record.revision}"]):
         return
-    for finding in done.report.warnings:
+    for finding in done.warnings:
         context.say(f"warning: {finding.render()}")
     what = f"{record.name}@{record.revision} in {record.key.scope}"
     if done.changed:
-        serves = "" if wanted.activate else f" ({record.name} serves {after or 'nothing'})"
+        serves = "" if activate else f" ({record.name} serves {after or 'nothing'})"
         context.say(f"{'would register' if dry_run else 'registered'} {what}{serves}")
         return
     serves = (

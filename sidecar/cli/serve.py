@@ -56,7 +56,14 @@ logger = logging.getLogger(__name__)
 )
 @click.option("--stage-max-bytes", type=Size(), help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
 @click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
-@click.option("--token-file", type=Place(), help="Admin calls need a token of this file")
+@click.option("--token-file", type=Place(), help="Admin calls need a token of this file [LORA_FS_TOKEN_FILE]")
+@click.option(
+    "--insecure",
+    is_flag=False,
+    flag_value="loopback",
+    type=click.Choice(["off", "loopback", "any"]),
+    help="Who changes adapters without a token: alone, callers on this machine [LORA_FS_INSECURE; off]",
+)
 @click.option("--settle", "settle_s", type=Duration(), help="How long a dropped folder must hold still")
 @click.option("--max-loaded", type=int, help="Adapters in the engine at once")
 @click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
@@ -117,7 +124,13 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 api_key=settings.engine_api_key,
                 learn=base.learn,
             )
-            admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
+            admin = Admin(
+                settings.token_file,
+                settings.public_namespaces,
+                hosts=settings.hosts(),
+                insecure=settings.insecure,
+            )
+            admin.announce()
             await admin.look()
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
@@ -229,7 +242,7 @@ def demo(context: Context, keep: bool, folder: Path | None, beside: bool) -> Non
     Example:
       lora-fs demo --keep
     """
-    if importlib.util.find_spec("httpx") is None:
+    if importlib.util.find_spec("openai") is None:
         raise InputError("the demo needs an engine and more: pip install 'lora-fs[engine,demo]'")
     arguments = [
         *(["--keep"] if keep else []),

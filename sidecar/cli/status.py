@@ -14,15 +14,14 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format, complain
-from lora_fs.sidecar.cli.wait import LIVE_S, Reports, age_s, not_seen, public_name, read_reports
+from lora_fs.sidecar.cli.wait import age_s, not_seen, public_name
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports
+from lora_fs.sidecar.registry.view.snapshot import Desired
 
 WATCH_S = 1.0
-UNLOADED = "Unloaded"  # of an adapter that a replica says nothing of: no request asked for it
 NOT_SEEN = "this replica has not seen it yet"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
@@ -105,7 +104,7 @@ def _downloads(scope: Scope, replicas: list[ReplicaStatus]) -> Iterator[Row]:
 
 
 def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | None) -> Row:
-    phase = one.phase.value if one is not None else UNLOADED
+    phase = (one.phase if one is not None else Phase.UNLOADED).value
     reason = (one.message or one.reason) if one is not None else "loads at the first request"
     if one is not None and one.retry_in_s:
         reason += f"; again in {one.retry_in_s:.0f} s"
@@ -147,31 +146,28 @@ def status(
     """
     if watch and tells:
         raise click.UsageError("--watch and --exit-code exclude each other")
-    scopes, layout = context.scopes(all_namespaces=all_namespaces), Layout(context.root())
-    view = RegistryView(context.registry(), scopes)
-    view.refresh()
-    reports = read_reports(layout)
+    scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
+    desired, reports = backend.desired(scopes), backend.reports()
     lost: TemporaryError | None = None
     while True:
-        rows = [row for scope in scopes for row in _of(scope, view.desired, reports, name)]
+        rows = [row for scope in scopes for row in _of(scope, desired, reports, name)]
         replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
         if watch and output.for_people:
             context.out.clear()
         _show(context, rows, replicas, reports, output, all_namespaces=all_namespaces)
         if not rows and output.for_people:
             context.nothing_in(scopes)
-        for problem in view.desired.problems.values():
+        for problem in desired.problems.values():
             complain(f"unreadable, left out or shown as it was before: {problem}")
         if lost is not None:
             complain(f"shown as it was before: {lost}")
-        if tells and (why := _failing(rows, replicas, reports, view.desired)):
+        if tells and (why := _failing(rows, replicas, reports, desired)):
             raise OperatorError(", ".join(why))
         if not watch:
             return
         time.sleep(WATCH_S)
         try:
-            view.refresh()
-            reports, lost = read_reports(layout), None
+            desired, reports, lost = backend.desired(scopes), backend.reports(), None
         except TemporaryError as error:
             lost = error
 

@@ -23,17 +23,18 @@ from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.status import ago, seen_s
-from lora_fs.sidecar.cli.wait import LIVE_S, age_s, public_name, read_reports
+from lora_fs.sidecar.cli.wait import age_s, public_name
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.view.reports import LIVE_S, read_reports
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 EVERY_S = 1.0
 MOST_ADAPTERS, MOST_TROUBLES = 30, 3
 UNDER_WAY = (Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING)
-ORDER = (Phase.FAILED, *UNDER_WAY, Phase.DRAINING, Phase.READY, Phase.EVICTED)
+ORDER = (Phase.FAILED, *UNDER_WAY, Phase.DRAINING, Phase.READY, Phase.UNLOADED)
 LETTERS = {
     Phase.FAILED: ("F", "bold red"),
     Phase.PENDING: ("p", "blue"),
@@ -42,7 +43,7 @@ LETTERS = {
     Phase.LOADING: ("l", "blue"),
     Phase.DRAINING: ("g", "yellow"),
     Phase.READY: ("R", "green"),
-    Phase.EVICTED: ("·", "dim"),
+    Phase.UNLOADED: ("·", "dim"),
 }
 REPLICAS = (
     "REPLICA",
@@ -88,7 +89,7 @@ class ReplicaLine:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLine:
-    """One adapter. ``phases``: on each replica, in their order; evicted where there is none."""
+    """One adapter. ``phases``: on each replica, in their order; unloaded where there is none."""
 
     adapter: str
     revision: str
@@ -157,7 +158,7 @@ def adapter_lines(scope: Scope, desired: Desired, replicas: list[ReplicaStatus])
     lines = []
     for _, name, record in desired.active():
         told = [status.adapters.get(public_name(status, scope, name)) for status in replicas]
-        phases = tuple(one.phase if one is not None else Phase.EVICTED for one in told)
+        phases = tuple(one.phase if one is not None else Phase.UNLOADED for one in told)
         failed = next((one for one in told if one is not None and one.phase is Phase.FAILED), None)
         why = "" if failed is None else " ".join((failed.message or failed.reason).split())
         lines.append(AdapterLine(name, record.revision, phases, why))

@@ -1,6 +1,6 @@
 """The audit of what commands change: one line each, whatever came of it.
 
-Commands that only read, and dry runs, are not told.
+Commands that only read, and dry runs, are not told. What a server does is told by the server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def follow(command: click.Command) -> None:
     def told(*arguments: Any, **options: Any) -> Any:
         context = click.get_current_context().find_object(Context)
         reads = switches and not any(_is_given(options.get(name)) for name in switches)
-        if context is None or reads or options.get("dry_run"):
+        if context is None or reads or options.get("dry_run") or context.server() is not None:
             return call(*arguments, **options)
         return _tell(context, act, options, lambda: call(*arguments, **options))
 

@@ -8,27 +8,15 @@ from collections.abc import Iterator
 import click
 
 from lora_fs.sidecar.cli import parameters
+from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.status import UNLOADED
 from lora_fs.sidecar.cli.values import Duration
-from lora_fs.sidecar.cli.wait import (
-    LIVE_S,
-    LOOK_MOST_S,
-    LOOK_S,
-    UNDER_WAY,
-    age_s,
-    not_seen,
-    public_name,
-    read_reports,
-    unreadable_and_young,
-)
+from lora_fs.sidecar.cli.wait import LOOK_MOST_S, LOOK_S, UNDER_WAY, age_s, not_seen, public_name
 from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
-from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.model import Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.telemetry.conditions import TYPES
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.lifecycle import release
-from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.view.reports import LIVE_S
 
 READY, DELETED, CONDITION = "ready", "deleted", "condition="
 
@@ -76,11 +64,11 @@ def wait(context: Context, name: str, aim: str, timeout: float) -> None:
       lora-fs wait support --for condition=Loaded --timeout 120
       lora-fs wait support --for deleted
     """
-    scope, layout, registry = context.scope(), Layout(context.root()), context.registry()
+    scope, backend = context.scope(), context.backend
     deadline, pause_s = time.monotonic() + timeout, LOOK_S
     while True:
         try:
-            lagging = list(_lagging(registry, layout, scope, name, aim))
+            lagging = list(_lagging(backend, scope, name, aim))
         except TemporaryError as error:
             lagging = [f"that cannot be told now ({error})"]
         if not lagging:
@@ -93,21 +81,22 @@ def wait(context: Context, name: str, aim: str, timeout: float) -> None:
         pause_s = min(1.5 * pause_s, LOOK_MOST_S)
 
 
-def _lagging(registry: Registry, layout: Layout, scope: Scope, name: str, aim: str) -> Iterator[str]:
+def _lagging(backend: Backend, scope: Scope, name: str, aim: str) -> Iterator[str]:
     """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
-    pointer = release.active(registry, scope, name)
-    record = _served(registry, scope, name, pointer)
+    named = backend.named(scope, name)
+    pointer, revisions = named.pointer, {record.revision: record for record in named.revisions}
+    record = revisions.get(pointer.revision) if pointer is not None and pointer.revision else None
     if record is None and aim != DELETED:
         raise NotFound(f"{name} serves nothing in {scope}: `lora-fs list` shows what is registered")
-    if aim == DELETED and (left := release.present_revisions(registry, scope, name)):
-        yield f"{', '.join(sorted(left))} {'is' if len(left) == 1 else 'are'} registered"
+    if aim == DELETED and revisions:
+        yield f"{', '.join(sorted(revisions))} {'is' if len(revisions) == 1 else 'are'} registered"
         return
-    reports = read_reports(layout)
+    reports = backend.reports()
     live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
-    yield from (f"{one} (its report cannot be read)" for one in unreadable_and_young(layout, reports))
+    yield from (f"{one} (its report cannot be read)" for one in reports.young)
     if not live and aim != DELETED:
         yield f"no live replica of {scope} has reported"
-    written = [body for body in (pointer, record) if body is not None]
+    written: list[Record | Pointer] = [body for body in (pointer, record) if body is not None]
     for status in live:
         if (unseen := not_seen(status, written)) is not None:
             yield f"{status.replica} has not seen it yet{unseen}"
@@ -115,20 +104,13 @@ def _lagging(registry: Registry, layout: Layout, scope: Scope, name: str, aim: s
             yield f"{status.replica} {why}"
 
 
-def _served(registry: Registry, scope: Scope, name: str, pointer: Pointer | None) -> Record | None:
-    if pointer is None or pointer.revision is None:
-        return None
-    record = registry.latest(registry.records(AdapterKey(*scope, pointer.revision, name)))[1]
-    return record if record is not None and record.present else None
-
-
 def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | None:
     """Why a replica is not there; what it says nothing of is not loaded."""
     public = public_name(status, scope, name)
     one = status.adapters.get(public)
-    phase = one.phase if one is not None else Phase.EVICTED
+    phase = one.phase if one is not None else Phase.UNLOADED
     said = (one.message or one.reason) if one is not None else ""
-    why = f"({phase.value if one is not None else UNLOADED}{': ' + said if said else ''})"
+    why = f"({phase.value}{': ' + said if said else ''})"
     if aim == DELETED:
         left = [told for told in status.adapters if told.partition("@")[0] == public]
         return f"still has it {why}" if left else None

@@ -10,61 +10,18 @@ import datetime
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import complain
-from lora_fs.sidecar.errors import (
-    CorruptRecord,
-    OperatorError,
-    TemporaryError,
-    VolumeUnavailable,
-    WaitTimeout,
-)
+from lora_fs.sidecar.errors import OperatorError, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.model.status import RECENT
-from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.format.sealed import decode
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.registry.view.reports import LIVE_S
 
-LIVE_S = 60
 LOOK_S, LOOK_MOST_S = 0.05, 0.5
 FORGOTTEN_S = 60  # what a full `recent` does not have a replica forgot, or did not see within this time
 UNREADABLE = "Unreadable: "
 UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
-
-
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """What replicas wrote, and the files that cannot be read."""
-
-    replicas: tuple[ReplicaStatus, ...]
-    unreadable: dict[str, str]
-
-    def of(self, scope: Scope) -> list[ReplicaStatus]:
-        """The replicas that serve a scope."""
-        return [r for r in self.replicas if r.model == scope.model and scope.namespace in r.namespaces]
-
-
-def read_reports(layout: Layout) -> Reports:
-    """Read every status file.
-
-    Raises:
-        VolumeUnavailable: they cannot be listed, or the registry is gone.
-    """
-    found, unreadable = [], {}
-    names = atomic.list_names(layout.replicas)
-    if names is None and layout.marker.name not in (atomic.list_names(layout.root) or ()):
-        raise VolumeUnavailable(f"{layout.root} is no registry any more: is the volume still mounted?")
-    for name in sorted(names or ()):
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                data = atomic.read_bytes(layout.replicas / name)
-                if data is not None:
-                    found.append(decode(ReplicaStatus, data))
-            except (CorruptRecord, TemporaryError) as error:
-                unreadable[name.removesuffix(".json")] = str(error)
-    return Reports(tuple(found), unreadable)
 
 
 def age_s(status: ReplicaStatus) -> float:
@@ -104,18 +61,15 @@ def wait_for(
     Raises:
         WaitTimeout: names the replicas that lag. OperatorError: a replica cannot load ``loads``.
     """
-    layout = Layout(context.root())
     deadline, pause_s = time.monotonic() + timeout_s, LOOK_S
     while True:
         try:
-            reports = read_reports(layout)
+            reports = context.backend.reports()
         except TemporaryError as error:
             lagging = [f"replicas whose reports cannot be read ({error})"]
         else:
             live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
-            lagging = [
-                f"{replica} (its report cannot be read)" for replica in unreadable_and_young(layout, reports)
-            ]
+            lagging = [f"{replica} (its report cannot be read)" for replica in reports.young]
             if len(live) < min_replicas:
                 lagging.append(f"any replica: {len(live)} of {scope} are live, {min_replicas} are needed")
             elif not live and not lagging:
@@ -133,17 +87,6 @@ def wait_for(
             )
         time.sleep(min(pause_s, remaining))
         pause_s = min(1.5 * pause_s, LOOK_MOST_S)
-
-
-def unreadable_and_young(layout: Layout, reports: Reports) -> Iterator[str]:
-    """Replicas that wrote lately, and nobody can read what."""
-    for replica in reports.unreadable:
-        try:
-            written = layout.replica(replica).lstat().st_mtime
-        except OSError:
-            continue
-        if time.time() - written < LIVE_S:
-            yield replica
 
 
 def _lags(

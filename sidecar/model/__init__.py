@@ -40,6 +40,7 @@ from lora_fs.sidecar.model.status import (
     EventList,
     Phase,
     ReplicaStatus,
+    RevisionUsage,
 )
 from lora_fs.sidecar.model.stored import API_VERSION, JsonObject
 
@@ -68,6 +69,7 @@ __all__ = [
     "Quota",
     "Record",
     "ReplicaStatus",
+    "RevisionUsage",
     "Scope",
     "Severity",
     "Source",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field
+from pydantic import AfterValidator, FailFast, Field
 
 from lora_fs.sidecar.model.stored import Stored, one_by_one
 
@@ -22,9 +22,21 @@ class Phase(StrEnum):
     VALIDATING = "Validating"
     LOADING = "Loading"
     READY = "Ready"
-    EVICTED = "Evicted"
+    UNLOADED = "Unloaded"
     DRAINING = "Draining"
     FAILED = "Failed"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Phase | None:
+        """Take ``Evicted``, which files and filters of earlier versions have, for ``Unloaded``."""
+        return cls.UNLOADED if value == _EVICTED else None
+
+
+_EVICTED = "Evicted"
+
+
+def _renamed(counts: dict[str, int]) -> dict[str, int]:
+    return {Phase.UNLOADED.value if phase == _EVICTED else phase: count for phase, count in counts.items()}
 
 
 class Condition(Stored):
@@ -71,7 +83,22 @@ class Download(Stored):
     since: str = ""
 
 
-RECENT = 512  # series that a replica tells of
+class RevisionUsage(Stored):
+    """How often one revision was asked for on one replica since its start, and how long its loads took.
+
+    Attributes:
+        errors_4xx: requests that were answered with a status of 400 to 498; errors_5xx: of 500 and more.
+        loads: those by the engine that succeeded; load_seconds: their sum.
+    """
+
+    requests: int = Field(default=0, ge=0)
+    errors_4xx: int = Field(default=0, ge=0)
+    errors_5xx: int = Field(default=0, ge=0)
+    loads: int = Field(default=0, ge=0)
+    load_seconds: float = Field(default=0.0, ge=0)
+
+
+RECENT = 512  # series in one replica's status file
 
 
 class ReplicaStatus(Stored):
@@ -79,11 +106,13 @@ class ReplicaStatus(Stored):
 
     Attributes:
         engine: "ready", "unknown" or "rejected: …".
-        adapters: by served name; Evicted ones are only counted.
+        adapters: by served name; unloaded ones are only counted.
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
+        usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
+        usage_left_out: revisions with counts that ``usage`` has no room for.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
@@ -95,13 +124,15 @@ class ReplicaStatus(Stored):
     engine: str = "unknown"
     heartbeat: int = 0
     updated_at: str = ""
-    counts: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
+    counts: Annotated[dict[str, int], one_by_one(int), AfterValidator(_renamed)] = Field(default={})
     adapters: Annotated[dict[str, AdapterStatus], one_by_one(AdapterStatus)] = Field(default={})
     recent: Annotated[dict[str, int], one_by_one(int)] = Field(default={})
     conditions: Annotated[tuple[str, ...], FailFast()] = ()
     conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
     figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
+    usage: Annotated[dict[str, RevisionUsage], one_by_one(RevisionUsage)] = Field(default={})
+    usage_left_out: int = Field(default=0, ge=0)
     sum: str = ""
 
 

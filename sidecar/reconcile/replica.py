@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -17,6 +16,7 @@ from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
 from lora_fs.sidecar.reconcile import status
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, public_name
@@ -29,6 +29,7 @@ from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog, News
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.registry.view.snapshot import Desired, touched
@@ -56,9 +57,9 @@ class Replica:
         self._stager, self._limits, self._on_pass, self._clock = stager, limits, on_pass, clock
         self._ahead = ahead
         self.events = EventLog()
+        self.administration = Administration(registrations, limits.default_policy)
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.engine_failed, self.events, clock)
-        self._asked: dict[str, Counter[AdapterKey]] = {}  # how often, by plain name and what answered
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
         self._since = Since()
         self._news = News(self.events)
@@ -90,25 +91,16 @@ class Replica:
 
     def choose(self, served: Served, user: str | None) -> Served:
         chosen = self.catalog().choose(served, user, random.random)
-        self._kept_for = self._kept_for or self._volume.desired
-        self._asked.setdefault(chosen.name.partition("@")[0], Counter())[chosen.record.key] += 1
+        self._residents.usage.asked(chosen.record.key)
         return chosen
 
-    def requests(self) -> Mapping[tuple[str, str], int]:
-        held, trials = set(self._residents.paths.values()), self.catalog().trials
+    def answered(self, served: Served, status: int) -> None:
+        self._residents.usage.answered(served.record.key, status)
 
-        def told(name: str, key: AdapterKey) -> bool:
-            record = self._volume.desired.records.get(key)
-            loaded = record is not None and record.present and self._stager.path(record) in held
-            return loaded or name in trials
-
-        names = {*trials, *(name.partition("@")[0] for name in self._residents.paths)}
-        return {
-            (name, key.revision): count
-            for name in names
-            for key, count in self._asked.get(name, {}).items()
-            if told(name, key)
-        }
+    def usage(self) -> UsageReport:
+        catalog = self.catalog()
+        sides = ((catalog.served[name], trial.served) for name, trial in catalog.trials.items())
+        return self._residents.usage.report(one.record.key for pair in sides for one in pair)
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         return self._loop.foreign.cards
@@ -253,13 +245,15 @@ class Replica:
         before, self._kept_for = self._kept_for or after, after
         moved = touched(before.pointers, after.pointers)
         changed = {public_name(scope, name, self.namespaces) for scope, name in moved}
-        for key in touched(before.records, after.records):
-            name, record = public_name(key.scope, key.name, self.namespaces), after.records.get(key)
+        written = touched(before.records, after.records)
+        for key in written:
+            name = public_name(key.scope, key.name, self.namespaces)
             changed |= {name, f"{name}@{key.revision}"}
-            if record is None or not record.present:
-                counted = self._asked.get(name, Counter())
-                counted.pop(key, None)
-                if not counted:
-                    self._asked.pop(name, None)
+
+        def present(key: AdapterKey) -> bool:
+            record = after.records.get(key)
+            return record is not None and record.present
+
+        self._residents.usage.keep_only(present, written)
         self._residents.keep_only(lambda name: self.lookup(name) is not None)
         self._since.keep_only(lambda name: self.lookup(name) is not None, changed)

@@ -17,31 +17,31 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
 def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
-    """One status a name, evicted ones included: work in proportion to the catalog."""
+    """One status a name, unloaded ones included: work in proportion to the catalog."""
     found = {one.name: _status(one, residents, now, catalog) for one in catalog.served.values()}
     return {**_draining(residents, catalog), **found, **dict(_conflicts(catalog))}
 
 
 def resting(record: Record) -> AdapterStatus:
-    """Of a name that is simply evicted."""
-    return _make(record, Phase.EVICTED, "LoadsAtFirstRequest")
+    """Of a name that is simply not loaded."""
+    return _make(record, Phase.UNLOADED, "LoadsAtFirstRequest")
 
 
 def notable(catalog: Catalog, residents: Residents, now: float) -> dict[str, AdapterStatus]:
-    """Only names that are not simply evicted, canaries among them: work in proportion to these."""
+    """Only names that are not simply unloaded, canaries among them: work in proportion to these."""
     loaded = {name.partition("@")[0] for name in residents.paths}
     names = loaded.union(catalog.unasked, residents.failures, residents.phases)
     told_of = [catalog.served[name] for name in sorted(names) if name in catalog.served]
     told_of += [trial.served for trial in catalog.trials.values()]
     found = {one.name: _status(one, residents, now, catalog) for one in told_of}
-    told = {name: status for name, status in found.items() if status.phase is not Phase.EVICTED}
+    told = {name: status for name, status in found.items() if status.phase is not Phase.UNLOADED}
     return {**_draining(residents, catalog), **told, **dict(_conflicts(catalog))}
 
 
 def counts(catalog: Catalog, told: Mapping[str, AdapterStatus]) -> dict[str, int]:
     """How many are in each phase, given the notable ones."""
     found: Counter[str] = Counter(status.phase for status in told.values())
-    found[Phase.EVICTED] += len(catalog.served) - sum(name in catalog.served for name in told)
+    found[Phase.UNLOADED] += len(catalog.served) - sum(name in catalog.served for name in told)
     return dict(+found)
 
 

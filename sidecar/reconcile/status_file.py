@@ -99,6 +99,7 @@ class Reporter:
         now = self._clock()
         if content != self._written or now - self._written_at >= HEARTBEAT_S:
             self._heartbeat += 1
+            usage = replica.usage()
             status = ReplicaStatus(
                 replica=replica.replica_id,
                 model=replica.model,
@@ -114,6 +115,8 @@ class Reporter:
                 conditions_since=dict(readiness.since),
                 downloads=downloads,
                 figures=dict(replica.figures()),
+                usage={str(key): counts for key, counts in usage.revisions.items()},
+                usage_left_out=usage.left_out,
             )
             if not await self._write(self._registry.layout.replica(replica.replica_id), status):
                 return

@@ -28,7 +28,7 @@ from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
 from lora_fs.sidecar.server.proxy.forward import Proxy
 from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS
 from lora_fs.sidecar.server.proxy.upstream import Upstream
-from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
+from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
@@ -115,6 +115,8 @@ def create_app(
     app.include_router(models.router(replica, admin))
     app.include_router(lora.router(replica, admin, trail))
     app.include_router(uploads.router(replica, admin, trail))
+    app.include_router(registered.router(replica, admin))
+    app.include_router(acts.router(replica, admin, trail))
     app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
     app.include_router(events.router(replica, admin))
     app.include_router(observe.router(replica, admin, trail))

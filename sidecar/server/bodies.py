@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lora_fs.sidecar.model import AdapterStatus, Condition, Download, Event, Record
+from lora_fs.sidecar.model import (
+    AdapterStatus,
+    Condition,
+    Download,
+    Event,
+    EventList,
+    Pointer,
+    Record,
+    ReplicaStatus,
+)
+from lora_fs.sidecar.registry.lifecycle.register_as import RegisterAs
 
 
 class _Answer(BaseModel):
@@ -106,6 +116,42 @@ class Uploaded(_Answer):
     warnings: list[str] = Field(description="What validation found and did not refuse")
 
 
+class RegisterFrom(RegisterAs):
+    """``POST …/register``: an adapter that lies where the server can read or fetch it."""
+
+    source: str = Field(description="As `lora_path` in `POST /v1/load_lora_adapter`")
+
+
+class ScopeBody(_Answer):
+    """``GET /v1/lora_adapters/{namespace}/{model}``: what is registered there."""
+
+    records: list[Record] = Field(description="The newest one of each registered revision")
+    pointers: list[Pointer] = Field(description="Of each name: what it serves")
+    problems: dict[str, str] = Field(description="What cannot be read, and why: its last good state is told")
+
+
+class NameBody(_Answer):
+    """``GET /v1/lora_adapters/{namespace}/{model}/{name}``: read from the volume for this call."""
+
+    pointer: Pointer | None = Field(description="What the plain name serves; null: it never served anything")
+    revisions: list[Record] = Field(description="The registered ones")
+
+
+class ReplicasBody(_Answer):
+    """``GET /v1/replicas``: what every replica of the volume reports, of what the caller may read."""
+
+    replicas: list[ReplicaStatus]
+    unreadable: dict[str, str] = Field(description="Whose report cannot be read, and why")
+    young: list[str] = Field(description="Those of them that wrote it in the last 60 s")
+
+
+class ReplicaEventsBody(_Answer):
+    """``GET /v1/replicas/events``: what happened on every replica lately."""
+
+    lists: list[EventList] = Field(description="One of each replica, the oldest event first")
+    unreadable: dict[str, str] = Field(description="Whose events cannot be read, and why")
+
+
 class LoraInfo(_Answer):
     """An adapter that is in the engine, or was to be."""
 
@@ -200,6 +246,7 @@ class Metadata(_Answer):
 
     model: ServedModel
     replica: str = Field(description="Whose answer this is")
+    namespaces: list[str] = Field(description="Served ones that hold something and that the caller may read")
     ready: bool = Field(description="As /readyz says")
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata

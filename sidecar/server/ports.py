@@ -11,15 +11,26 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 
-__all__ = ["Catalog", "LoadRequest", "Readiness", "ReplicaPort", "Served", "full_name", "namespace_of"]
+__all__ = [
+    "Catalog",
+    "LoadRequest",
+    "Readiness",
+    "ReplicaPort",
+    "Served",
+    "UsageReport",
+    "full_name",
+    "namespace_of",
+]
 
 
 class ReplicaPort(Protocol):
@@ -52,8 +63,15 @@ class ReplicaPort(Protocol):
             user: who asks; None if nobody knows.
         """
 
-    def requests(self) -> Mapping[tuple[str, str], int]:
-        """Requests that ``choose`` counted, by plain name and revision, of what is in the engine or tried."""
+    def answered(self, served: Served, status: int) -> None:
+        """Count the answer to a request that ``choose`` counted.
+
+        Args:
+            status: the HTTP status that the client got; 502 for an answer that broke off.
+        """
+
+    def usage(self) -> UsageReport:
+        """Requests, errors and loads by revision: both sides of each canary, then the most requested."""
 
     def base_cards(self) -> tuple[JsonObject, ...]:
         """The engine's own model cards as last read (base models and adapters that are not ours)."""
@@ -114,11 +132,15 @@ class ReplicaPort(Protocol):
             TemporaryError: withdrawn, but this replica is still draining it.
         """
 
+    @property
+    def administration(self) -> Administration:
+        """lora-fs's own calls on the registry, in threads."""
+
     def statuses(self) -> Mapping[str, AdapterStatus]:
         """Status by served name, for every name in the catalog."""
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        """The statuses of names that are not simply evicted, and how many are in each phase."""
+        """The statuses of names that are not simply unloaded, and how many are in each phase."""
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
         """What is true of a name of this status, and since when."""

@@ -118,6 +118,29 @@ def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str 
     assert "s3cr3t" not in log.read_text() + condition + answer.text
 
 
+@pytest.mark.parametrize("insecure", [False, True])
+def test_without_a_token_file(root: Path, tmp_path: Path, insecure: bool) -> None:
+    """The sidecar starts and lists. It refuses to change adapters, unless it was started with --insecure. Its
+    log says which."""
+    log, port = tmp_path / "log", free_port()
+    words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--engine", "http://127.0.0.1:9", *(["--insecure"] if insecure else [])]
+    url, call = f"http://127.0.0.1:{port}", {"lora_name": "none"}
+    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+        process = subprocess.Popen(words, stderr=told)
+        try:
+            wait_until("it listens", lambda: "listening on port" in log.read_text(), timeout_s=60)
+            listed = http.get("/v1/lora_adapters")
+            answer = http.post("/v1/unload_lora_adapter", json=call)
+        finally:
+            process.terminate()
+            process.wait(20)
+    assert listed.status_code == 200
+    assert (answer.status_code, "--insecure" in answer.text) == ((404, False) if insecure else (403, True))
+    line = "callers on this machine change adapters without a token" if insecure else "no token file: calls"
+    assert log.read_text().count(line) == 1
+
+
 def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
     """Both serve, and both tell it: each overwrites what the other reports. The one that goes on reports."""
     ports = [free_port() for _ in range(2)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.cli import listing
+from lora_fs.sidecar.cli.backends import volume
 from tests.cli.conftest import LoraFs
 from tests.registry.conftest import write_adapter
 from tests.registry.faults import fail
@@ -381,7 +381,7 @@ def test_an_error_nobody_thought_of(lora_fs: LoraFs, folder: Folder, monkeypatch
     def fail_oddly(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "/some/file")
 
-    monkeypatch.setattr(listing, "RegistryView", fail_oddly)
+    monkeypatch.setattr(volume, "RegistryView", fail_oddly)
     ran = lora_fs("list")
     assert (ran.code, ran.err) == (FAILED, "lora-fs: /some/file: Input/output error\n")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.cli import maintain, wait
-from lora_fs.sidecar.cli.wait import read_reports
 from lora_fs.sidecar.model import Phase, ReplicaStatus
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.view import reports
 from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.registry.volume.atomic import unavailable
 from lora_fs.sidecar.registry.volume.leases import lease
@@ -218,13 +218,15 @@ def test_a_volume_that_is_gone_while_waiting(
     report("slow")
     lora_fs("register", "a", folder(1))
 
-    def read_and_unmount(layout: Layout) -> wait.Reports:
-        reports = read_reports(layout)
+    read_reports = reports.read_reports
+
+    def read_and_unmount(layout: Layout) -> reports.Reports:
+        told = read_reports(layout)
         if root.exists():
             root.rename(root.with_name("elsewhere"))
-        return reports
+        return told
 
-    monkeypatch.setattr(wait, "read_reports", read_and_unmount)
+    monkeypatch.setattr(reports, "read_reports", read_and_unmount)
     ran = lora_fs("promote", "a", "v1", "--wait", "0.1")
     assert ran.code == 6
     assert "is the volume still mounted?" in ran.err

@@ -92,7 +92,7 @@ def test_json(lora_fs: LoraFs, fleet: Path) -> None:
     assert told["adapters"][0] == {
         "adapter": "torn",
         "revision": "v1",
-        "phases": ["Failed", "Evicted"],
+        "phases": ["Failed", "Unloaded"],
         "why": "torn is Failed",
     }
 

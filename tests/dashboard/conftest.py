@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from lora_fs.sidecar.cli.serve import Server
-from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal
@@ -101,6 +101,8 @@ class Live:
         since: Mapping[str, str] | None = None,
         in_flight: int = 0,
         scope: Scope = SCOPE,
+        usage: Mapping[str, RevisionUsage] | None = None,
+        usage_left_out: int = 0,
     ) -> None:
         """Write what another replica would."""
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -119,6 +121,8 @@ class Live:
             conditions=conditions,
             conditions_since=dict(since or {}),
             downloads=dict(downloads or {}),
+            usage=dict(usage or {}),
+            usage_left_out=usage_left_out,
             figures={"tier_disk": 7, "request_hits": 90, "request_misses": 10, "in_flight": in_flight},
         )
         layout = Layout(self.root)

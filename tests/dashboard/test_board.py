@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.sidecar.model import Phase, Scope
+from lora_fs.sidecar.model import Phase, RevisionUsage, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.dashboard import board
@@ -22,6 +22,7 @@ from tests.dashboard.conftest import HERE, Live, sidecar
 from tests.registry.conftest import Clock
 
 WAIT_S = 20
+USED = ("requests", "errors_4xx", "errors_5xx", "load_s")
 Told = dict[str, Any]
 
 
@@ -131,6 +132,50 @@ def test_an_adapter_on_every_replica(live: Live) -> None:
         assert told["record"]["name"] == "a"
         assert told["replicas"]["other"]["message"] == "torn"
         assert client.get("/v1/dashboard/adapters/none").status_code == 404
+
+
+def used(requests: int, errors: int = 0, loads: int = 0, load_s: float = 0.0) -> RevisionUsage:
+    return RevisionUsage(requests=requests, errors_5xx=errors, loads=loads, load_seconds=load_s)
+
+
+def test_the_counts_of_an_adapter_are_summed_over_the_fleet(live: Live) -> None:
+    """A row has the requests, the errors and the mean load of all revisions on all replicas."""
+    live.register("a")
+    live.register("b")
+    live.report("one", {}, usage={"default/tiny/v1/a": used(10, 1, 1, 1.0)})
+    counts = {"default/tiny/v1/a": used(5, 1, 2, 0.5), "default/tiny/v2/a": used(7, 2)}
+    live.report("two", {}, usage=counts)
+    reader = Reader(live.url)
+    reader.until(lambda r: "a" in r.rows and r.rows["a"][8:] == [22, 4, 0.5])
+    assert reader.rows["b"][8:] == [None, None, None]
+    assert all(one["usage_whole"] for one in reader.replicas.values())
+    live.report("two", {}, usage={"default/tiny/v1/a": used(6)}, usage_left_out=3)
+    reader.until(lambda r: r.rows["a"][8:] == [16, 1, 1.0] and not r.replicas["two"]["usage_whole"])
+    Layout(live.root).replica("one").unlink()
+    reader.until(lambda r: r.rows["a"][8:] == [6, 0, None])
+
+
+def test_each_revision_has_the_counts_of_the_fleet(live: Live) -> None:
+    """What a report left out is unknown, and no 0; a canary's phase is not the name's."""
+    live.register("a")
+    live.revise("a", activate=False)
+    live.report("one", {"a": Phase.READY, "a@v2": Phase.FAILED}, usage={"default/tiny/v2/a": used(10, 1)})
+    live.report("two", {}, usage={"default/tiny/v2/a": used(5, 1, 2, 0.5)})
+    with httpx.Client(base_url=live.url) as client:
+
+        def revisions() -> dict[str, Any]:
+            answer = client.get("/v1/dashboard/adapters/a")
+            return {one["revision"]: one for one in answer.json().get("revisions", ())}
+
+        while len(revisions()) < 2:
+            threading.Event().wait(0.02)
+        second, first = revisions()["v2"], revisions()["v1"]
+        assert [second[name] for name in USED] == [15, 0, 2, 0.25]
+        assert [first[name] for name in USED] == [0, 0, 0, None]
+        assert client.get("/v1/dashboard/adapters/a").json()["replicas"]["one"]["phase"] == "Ready"
+        live.report("two", {}, usage={"default/tiny/v2/a": used(5)}, usage_left_out=1)
+        assert [revisions()["v1"][name] for name in USED] == [None] * 4
+        assert client.get("/v1/dashboard/adapters/a").json()["usage_whole"] is False
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from lora_fs.sidecar.model import Download, Phase
+from lora_fs.sidecar.model import Download, Phase, RevisionUsage
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -230,6 +230,11 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     live.revise("a", activate=False)
     release.set_canary(live.registry, SCOPE, "a", "v2", 20, writer="test")
     asked = {"model": "a", "prompt": "x"}
+    counts = {
+        "default/tiny/v1/a": RevisionUsage(requests=400, loads=1, load_seconds=0.5),
+        "default/tiny/v2/a": RevisionUsage(requests=97, errors_4xx=1, errors_5xx=3),
+    }
+    live.report("other", {}, usage=counts)
     page = open_page(live.url, permissions=["clipboard-read", "clipboard-write"])
     expect(row(page, "a")).to_be_visible()
     for _ in range(3):
@@ -240,12 +245,48 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     expect(details.locator(".lane")).to_contain_text("v1 · 80 %")
     expect(details.locator(".lane")).to_contain_text("v2 · 20 %")
     numbers = [int(one.split()[0]) for one in details.locator(".lane span").all_text_contents()]
-    assert sum(numbers) == 3
+    assert sum(numbers) == 500, "3 of this replica, and those that the other one reports"
+    assert (numbers[0] >= 400, numbers[1] >= 97) == (True, True)
+    errors = [int(one.split()[0]) for one in details.locator(".lane em").all_text_contents() if one[0] != "n"]
+    assert sum(errors) == 7, "no engine answers here: each of the 3 is an error"
+    expect(details.locator(".lane .canary em")).to_contain_text(
+        re.compile(r"^[4-7] errors \(.* %\): 1 of 4xx, \d of 5xx$")
+    )
     expect(details.locator(".revisions li")).to_contain_text(["v2 canary", "v1 serves"])
     expect(details.locator(".revisions li").first).to_contain_text("by another")
+    expect(details.locator(".revisions li").last).to_contain_text(re.compile(r"40\d requests.*load \d+ ms"))
     details.get_by_role("button", name="Copy lora-fs status a -n default").click()
     expect(details.get_by_role("button", name="Copy lora-fs status a -n default")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "lora-fs status a -n default"
+
+
+def test_an_adapters_requests_and_load_time_are_shown(live: Live, open_page: Open) -> None:
+    """Of the fleet, in the row and to sort by; ≥ where a replica has more counts than its report takes."""
+    live.register("a")
+    live.register("b")
+    for replica in ("one", "two"):
+        usage = {"default/tiny/v1/a": RevisionUsage(requests=617, errors_5xx=1, loads=2, load_seconds=3.0)}
+        live.report(replica, {"a": Phase.READY}, usage=usage)
+    with live.heartbeats():
+        page = open_page(live.url)
+        expect(row(page, "a").locator(".c-requests")).to_have_text("1,234")
+        expect(row(page, "a").locator(".c-requests")).to_have_attribute(
+            "title", "2 of them answered with an error"
+        )
+        expect(row(page, "a").locator(".c-load")).to_have_text("1.5 s")
+        expect(row(page, "b").locator(".c-requests")).to_have_text("–")
+        page.get_by_role("columnheader", name="Adapter").get_by_role("button").click()
+        page.get_by_role("columnheader", name="Adapter").get_by_role("button").click()
+        expect(page.locator("#scroll .row:visible .c-adapter").first).to_have_text("b")
+        page.get_by_role("columnheader", name="Requests").get_by_role("button").click()
+        expect(page.locator("#scroll .row:visible .c-adapter").first).to_have_text("a")
+        live.report(
+            "two",
+            {"a": Phase.READY},
+            usage={"default/tiny/v1/a": RevisionUsage(requests=3)},
+            usage_left_out=9,
+        )
+        expect(row(page, "a").locator(".c-requests")).to_have_text("≥ 620")
 
 
 def test_events_are_grouped(live: Live, open_page: Open) -> None:
@@ -294,7 +335,7 @@ def test_by_keyboard(shared: Live, open_page: Open) -> None:
 
 def test_ten_thousand_rows(open_page: Open) -> None:
     """A screenful of them are elements; the last one is a key away; a search leaves what matches."""
-    many = {f"a{number:05d}": Phase.EVICTED for number in range(10_000)}
+    many = {f"a{number:05d}": Phase.UNLOADED for number in range(10_000)}
     replica = FakeReplica((*many, "b"), phases=many)
     with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
         page = open_page(f"{url}/#sort=name")
@@ -306,6 +347,17 @@ def test_ten_thousand_rows(open_page: Open) -> None:
         expect(row(page, "b")).to_have_attribute("aria-rowindex", "10002")
         page.get_by_role("searchbox").fill("a0999")
         expect(page.locator("#scroll .row:visible")).to_have_count(10)
+        page.context.close()
+
+
+def test_a_link_with_a_phases_earlier_name(open_page: Open) -> None:
+    """A bookmark that asked for evicted adapters shows the unloaded ones, by that name."""
+    replica = FakeReplica(("a", "b"), phases={"a": Phase.UNLOADED})
+    with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
+        page = open_page(f"{url}/#kind=evicted")
+        expect(row(page, "a")).to_be_visible()
+        expect(row(page, "a")).to_contain_text("unloaded")
+        expect(row(page, "b")).to_have_count(0)
         page.context.close()
 
 

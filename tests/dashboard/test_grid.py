@@ -71,11 +71,11 @@ def test_a_cell_that_changes_changes_its_row_alone() -> None:
     assert not grid.update(2, rows, {"r0": Column(SPACE, {"n1": "R"})})
     assert grid.update(2, rows, {"r0": Column(SPACE, {"n1": "R", "n4": "F"}, {"n4": "torn"})})
     assert [json.loads(text)[0] for text in texts(grid.rows(1))] == ["n4"]
-    assert json.loads(texts(grid.rows(1))[0])[-2:] == ["F", "torn"]
+    assert json.loads(texts(grid.rows(1))[0])[6:8] == ["F", "torn"]
 
 
-def test_what_a_replica_does_not_serve_is_not_evicted() -> None:
+def test_what_a_replica_does_not_serve_is_not_unloaded() -> None:
     """A replica of another namespace has no cell there, rather than an empty one."""
     grid = Grid()
     grid.update(1, {"a": Row("a", "team-a", "v1")}, {"r0": Column(frozenset({"team-b"}))})
-    assert json.loads(texts(grid.rows(0))[0])[-2] == " "
+    assert json.loads(texts(grid.rows(0))[0])[6] == " "

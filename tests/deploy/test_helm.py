@@ -280,10 +280,6 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             "does not fit terminationGracePeriodSeconds (120): requests would be cut; set that to 330",
         ),
         ({"stage": {"maxBytes": "21474836480"}}, "stage.maxBytes (21474836480) is not below stage.sizeLimit"),
-        (
-            {"auth": {"enabled": False}, "ingress": {"enabled": True, "host": "a.example"}},
-            "ingress and httpRoute need auth.enabled",
-        ),
     ],
 )
 def test_the_schema_refuses(given: Object, told: str) -> None:

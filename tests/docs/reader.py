@@ -35,6 +35,7 @@ from tests.server.conftest import FakeEngine as Completions
 from tests.server.conftest import serving
 
 MODEL = "Qwen/Qwen2.5-7B"
+TOKEN = "a-readers-own-4711"
 SIDECAR = 8001  # where a page's curl finds one, started if the page has not
 # What the pages' commands find in the reader's folder: name → seed; equal seeds are equal bytes.
 ADAPTERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3, "guard-lora": 4, "my-adapter": 5}
@@ -63,6 +64,12 @@ class Reader:
         monkeypatch.delenv("COLUMNS", raising=False)
         monkeypatch.setenv("LORA_FS_ROOT", str(self.disk / "adapters"))
         monkeypatch.setenv("LORA_FS_MODEL", MODEL)
+        (self.disk / "tokens").write_text(f"{TOKEN}\n")
+        own = self.disk / "run/secrets/lora-fs/token"  # for commands without the volume
+        own.parent.mkdir(parents=True)
+        own.write_text(f"{TOKEN}\n")
+        monkeypatch.setenv("LORA_FS_TOKEN_FILE", str(self.disk / "tokens"))
+        monkeypatch.setenv("TOKEN", TOKEN)
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         monkeypatch.chdir(self.disk / "home")
         marker.create(self.disk / "adapters")
@@ -99,6 +106,7 @@ class Reader:
             words = shlex.split(self.here(os.path.expandvars(line)))[1:]
             if "sidecar" in words:
                 return self._serves(words)
+            words = [re.sub(r"http://localhost:(\d+)", self._server, word) for word in words]
             self._capsys.readouterr()
             code = run(words)
             told = self._capsys.readouterr()
@@ -109,6 +117,11 @@ class Reader:
             )
             return ran.returncode, ran.stdout + ran.stderr
         raise AssertionError(f"no one knows how to run {line!r}")
+
+    def _server(self, place: re.Match[str]) -> str:
+        """Where the page's sidecar really is."""
+        port = int(place[1])
+        return self._urls.get(port) or self.start(port=port)
 
     def _serves(self, words: list[str]) -> tuple[int, str]:
         """``lora-fs sidecar``: with the settings given, on a free port, until the page ends."""
@@ -135,7 +148,7 @@ class Reader:
         app = create_app(
             assembly.replica,
             engine_url=completions,
-            admin=Admin(settings.token_file),
+            admin=Admin(settings.token_file, insecure=settings.insecure),
             background=assembly.running,
         )
         self._urls[port] = self._stack.enter_context(serving(app, assembly.replica))

@@ -18,11 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import AliasChoices
 
 from lora_fs.sidecar.cli.main import cli
-from lora_fs.sidecar.model import AdapterStatus, Phase, Severity
+from lora_fs.sidecar.model import AdapterStatus, Phase, RevisionUsage, Severity
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.routes import observe
@@ -53,6 +54,8 @@ def page_id(path: Path) -> str:
 class ScrapedReplica:
     """A replica with one adapter and every counter that the code counts."""
 
+    namespaces = ("default",)
+
     def notable(self) -> tuple[dict[str, AdapterStatus], dict[str, int]]:
         one = AdapterStatus(key=("default", "tiny", "v1", "a1"), generation=1, phase=Phase.READY)
         failed = AdapterStatus(key=("default", "tiny", "v1", "a2"), generation=1, phase=Phase.FAILED)
@@ -61,8 +64,8 @@ class ScrapedReplica:
     def residency(self) -> dict[str, dict[str, object]]:
         return {"a1": {"in_flight": 2, "idle_s": 0.0, "path": "/stage/a1"}}
 
-    def requests(self) -> dict[tuple[str, str], int]:
-        return {("a1", "v1"): 3}
+    def usage(self) -> UsageReport:
+        return UsageReport({RECORD.key: RevisionUsage(requests=3)})
 
     def catalog(self) -> Catalog:
         return Catalog(trials={"a1": Trial(Served("a1@v2", RECORD), 5)})
@@ -106,7 +109,7 @@ def exposed_metrics() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name = family.name if family.type == "histogram" else sample.name
+            name = family.name if family.type in ("histogram", "summary") else sample.name
             if not name.startswith("process_"):  # Prometheus's own
                 found[name] = set(sample.labels) - {"le"}
     return found
@@ -147,7 +150,9 @@ def test_metrics_table_is_what_a_scrape_gives() -> None:
 def test_queries_name_metrics_that_exist() -> None:
     """No query or remark names a metric that is not exposed."""
     named = set(re.findall(r"\b(?:lora_fs|lora_syncer)_\w+", page("metrics.md")))
-    assert {name.removesuffix("_bucket") for name in named} <= exposed_metrics().keys() | plugin_metrics()
+    assert {
+        re.sub("_(bucket|sum|count)$", "", name) for name in named
+    } <= exposed_metrics().keys() | plugin_metrics()
 
 
 # -- settings ------------------------------------------------------------------------------------

@@ -85,7 +85,10 @@ def assembled(volume: Path, stage: Path) -> Assembly:
 
 def sidecar_app(assembly: Assembly) -> FastAPI:
     return create_app(
-        assembly.replica, engine_url="http://127.0.0.1:9", admin=Admin(None), background=assembly.running
+        assembly.replica,
+        engine_url="http://127.0.0.1:9",
+        admin=Admin(None, insecure="loopback"),
+        background=assembly.running,
     )
 
 
@@ -93,7 +96,7 @@ def plugin_app(assembly: Assembly) -> FastAPI:
     """The routers that the plugin puts into vLLM's application, with its handler of errors and vLLM's."""
     app = FastAPI(lifespan=lambda _: assembly.running())
     app.state.args = Namespace(log_error_stack=False)
-    replica, admin = assembly.replica, Admin(None)
+    replica, admin = assembly.replica, Admin(None, insecure="loopback")
     for router in (
         models.router(replica, admin),
         lora.router(replica, admin),

@@ -95,6 +95,15 @@ def test_the_registry() -> None:
     assert status.adapters["support"].phase is Phase.READY
 
 
+def test_a_phase_by_its_earlier_name() -> None:
+    """A replica of an earlier version that counts Evicted adapters counts Unloaded ones."""
+    earlier, later = (
+        decode(ReplicaStatus, (V1 / ".replicas" / f"{pod}.json").read_bytes()) for pod in ("pod-a", "pod-b")
+    )
+    assert earlier.counts == later.counts == {"Ready": 1, "Unloaded": 11}
+    assert Phase("Evicted") is Phase.UNLOADED
+
+
 def test_the_quota() -> None:
     """What the namespace may register."""
     quota = decode(Quota, (V1 / "default" / ".quota.json").read_bytes())
@@ -158,7 +167,7 @@ def test_fields_of_a_newer_writer_outlive_a_withdrawal(registry: Registry) -> No
         (Marker, V1 / "lora-fs.json"),
         (Quota, V1 / "default" / ".quota.json"),
         (Pointer, SCOPE / ".active" / "support.@00000001.json"),
-        (ReplicaStatus, V1 / ".replicas" / "pod-a.json"),
+        (ReplicaStatus, V1 / ".replicas" / "pod-b.json"),
         (EventList, V1 / ".events" / "pod-a.json"),
     ],
 )

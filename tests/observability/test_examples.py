@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from lora_fs.sidecar.model import Phase
-from lora_fs.sidecar.server.routes.observe import Scrape
+from lora_fs.sidecar.server.routes.observe import Revisions, Scrape
 from lora_fs.worker_patch.api.metrics import Tiers
 from tests.server.conftest import FakeReplica
 
@@ -45,9 +45,7 @@ def families() -> Iterator[Metric]:
         "counters": {},
     }
     yield from Tiers(lambda: [seen]).collect()
-    from lora_fs.sidecar.server.routes.observe import Requests
-
-    yield from Requests(replica).collect()
+    yield from Revisions(replica).collect()
 
 
 def served() -> dict[str, set[str]]:

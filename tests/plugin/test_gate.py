@@ -48,6 +48,7 @@ class FakeReplica:
         self.forgotten: list[str] = []
         self.error: Exception | None = None
         self.users: list[str | None] = []
+        self.answers: list[tuple[str, int]] = []
         self.tried = "sql@v2"
         self.read = True
         self.record = RECORD
@@ -70,6 +71,9 @@ class FakeReplica:
         return (
             Served(self.tried, RECORD.model_copy(update={"revision": "v2"})) if user == "tester" else served
         )
+
+    def answered(self, served: Served, status: int) -> None:
+        self.answers.append((served.record.revision, status))
 
     @asynccontextmanager
     async def hold(self, name: str, timeout_s: float) -> AsyncIterator[str]:
@@ -289,6 +293,15 @@ async def test_what_keeps_it_from_being_served_is_told(site: Site, error: Except
     answer = await site.http.post("/v1/completions", json={"model": "sql"})
     assert answer.status_code == status
     assert answer.json()["error"]["message"] == str(error)
+
+
+async def test_answers_are_counted_by_what_was_chosen(site: Site) -> None:
+    """vLLM's answers and the gate's own errors count for the revision that was chosen."""
+    await site.http.post("/v1/completions", json={"model": "sql", "user": "tester"})
+    await site.http.post("/v1/completions", json={"model": "tiny"})
+    site.replica.error = WaitTimeout("sql is still loading after 5 s")
+    await site.http.post("/v1/completions", json={"model": "sql"})
+    assert site.replica.answers == [("v2", 200), ("v1", 503)]
 
 
 def test_names_that_vllm_was_started_with_stay() -> None:

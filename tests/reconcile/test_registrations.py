@@ -273,12 +273,12 @@ async def test_a_volume_that_hangs_takes_so_many_threads(
     monkeypatch.setattr(service, "AT_ONCE", 2)
     site, hang, begun = Site(tmp_path, timeout_s=0.1), threading.Event(), threading.Semaphore(0)
 
-    def stuck(_: str) -> Path:
+    def stuck(*_: object) -> Path:
         begun.release()
         hang.wait(BOUND_S)
         return tmp_path
 
-    monkeypatch.setattr(site.http, "_source", stuck)
+    monkeypatch.setattr(site.http, "source", stuck)
     told = []
     try:
         for _ in range(4):
@@ -308,7 +308,7 @@ async def test_an_upload_that_finds_no_thread_leaves_nothing(
 
     try:
         with pytest.raises(VolumeUnavailable, match="may have been written"):
-            await site.http._run(stuck, "wait")
+            await site.http.run(stuck, "wait")
         assert begun.is_set()
         with pytest.raises(VolumeUnavailable, match="nothing was begun"):
             await site.http.upload(Upload("a", files()), "test")

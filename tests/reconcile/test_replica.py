@@ -169,7 +169,7 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     rig.clock.now += 2
     await rig.settle()
     assert rig.engine.public() == {"sticky"}
-    assert rig.replica.statuses()["lazy"].phase is Phase.EVICTED
+    assert rig.replica.statuses()["lazy"].phase is Phase.UNLOADED
 
 
 async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) -> None:
@@ -818,8 +818,8 @@ async def test_a_pass_goes_through_no_list_of_all(make_rig: MakeRig, monkeypatch
     await rig.settle()
     replica = rig.replica
     _, counts = replica.notable()
-    assert counts == {"Ready": 10, "Evicted": 10}
-    assert len(replica.requests()) == 9
+    assert counts == {"Ready": 10, "Unloaded": 10}
+    assert len(replica.usage().revisions) == 10
     assert len(replica.residency()) == replica.figures()["tier_engine"] == 10
     assert gone_through == []
 
@@ -934,7 +934,7 @@ async def test_no_state_is_kept_for_names_that_are_gone(make_rig: MakeRig) -> No
     residents, since = rig.replica._residents, rig.replica._since
     kept = {name: value for name, value in vars(residents).items() if isinstance(value, dict) and value}
     assert set(kept) == {"counters", "durations"}
-    assert (len(residents.locks._locks), rig.replica._asked) == (0, {})
+    assert (len(residents.locks._locks), rig.replica.usage()) == (0, ({}, 0))
     assert (since._phases, since._conditions, since._noted) == ({}, {}, set())
 
 

@@ -51,7 +51,7 @@ async def replica(folder: Path, engine: FakeEngine) -> AsyncIterator[httpx.Async
     app = create_app(
         assembly.replica,
         engine_url="http://127.0.0.1:1",
-        admin=Admin(None, ("*",)),
+        admin=Admin(None, insecure="loopback"),
         background=assembly.running,
     )
     transport = httpx.ASGITransport(app=app)

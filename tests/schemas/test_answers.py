@@ -27,7 +27,7 @@ def holds(name: str, value: object) -> None:
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    app = create_app(FakeReplica(), engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(FakeReplica(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url, httpx.Client(base_url=url) as client:
         yield client
 
@@ -69,7 +69,7 @@ def test_bodies_the_schema_refuses_are_refused(http: httpx.Client, path: str) ->
 def test_every_refusal_has_the_shape_of_an_error(refusal: Exception, status: int) -> None:
     """The proxy's own errors are vLLM's, too."""
     replica = FakeReplica(refusal=refusal)
-    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
         answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
     assert answer.status_code == status
@@ -78,7 +78,9 @@ def test_every_refusal_has_the_shape_of_an_error(refusal: Exception, status: int
 
 def test_a_replica_that_is_not_ready_says_so_in_the_same_shape() -> None:
     """503 and 200 of /readyz differ in their values alone."""
-    app = create_app(FakeReplica(ready=False), engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(
+        FakeReplica(ready=False), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback")
+    )
     with serving(app) as url:
         answer = httpx.get(f"{url}/readyz")
     assert (answer.status_code, answer.json()["ready"]) == (503, False)
@@ -174,7 +176,11 @@ class Odd(FakeReplica):
 )
 def test_a_record_whose_time_is_no_time_is_listed(written: str, created: int) -> None:
     """It is listed with 0, and so are all others: nothing rests on ``updated_at``."""
-    with serving(create_app(Odd(written=written), engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
+    with serving(
+        create_app(
+            Odd(written=written), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback")
+        )
+    ) as url:
         body = httpx.get(f"{url}/v1/models").json()
     holds("model-list", body)
     assert [(card["id"], card["created"]) for card in body["data"]] == [
@@ -186,7 +192,9 @@ def test_a_record_whose_time_is_no_time_is_listed(written: str, created: int) ->
 def test_the_list_follows_the_engines_own_cards() -> None:
     """An engine that came back with another length says so; a new time alone changes no byte."""
     replica = Odd(cards=({"id": "tiny", "object": "model", "created": 1, "max_model_len": 64},))
-    with serving(create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))) as url:
+    with serving(
+        create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
+    ) as url:
 
         def ask() -> bytes:
             return httpx.get(f"{url}/v1/models").content
@@ -210,7 +218,7 @@ class Growing(FakeReplica):
 
 def test_a_list_holds_while_the_volume_changes() -> None:
     """An adapter that comes while an answer is made is in this one or in the next."""
-    app = create_app(Growing(), engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(Growing(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
         first, again = (httpx.get(f"{url}/v1/lora_adapters").json() for _ in range(2))
     assert "a1" in [one["name"] for one in first["data"]]

@@ -142,5 +142,5 @@ async def test_what_a_replica_reports(tmp_path: Path) -> None:
     assert (seen.status_problem, path.exists()) == (None, False)
     phases = {name: one["phase"] for name, one in written["adapters"].items()}
     assert phases == {"a1": "Ready", "a2": "Failed"}
-    assert written["counts"] == {"Ready": 1, "Failed": 1, "Evicted": 1}
+    assert written["counts"] == {"Ready": 1, "Failed": 1, "Unloaded": 1}
     assert (written["recent"], written["url"]) == (seen.recent, "http://10.0.0.7:8001")

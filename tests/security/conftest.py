@@ -77,13 +77,16 @@ Sidecar = Callable[..., "httpx.Client"]
 
 @pytest.fixture
 def sidecar(replica: Tenants, engine_url: str, tmp_path: Path) -> Iterator[Sidecar]:
-    """``sidecar(token_file, public)``: a client of a sidecar that is set so, told to ``audit``."""
+    """``sidecar(token_file, public)``: a client of a sidecar that is set so, told to ``audit``.
+
+    It is insecure: without a token file the client, which is on this machine, may register.
+    """
     with _open() as opened:
 
         def start(
             token_file: Path | None, public: tuple[str, ...] = ("*",), engine_key: str | None = None
         ) -> httpx.Client:
-            trail, admin = Trail(tmp_path / "audit"), Admin(token_file, public)
+            trail, admin = Trail(tmp_path / "audit"), Admin(token_file, public, insecure="loopback")
             app = create_app(replica, engine_url=engine_url, admin=admin, trail=trail, engine_key=engine_key)
             return opened(app)
 

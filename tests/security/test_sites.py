@@ -72,7 +72,8 @@ def test_a_name_that_leads_here(
     for host in ("localhost:8001", "10.0.0.7", "[::1]:8001", "lora-fs", "lora-fs.models.svc.cluster.local"):
         assert changed(http, {"Host": host}) <= {200, 201}, host
     assert changed(sidecar(token_file), {"Host": "models.example.com", **bearer(OPERATORS)}) <= {200, 201}
-    app = create_app(replica, engine_url=engine_url, admin=Admin(None, hosts=("models.example.com",)))
+    known = Admin(None, hosts=("models.example.com",), insecure="loopback")
+    app = create_app(replica, engine_url=engine_url, admin=known)
     with serving(app) as url, httpx.Client(base_url=url) as named:
         page = {"Origin": "https://models.example.com", "Sec-Fetch-Site": "cross-site"}
         assert changed(named, {"Host": "Models.example.com.:8001", **page}) <= {200, 201}

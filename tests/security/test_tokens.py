@@ -18,14 +18,16 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message
 
 import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware import access
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, find, parse
+from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, digest_of, find, parse
 from lora_fs.sidecar.server.routes import dynamo, lora
+from lora_fs.sidecar.settings import Insecure
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.plugin.test_gate import FakeEngine as GateEngine
 from tests.reconcile.test_plan import RECORD
@@ -38,7 +40,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
+def status(http: httpx.Client | TestClient, act: str, name: str, token: str | None) -> int:
     """What a load or unload of a name is answered, by vLLM's call, Dynamo's and SageMaker's."""
     headers = bearer(token) if token is not None else {}
     if act == "load":
@@ -55,11 +57,77 @@ def status(http: httpx.Client, act: str, name: str, token: str | None) -> int:
     return vllm.status_code
 
 
-def test_no_token_file(sidecar: Sidecar) -> None:
-    """Without a token file whoever reaches the port may register and unregister."""
-    http = sidecar(None)
-    assert status(http, "load", "team-a/new", None) == 200
-    assert status(http, "unload", "team-b/law", None) == 200
+def asks(app: ASGIApp, address: str) -> TestClient:
+    """A client whose connections have this address."""
+    return TestClient(app, client=(address, 50_000))
+
+
+def test_no_token_file(replica: Tenants, engine_url: str) -> None:
+    """Without a token file no call over HTTP registers or unregisters, from loopback neither: each is
+    answered 403 and says what to do. Lists and models are answered as before."""
+    http = asks(create_app(replica, engine_url=engine_url, admin=Admin(None)), "127.0.0.1")
+    for act in ("load", "unload"):
+        for token in (None, OPERATORS):
+            assert status(http, act, "team-a/sql", token) == 403
+    sent = http.post("/v1/lora_adapters?name=team-a/new", files={"weights": ("adapter_config.json", b"{}")})
+    error = sent.json()["error"]
+    assert (sent.status_code, error["type"]) == (403, "PermissionDeniedError")
+    assert all(
+        word in error["message"] for word in ("LORA_FS_TOKEN_FILE", "--insecure", "LORA_FS_INSECURE=1")
+    )
+    assert (replica.writers, replica.uploaded) == ([], [])
+    listed = {card["id"] for card in http.get("/v1/models").json()["data"]}
+    assert {"team-a/sql", "team-b/law"} <= listed
+
+
+def test_insecure(replica: Tenants, engine_url: str) -> None:
+    """With `LORA_FS_INSECURE=1` and no token file, who connects from loopback registers and unregisters
+    without a token. Other callers get 403, and so does a request with a header that a proxy writes."""
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))
+    here = asks(app, "127.0.0.1")
+    assert status(here, "load", "team-a/new", None) == status(here, "unload", "team-b/law", None) == 200
+    assert len(replica.writers) == 6
+    for header in ("X-Forwarded-For", "Forwarded", "Via", "X-Real-IP", "X-Forwarded-Proto"):
+        here.headers = httpx.Headers({header: "127.0.0.1"})
+        assert status(here, "load", "team-a/new", None) == 403, header
+    for address in ("10.0.0.7", "fd00::7"):
+        afar = asks(app, address)
+        for headers in ({}, {"Host": "127.0.0.1"}, {"X-Forwarded-For": "127.0.0.1"}):
+            afar.headers = httpx.Headers(headers)
+            assert {status(afar, act, "team-a/sql", None) for act in ("load", "unload")} == {403}
+        assert "LORA_FS_TOKEN_FILE" in afar.delete("/adapters/team-a/sql").json()["error"]["message"]
+        assert afar.get("/v1/models").status_code == 200
+    assert len(replica.writers) == 6
+
+
+def test_insecure_to_all(replica: Tenants, engine_url: str) -> None:
+    """With `LORA_FS_INSECURE=any` and no token file whoever reaches the port registers and unregisters, but
+    for a page of another site."""
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="any"))
+    afar = asks(app, "10.0.0.7")
+    assert status(afar, "load", "team-a/new", None) == status(afar, "unload", "team-b/law", None) == 200
+    afar.headers = httpx.Headers({"Origin": "https://evil.example"})
+    assert status(afar, "load", "team-a/new", None) == 403
+
+
+def test_insecure_with_tokens(replica: Tenants, engine_url: str, token_file: Path) -> None:
+    """With a token file `LORA_FS_INSECURE` changes nothing."""
+    app = create_app(replica, engine_url=engine_url, admin=Admin(token_file, insecure="loopback"))
+    assert [status(asks(app, "127.0.0.1"), "load", "team-a/sql", one) for one in (None, CI_A)] == [401, 200]
+    assert status(asks(app, "10.0.0.7"), "load", "team-a/sql", CI_A) == 200
+
+
+@pytest.mark.parametrize("insecure", ["off", "loopback", "any"])
+def test_the_engines_key(replica: Tenants, engine_url: str, insecure: Insecure) -> None:
+    """Without a token file the plugin lets who shows vLLM's own key (`--api-key`) register and unregister, by
+    every route, and nobody else."""
+    admin = Admin(None, insecure=insecure)
+    admin.keys = frozenset({digest_of("vllms-key"), digest_of("another")})
+    app = create_app(replica, engine_url=engine_url, admin=admin)
+    for http in (asks(app, "127.0.0.1"), asks(app, "10.0.0.7")):
+        for act in ("load", "unload"):
+            assert [status(http, act, "team-a/sql", one) for one in ("vllms-key", "another")] == [200, 200]
+            assert [status(http, act, "team-a/sql", one) for one in (None, "vllms-ke", "x")] == [401] * 3
 
 
 def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
@@ -84,9 +152,11 @@ async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool)
     """Without a token of the file a load or unload is answered 401 before any of its body is read, and with
     one, or where none is needed, a body of more than 1 MiB is 413 as soon as so much of it is there."""
 
-    async def asked(path: str, file: Path | None, token: str | None) -> tuple[int, int]:
+    async def asked(
+        path: str, file: Path | None, token: str | None, address: str = "127.0.0.1"
+    ) -> tuple[int, int]:
         """The status, and how many pieces of 64 KiB of an endless body were taken."""
-        admin, taken, told = Admin(file, ("-",)), 0, []
+        admin, taken, told = Admin(file, ("-",), insecure="loopback"), 0, []
         app: ASGIApp
         if plugin:
             vllm = FastAPI()
@@ -99,7 +169,7 @@ async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool)
         sent = [(b"content-type", b"application/json")]
         sent += [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
         scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": sent}
-        scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "client": ("10.0.0.7", 1)}
+        scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "client": (address, 1)}
 
         async def receive() -> Message:
             nonlocal taken
@@ -117,6 +187,7 @@ async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool)
         for wrong in (None, "none-of-them-99"):
             assert await asked(path, token_file, wrong) == (401, 0)
         assert await asked(path, token_file, OPERATORS) == await asked(path, None, None) == (413, 17)
+        assert await asked(path, None, None, "10.0.0.7") == (403, 0)
 
 
 def test_a_token_of_a_namespace(sidecar: Sidecar, token_file: Path, replica: Tenants) -> None:

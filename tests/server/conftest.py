@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record, RevisionUsage
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
@@ -30,6 +30,7 @@ from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.connection import configured
@@ -65,9 +66,11 @@ class FakeReplica:
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
     users: list[str | None] = field(default_factory=list)
+    answers: list[tuple[str, int]] = field(default_factory=list)
     testers: tuple[str, ...] = ()
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
+    administration: Any = None  # tests of its routes have a real one
     loads: Durations = field(default_factory=Durations)
     _catalog: tuple[int, int, Catalog] | None = None
 
@@ -92,8 +95,12 @@ class FakeReplica:
         record = RECORD.model_copy(update={"revision": "v2"})
         return Served(f"{served.name}@v2", record)
 
-    def requests(self) -> Mapping[tuple[str, str], int]:
-        return {(name, "v1"): 2 for name in self.names}
+    def answered(self, served: Served, status: int) -> None:
+        self.answers.append((served.record.revision, status))
+
+    def usage(self) -> UsageReport:
+        used = RevisionUsage(requests=5, errors_4xx=2, errors_5xx=1, loads=2, load_seconds=0.5)
+        return UsageReport({RECORD.key._replace(name=name): used for name in self.names[:512]})
 
     def conditions(self, name: str, one: AdapterStatus) -> tuple[Condition, ...]:
         return self.since.conditions(name, one)
@@ -143,7 +150,7 @@ class FakeReplica:
         return {name: self.status(name) for name in self.names}
 
     def notable(self) -> tuple[Mapping[str, AdapterStatus], Mapping[str, int]]:
-        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.EVICTED}
+        told = {name: self.status(name) for name in self.names if self.phase(name) is not Phase.UNLOADED}
         return told, Counter(self.phase(name) for name in self.names)
 
     def residency(self) -> Mapping[str, JsonObject]:

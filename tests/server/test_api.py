@@ -34,7 +34,9 @@ SIDE_NAME = side_name("a1", "v2", RECORD.spec.digest)
 
 @pytest.fixture
 def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
-    app = create_app(replica, engine_url=engine_url, admin=Admin(None), max_body_bytes=100_000)
+    app = create_app(
+        replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"), max_body_bytes=100_000
+    )
     with serving(app) as url, httpx.Client(base_url=url, timeout=20) as client:
         yield client
 
@@ -65,15 +67,19 @@ def test_two_replicas_list_the_same_bytes(engine_url: str) -> None:
     """Whoever is asked, the list is the same to the byte."""
     answers = []
     for replica in (FakeReplica(("b", "a1")), FakeReplica(("a1", "b"), replica_id="other")):
-        with serving(create_app(replica, engine_url=engine_url, admin=Admin(None))) as url:
+        with serving(
+            create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))
+        ) as url:
             answers.append(httpx.get(f"{url}/v1/models").content)
     assert answers[0] == answers[1]
 
 
 def test_some_of_the_adapters(engine_url: str) -> None:
-    """By pattern, labels and phase; what is no selector or no phase is told."""
-    phases = {"b1": Phase.FAILED}
-    app = create_app(FakeReplica(("a1", "b1", "b2"), phases), engine_url=engine_url, admin=Admin(None))
+    """By pattern, labels and phase, by its earlier name too; what is no selector or no phase is told."""
+    phases = {"a1": Phase.UNLOADED, "b1": Phase.FAILED}
+    app = create_app(
+        FakeReplica(("a1", "b1", "b2"), phases), engine_url=engine_url, admin=Admin(None, insecure="loopback")
+    )
     with serving(app) as url, httpx.Client(base_url=url) as http:
 
         def names(**query: str) -> list[str]:
@@ -83,6 +89,9 @@ def test_some_of_the_adapters(engine_url: str) -> None:
         assert names() == ["a1", "b1", "b2"]
         assert names(name="b*") == ["b1", "b2"]
         assert names(name="b*", phase="Failed") == ["b1"]
+        assert names(phase="Unloaded") == names(phase="Evicted") == ["a1"]
+        told = http.get("/v1/lora_adapters", params={"phase": "Evicted"}).json()["data"]
+        assert [one["status"]["phase"] for one in told] == ["Unloaded"]
         assert names(labelSelector="!team") == ["a1", "b1", "b2"]
         assert names(labelSelector="team") == []
         refused = http.get("/v1/lora_adapters", params={"labelSelector": "a=b=c"})
@@ -173,7 +182,7 @@ def test_headers_go_on_as_they_came(engine_url: str, replica: FakeReplica, engin
         "POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", "X-Mine: 1",
         "Connection: close, X-Hop", "X-Hop: 1",
     )  # fmt: skip
-    app = create_app(replica, engine_url=engine_url, admin=Admin(None))
+    app = create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))
     with serving(app) as url, socket.create_connection(("127.0.0.1", URL(url).port)) as client:
         client.sendall("\r\n".join((*head, "", "")).encode() + body)
         assert client.recv(100).startswith(b"HTTP/1.1 200")
@@ -187,7 +196,7 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
     """In pieces, with its length; as it came and with another revision's name."""
     replica.testers = ("ann",)
     body = {"model": "a1", "prompt": "x" * 3_000_000, "last": 1}
-    with serving(create_app(replica, engine_url=engine_url, admin=Admin(None))) as url:
+    with serving(create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))) as url:
         for user in ({}, {"user": "ann"}):
             assert httpx.post(f"{url}/v1/completions", json={**body, **user}).status_code == 200
     assert engine.bodies == [body, {**body, "model": "a1@v2", "user": "ann"}]
@@ -195,7 +204,7 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
 
 
 def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.LogCaptureFixture) -> None:
-    """The client is not told that it was whole; the log has one line of it and no traceback."""
+    """The client sees that it broke off, the log has one line and no traceback, and it counts as 502."""
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -206,7 +215,9 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
     async def ask() -> bytes:
         server = await asyncio.start_server(cut, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        app = create_app(replica, engine_url=f"http://127.0.0.1:{port}", admin=Admin(None))
+        app = create_app(
+            replica, engine_url=f"http://127.0.0.1:{port}", admin=Admin(None, insecure="loopback")
+        )
         with serving(app) as url:
             async with (
                 server,
@@ -224,6 +235,7 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
     assert [one.message.partition(":")[0] for one in caplog.records] == ["the engine broke off its answer"]
     assert not [one for one in caplog.records if one.exc_info]
     assert (replica.looks, replica.ready) == (1, True)  # it is looked at: others may be answered
+    assert replica.answers == [("v1", 200), ("v1", 502)]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +265,7 @@ def test_a_load_whose_body_does_not_come(
 ) -> None:
     """It is given up, as one of a request to the engine is."""
     monkeypatch.setattr("lora_fs.sidecar.server.middleware.admin.BODY_S", 0.2)
-    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=20) as sock:
         head = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
         sock.sendall(head + b"Content-Type: application/json\r\n\r\n" + sent)
@@ -264,7 +276,7 @@ def test_a_load_whose_body_does_not_come(
 
 def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
     """A refused connection says so, with Retry-After, in words that the operator's pages have."""
-    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
         answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.proxy.canary import Renamed
@@ -80,9 +81,31 @@ def test_a_base_model_has_none(http: httpx.Client, replica: FakeReplica) -> None
     assert replica.users == []
 
 
-def test_requests_are_counted_by_revision(http: httpx.Client) -> None:
-    """The series has the name and the revision."""
-    assert 'lora_fs_revision_requests_total{adapter_name="a1",revision="v1"} 2.0' in http.get("/metrics").text
+def test_revisions_have_series(http: httpx.Client) -> None:
+    """Requests, errors by the class of their status, and loads, by the adapter's name and revision."""
+    text, of = http.get("/metrics").text, 'adapter_name="a1",revision="v1"'
+    for series in (
+        f"lora_fs_revision_requests_total{{{of}}} 5.0",
+        f'lora_fs_revision_errors_total{{{of},status="4xx"}} 2.0',
+        f'lora_fs_revision_errors_total{{{of},status="5xx"}} 1.0',
+        f"lora_fs_revision_load_seconds_count{{{of}}} 2.0",
+        f"lora_fs_revision_load_seconds_sum{{{of}}} 0.5",
+        "lora_fs_revisions_without_series 0.0",
+    ):
+        assert f"\n{series}\n" in text, series
+
+
+def test_answers_are_counted_by_what_was_chosen(
+    http: httpx.Client, engine: FakeEngine, replica: FakeReplica
+) -> None:
+    """The engine's answers and the sidecar's own errors count for the revision that was chosen."""
+    http.post("/v1/completions", json={"model": "a1", "user": "tester"})
+    engine.missing.add("a1@v2")
+    http.post("/v1/completions", json={"model": "a1", "user": "tester"})
+    replica.refusal = WaitTimeout("a1 is still loading after 5 s")
+    http.post("/v1/completions", json={"model": "a1", "user": "other"})
+    http.post("/v1/completions", json={"model": "tiny"})
+    assert replica.answers == [("v2", 200), ("v2", 404), ("v1", 503)]
 
 
 texts = st.text(alphabet='"model:a1@v2\\ {}', max_size=40)

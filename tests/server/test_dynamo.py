@@ -83,7 +83,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
             app = create_app(
                 assembly.replica,
                 engine_url="http://127.0.0.1:9",
-                admin=Admin(None),
+                admin=Admin(None, insecure="loopback"),
                 trail=Trail(tmp_path / "audit"),
                 background=assembly.running,
             )
@@ -151,7 +151,7 @@ def test_what_another_replica_registered_is_waited_for(
 ) -> None:
     """Bounded; what is never seen, and the base model's own name, is the conflict that it was."""
     monkeypatch.setattr(dynamo, "SEEN_S", 0.3)
-    app = create_app(Late(), engine_url="http://127.0.0.1:9", admin=Admin(None))
+    app = create_app(Late(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url, httpx.Client(base_url=url) as client:
         answer = load(client, name, RECORD.spec.source.uri)
     assert answer.status_code == status

@@ -18,7 +18,7 @@ from tests.sources.conftest import tar_of
 
 @pytest.fixture
 def http(tmp_path: Path) -> Iterator[httpx.Client]:
-    with tenants(tmp_path, Admin(None)) as client:
+    with tenants(tmp_path, Admin(None, insecure="loopback")) as client:
         yield client
 
 

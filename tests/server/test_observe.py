@@ -33,9 +33,9 @@ def series(text: str) -> dict[str, str]:
 
 def crowd() -> FakeReplica:
     """Ten thousand evicted adapters, and one in each other phase under that phase's name."""
-    others = {phase.value: phase for phase in Phase if phase is not Phase.EVICTED}
+    others = {phase.value: phase for phase in Phase if phase is not Phase.UNLOADED}
     many = [f"a{number}" for number in range(10_000)]
-    return FakeReplica((*many, *others), phases=dict.fromkeys(many, Phase.EVICTED) | others)
+    return FakeReplica((*many, *others), phases=dict.fromkeys(many, Phase.UNLOADED) | others)
 
 
 async def get(replica: FakeReplica, path: str) -> httpx.Response:
@@ -139,7 +139,7 @@ async def test_phases_are_counted_without_building_statuses() -> None:
     found = dict(re.findall(r'^lora_fs_adapters\{phase="(\w+)"\} (\S+)$', text, re.MULTILINE))
     assert {name: float(value) for name, value in found.items()} == {
         **dict.fromkeys(Phase, 1.0),
-        Phase.EVICTED: 10_000.0,
+        Phase.UNLOADED: 10_000.0,
     }
     assert replica.built < 10
     empty = (await get(FakeReplica(()), "/metrics")).text

@@ -44,7 +44,12 @@ def sidecar(root: Path, engine_url: str, **given: object) -> Iterator[httpx.Clie
         **given,  # type: ignore[arg-type]
     )
     assembly = asyncio.run(assemble(settings, Expectation(), Engine(base=(BASE,))))
-    app = create_app(assembly.replica, engine_url=engine_url, admin=Admin(None), background=assembly.running)
+    app = create_app(
+        assembly.replica,
+        engine_url=engine_url,
+        admin=Admin(None, insecure="loopback"),
+        background=assembly.running,
+    )
     with serving(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

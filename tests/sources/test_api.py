@@ -75,7 +75,7 @@ async def _running(tmp_path: Path, given: dict[str, Any]) -> AsyncIterator[Sidec
     app = create_app(
         assembly.replica,
         engine_url="http://127.0.0.1:9",
-        admin=Admin(settings.token_file, settings.public_namespaces),
+        admin=Admin(settings.token_file, settings.public_namespaces, insecure="loopback"),
         trail=Trail(tmp_path / "audit"),
         background=assembly.running,
     )
@@ -391,7 +391,7 @@ async def test_a_quota_is_asked_before_anything_is_taken(
     one = await sidecar(allowed_remotes=(web.url,))
     upload = {"content": tar_of(adapter), "headers": TAR}
     assert (await one.http.post("/v1/lora_adapters?name=sql", **upload)).status_code == 201
-    accounts = one.assembly.replica._registrations._registry.accounts
+    accounts = one.assembly.replica._registrations.registry.accounts
     accounts.write(Quota(namespace="default", adapters=1, size_bytes=5000, writer="test", updated_at=""))
     answer = await one.load("large", web.put("/large.tar", tar_of(large)))
     assert (answer.status_code, "lora-fs quota" in answer.text) == (403, True), answer.text

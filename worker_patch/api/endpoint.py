@@ -34,7 +34,8 @@ from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import on_error
-from lora_fs.sidecar.server.routes import dynamo, events, lora, models, observe, uploads
+from lora_fs.sidecar.server.middleware.tokens import digest_of
+from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch.api.ending import Ending
@@ -97,7 +98,12 @@ class Endpoint:
             logging.getLogger("lora_fs").setLevel(logging.WARNING)
         self._end_tracing = tracing.start(settings.traces, settings.replica_id)
         replica = cast(Replica, self._late)
-        admin = self._admin = Admin(settings.token_file, settings.public_namespaces, hosts=settings.hosts())
+        admin = self._admin = Admin(
+            settings.token_file,
+            settings.public_namespaces,
+            hosts=settings.hosts(),
+            insecure=settings.insecure,
+        )
         trail = Trail(self._settings.audit_file)
         fleet = Fleet(Layout(settings.root)) if settings.root is not None else None
         board = Board(replica, fleet, most_wait_s=MOST_WAIT_S)
@@ -105,6 +111,8 @@ class Endpoint:
             models.router(replica, admin),
             lora.router(replica, admin, trail),
             uploads.router(replica, admin, trail),
+            registered.router(replica, admin),
+            acts.router(replica, admin, trail),
             dynamo.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
             events.router(replica, admin),
             observe.discovery(replica, admin),
@@ -175,6 +183,8 @@ class Endpoint:
             timeout_s=settings.engine_timeout_s,
             ending=self._ending,
         )
+        self._admin.keys = _keys(args)
+        self._admin.announce()
         await self._admin.look()
         self._engine_client = engine_client
         expectation = expect(settings)
@@ -186,7 +196,7 @@ class Endpoint:
         bases = {base.name for base in serving.base_model_paths}
         replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
-        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Requests(replica)):
+        for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))
         logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)
@@ -219,6 +229,13 @@ class Endpoint:
         if index:  # one API server of several: each observes for itself
             known["replica_id"] = f"{settings.replica_id}-{index}"
         return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
+
+
+def _keys(args: Namespace) -> frozenset[bytes]:
+    """The digests of the keys that vLLM asks for: ``--api-key``, else ``VLLM_API_KEY``."""
+    from vllm import envs
+
+    return frozenset(digest_of(key) for key in (args.api_key or [envs.VLLM_API_KEY]) if key)
 
 
 def _put_first(app: FastAPI, ours: Sequence[Route]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,7 +27,7 @@ from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
-from lora_fs.sidecar.server.proxy.canary import answered_by, user_of
+from lora_fs.sidecar.server.proxy.canary import answered_by, counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked
@@ -37,6 +38,7 @@ from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
 _OWN = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters", "/v1/loras", "/adapters"}
 )
+_OWN_UNDER = "/v1/lora_adapters/"
 _ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _SAGEMAKERS = "/invocations"
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
@@ -78,7 +80,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         behind = self._behind()
-        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in _OWN:
+        if behind is None or scope["type"] != "http" or scope["method"] != "POST" or _is_own(route_of(scope)):
             await self._app(scope, receive, send)
             return
         incoming = Incoming(receive)
@@ -88,6 +90,7 @@ class Gate:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is not None:
+                send = counted(send, partial(behind.replica.answered, chosen))
                 await self._pass(behind, str(asks.model), chosen, scope, incoming, send)
         except (LoraFsError, HTTPException, ClientLeft) as error:
             await _refusal(scope, error)(scope, receive, send)
@@ -125,6 +128,11 @@ class Gate:
                             return
             replica.forget(engine_name)
         raise EngineUnavailable(f"{name} was evicted from host memory while it was waited for")
+
+
+def _is_own(route: str) -> bool:
+    """Whether a path is lora-fs's: its body names no model, and may be an adapter's weights."""
+    return route in _OWN or route.startswith(_OWN_UNDER)
 
 
 def _asked(scope: Scope, body: bytes) -> Asks:

@@ -81,13 +81,20 @@ def register(
     *,
     writer: str,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> Registered:
     """Register what ``source`` names; ``wanted``'s own source and uri are not looked at.
 
+    Args:
+        dry_run: fetch to this machine's own temporary folder; say what would be registered.
     Raises:
         See ``registration.register``, ``sources.offer.Source`` and ``sources.transfer.fetch``.
     """
     check_segment("name", wanted.name)
+    if dry_run:
+        with brought(source, fetching) as (folder, offer):
+            ready = replace(wanted, source=folder, uri=offer.uri, pin=offer.recorded)
+            return ingest.register(registry, scope, ready, expectation, writer=writer, dry_run=True)
     existing = present_revisions(registry, scope, wanted.name)
     if wanted.must_be_new:
         ingest.refuse_served(registry, scope, wanted.name)

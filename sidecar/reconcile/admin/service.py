@@ -25,6 +25,7 @@ from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.lifecycle.register_as import Effect
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.downloader import downloaded
@@ -40,14 +41,6 @@ Result = TypeVar("Result")
 
 AT_ONCE = 8
 _FETCHES_NOTHING = Fetching(Options(AllowedRemotes().check), most_bytes=0, most_s=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What a load registered, and what the name served before it."""
-
-    registered: ingest.Registered
-    before: Pointer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +79,13 @@ class Registrations:
         fetching: Fetching = _FETCHES_NOTHING,
         wait_s: float = 0.0,
     ) -> None:
-        self._registry, self._scopes, self._volume = registry, scopes, volume
-        self._expectation, self._timeout_s = expectation, timeout_s
+        self.registry, self.scopes, self._volume = registry, scopes, volume
+        self.expectation, self.timeout_s = expectation, timeout_s
         self._allowed = Allowed(registry.layout.root, allowed_sources)
         self._threads = Threads(AT_ONCE)
-        self._mounts, self._fetching = mounts or {}, fetching
-        self._uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
-        self.downloads: Downloads[_Done] = Downloads(wait_s)
+        self._mounts, self.fetching = mounts or {}, fetching
+        self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
+        self.downloads: Downloads[Effect] = Downloads(wait_s)
 
     async def register(
         self, request: LoadRequest, writer: str
@@ -104,13 +97,13 @@ class Registrations:
             VolumeUnavailable: not written, or not known to be: a repeat is harmless.
         """
         scope, name = self._scope(request.lora_name)
-        if is_remote(request.lora_path, self._fetching.plugin):
+        if is_remote(request.lora_path, self.fetching.plugin):
             done = await self._fetch(request, scope, name, writer)
         else:
 
-            def call() -> _Done:
-                source = self._source(request)
-                before = release.active(self._registry, scope, name)
+            def call() -> Effect:
+                source = self.source(request.lora_path, scope.namespace, request.reads)
+                before = release.active(self.registry, scope, name)
                 wanted = Registration(
                     name,
                     source,
@@ -119,22 +112,22 @@ class Registrations:
                     must_be_new=not request.load_inplace,
                     resolved=True,
                 )
-                registered = ingest.register(self._registry, scope, wanted, self._expectation, writer=writer)
-                return _Done(registered, before)
+                registered = ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
+                return Effect(registered, before, registered.pointer)
 
-            done = await self._run(call, f"register {name}")
+            done = await self.run(call, f"register {name}")
 
         return done.registered.record, partial(self._undo, done, name, writer)
 
-    async def _undo(self, done: _Done, name: str, writer: str) -> None:
+    async def _undo(self, done: Effect, name: str, writer: str) -> None:
         """Take a load back. Who undoes it has a reason of its own to tell, and a failure here is logged."""
         try:
-            await self._run(partial(self._take_back, done, writer), f"take {name} back")
+            await self.run(partial(self._take_back, done, writer), f"take {name} back")
         except LoraFsError as error:
             told = event("load.not_undone", adapter=name)
             logger.warning("%s was refused by the engine and stays registered: %s", name, error, extra=told)
 
-    def _take_back(self, done: _Done, writer: str) -> None:
+    def _take_back(self, done: Effect, writer: str) -> None:
         """Let the name serve what it did before, and withdraw what is new, unless somebody relies on it.
 
         Who promotes the revision or loads it elsewhere writes the pointer after this load did: then nothing
@@ -145,7 +138,7 @@ class Registrations:
         scope, name = record.key.scope, record.name
         if ours is None or (before is not None and before.revision == record.revision):
             return  # it was served before this load
-        known = release.present_revisions(self._registry, scope, name)
+        known = release.present_revisions(self.registry, scope, name)
         stays = known if not done.registered.changed else known.keys() - {record.revision}
 
         def change(newest: Pointer | None) -> dict[str, Any] | None:
@@ -162,57 +155,60 @@ class Registrations:
             }
 
         def is_relied_on() -> bool:
-            pointer = release.active(self._registry, scope, name)
+            pointer = release.active(self.registry, scope, name)
             tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
             return pointer is not None and record.revision in (pointer.revision, tried)
 
         def withdraw(newest: Record | None) -> dict[str, Any] | None:
             return None if newest is None or is_relied_on() else {"state": State.DELETED}
 
-        self._registry.append(self._registry.pointers(scope, name), change, writer=writer)
+        self.registry.append(self.registry.pointers(scope, name), change, writer=writer)
         if done.registered.changed and not is_relied_on():
-            series = self._registry.records(record.key)
-            self._registry.append(series, withdraw, writer=writer)
+            series = self.registry.records(record.key)
+            self.registry.append(series, withdraw, writer=writer)
             if is_relied_on():  # since the check above: that caller's answer was "registered"
-                self._registry.append(series, lambda _: {"state": State.PRESENT}, writer=writer)
+                self.registry.append(series, lambda _: {"state": State.PRESENT}, writer=writer)
 
     def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:
         """The pointer before the name served ``revision``."""
-        series = self._registry.pointers(scope, name)
-        for generation in self._registry.generations(series):
+        series = self.registry.pointers(scope, name)
+        for generation in self.registry.generations(series):
             with suppress(CorruptRecord):
-                pointer = self._registry.read(series, generation)
+                pointer = self.registry.read(series, generation)
                 if pointer.revision != revision:
                     return pointer
         return None
 
-    async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> _Done:
-        self._check_remote(request.lora_path)
+    async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> Effect:
+        self.check_remote(request.lora_path)
         wanted = Registration(name, Path(), "", origin="api", must_be_new=not request.load_inplace)
 
-        def call(tell: Tell, stop: Callable[[], bool]) -> _Done:
-            fetching = replace(self._fetching, tell=tell, stop=stop)
-            before = release.active(self._registry, scope, name)
+        def call(tell: Tell, stop: Callable[[], bool]) -> Effect:
+            fetching = replace(self.fetching, tell=tell, stop=stop)
+            before = release.active(self.registry, scope, name)
             registered = fetch_and_register(
-                self._registry, scope, wanted, request.lora_path, self._expectation, fetching, writer=writer
+                self.registry, scope, wanted, request.lora_path, self.expectation, fetching, writer=writer
             )
             self._volume.look_now()
-            return _Done(registered, before)
+            return Effect(registered, before, registered.pointer)
 
-        def serves(done: _Done) -> bool:
-            record = done.registered.record
-            newest = self._registry.latest(self._registry.records(record.key))[1]
-            if newest is None or not newest.present or newest.spec.digest != record.spec.digest:
-                return False
-            pointer = release.active(self._registry, scope, name)
-            return pointer is not None and pointer.revision == record.revision
+        def serves(done: Effect) -> bool:
+            pointer = release.active(self.registry, scope, name)
+            serving = pointer.revision if pointer is not None else None
+            return self.stands(done) and serving == done.registered.record.revision
 
-        def stands(done: _Done) -> Awaitable[bool]:
-            return self._run(partial(serves, done), f"look at {name}")
+        def stands(done: Effect) -> Awaitable[bool]:
+            return self.run(partial(serves, done), f"look at {name}")
 
         what = (str(scope), name, request.lora_path, str(request.load_inplace))
         told = begun(request.lora_name, scope.namespace, redacted(request.lora_path))
         return await self.downloads.run(what, told, call, stands)
+
+    def stands(self, done: Effect) -> bool:
+        """Whether what was registered is registered still. Blocking."""
+        record = done.registered.record
+        newest = self.registry.latest(self.registry.records(record.key))[1]
+        return newest is not None and newest.present and newest.spec.digest == record.spec.digest
 
     async def upload(self, upload: Upload, writer: str) -> ingest.Registered:
         """Take an adapter's files as they come, and register them.
@@ -222,15 +218,15 @@ class Registrations:
         """
         scope, name = self._scope(upload.name)
         AdapterKey.checked(*scope, upload.revision or "v1", name)
-        received = await self._uploads.receive(scope, name, upload)
-        register = partial(self._uploads.register, scope, received, writer)
-        discard = partial(self._uploads.discard, received)
-        return await self._run(register, f"register the upload of {name}", discard)
+        received = await self.uploads.receive(scope, name, upload)
+        register = partial(self.uploads.register, scope, received, writer)
+        discard = partial(self.uploads.discard, received)
+        return await self.run(register, f"register the upload of {name}", discard)
 
-    def _check_remote(self, lora_path: str) -> None:
+    def check_remote(self, lora_path: str) -> None:
         """Refuse a place that may not be asked before anything is begun for it."""
         uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
-        self._fetching.options.check(uri)
+        self.fetching.options.check(uri)
 
     async def unregister(self, lora_name: str, served: Served | None, writer: str) -> None:
         """Withdraw a name with every revision, or the one revision that ``name@revision`` names.
@@ -250,30 +246,29 @@ class Registrations:
         scope, name = at
 
         def call() -> object:
-            self._registry.check_identity()  # of a volume that is lost nothing is known not to be there
-            if served is None and not release.present_revisions(self._registry, scope, name):
+            self.registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            if served is None and not release.present_revisions(self.registry, scope, name):
                 raise NotFound(unknown)
             return release.unregister(
-                self._registry, scope, name, revision=revision, all_revisions=revision is None, writer=writer
+                self.registry, scope, name, revision=revision, all_revisions=revision is None, writer=writer
             )
 
-        await self._run(call, f"unregister {lora_name[:200]}")
+        await self.run(call, f"unregister {lora_name[:200]}")
 
     def _scope(self, lora_name: str) -> tuple[Scope, str]:
         named, slash, bare = lora_name.partition("/")
-        namespace = namespace_of(lora_name, tuple(scope.namespace for scope in self._scopes))
+        namespace = namespace_of(lora_name, tuple(scope.namespace for scope in self.scopes))
         if namespace is None:
             raise InputError(f"namespace {named[:200]!r} is not served here")
-        scope = next(scope for scope in self._scopes if scope.namespace == namespace)
-        return scope, bare if slash and len(self._scopes) > 1 else lora_name
+        scope = next(scope for scope in self.scopes if scope.namespace == namespace)
+        return scope, bare if slash and len(self.scopes) > 1 else lora_name
 
-    def _source(self, request: LoadRequest) -> Path:
+    def source(self, lora_path: str, own: str, reads: frozenset[str] | None) -> Path:
         """The folder a request names, inside an allowed one. A hub id is no folder here.
 
-        In the registry that is one of the name's own namespace, or of another that the caller may read:
+        In the registry that is one of ``own``, the name's namespace, or of another that the caller may read:
         else a tenant would take another's files. The refusal does not tell whether there is such a folder.
         """
-        lora_path, reads, own = request.lora_path, request.reads, self._scope(request.lora_name)[0].namespace
         with suppress(ValueError, RuntimeError):  # no text for a path, and a loop of symlinks
             path = path_of(lora_path, self._mounts) if is_uri(lora_path) else Path(lora_path)
             namespaces = {*reads, own} if reads is not None else None
@@ -284,23 +279,32 @@ class Registrations:
             "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
         )
 
-    async def _run(
+    def read_back(self, call: Callable[[], Result]) -> Result:
+        """Do ``call``, and read what it wrote. Blocking."""
+        result = call()
+        self._volume.look_now()
+        return result
+
+    async def run(
         self, call: Callable[[], Result], what: str, unbegun: Callable[[], object] | None = None
     ) -> Result:
-        def work() -> Result:
-            result = call()
-            self._volume.look_now()
-            return result
+        """Do ``call`` in a thread, and read what it wrote.
+
+        Args:
+            what: is said of it in an error. unbegun: see ``Threads.run``.
+        Raises:
+            VolumeUnavailable: no thread was free in time, or it did not end in time. What ``call`` raises.
+        """
 
         try:
-            return await self._threads.run(work, self._timeout_s, unbegun)
+            return await self._threads.run(partial(self.read_back, call), self.timeout_s, unbegun)
         except AllTaken as error:
             raise VolumeUnavailable(
-                f"cannot {what}: nothing was begun in {self._timeout_s:.0f} s, since {AT_ONCE} calls before "
+                f"cannot {what}: nothing was begun in {self.timeout_s:.0f} s, since {AT_ONCE} calls before "
                 "it wait for the volume"
             ) from error
         except TimeoutError as error:
             raise VolumeUnavailable(
-                f"cannot {what}: the volume did not answer in {self._timeout_s:.0f} s; "
+                f"cannot {what}: the volume did not answer in {self.timeout_s:.0f} s; "
                 "it may have been written: look before you repeat"
             ) from error

@@ -137,9 +137,19 @@ class Uploads:
         """Have it removed by a thread: nobody begins to register it."""
         self._threads.submit(artifacts.discard, received.source)
 
-    def register(self, scope: Scope, received: Registration, writer: str) -> Registered:
+    def register(
+        self,
+        scope: Scope,
+        received: Registration,
+        writer: str,
+        expectation: Expectation | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> Registered:
         """Register what was received, and remove it. Blocking.
 
+        Args:
+            expectation: None: the replica's own. dry_run: say what would be registered.
         Raises:
             See ``ingest.register``.
         """
@@ -152,7 +162,8 @@ class Uploads:
                 tarball.unpack(archive, source, "the upload", self.most_bytes)
             atomic.sync_names(source)
             ready = replace(received, source=source)
-            return ingest.register(self.registry, scope, ready, self.expectation, writer=writer)
+            expectation = expectation or self.expectation
+            return ingest.register(self.registry, scope, ready, expectation, writer=writer, dry_run=dry_run)
         except InvalidAdapter as error:  # where it lay meanwhile is no place that its sender knows
             raise InvalidAdapter("the upload", [_as_sent(one, source) for one in error.findings]) from error
         finally:

@@ -21,6 +21,7 @@ from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.reconcile.telemetry.usage import UsageCounters
 
 # From the first scrape on: of a series that begins at 1 Prometheus sees no increase.
 _LOADS = ("loads_total", "load_failures_total", "unloads_total")
@@ -36,7 +37,7 @@ class EngineState:
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names that are to be unloaded when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
-        durations: by metric name, of what succeeded.
+        durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
         on_free: called when a copy or its adapter comes out of use.
     """
@@ -59,6 +60,7 @@ class EngineState:
         self.phases: dict[str, Phase] = {}
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
+        self.usage = UsageCounters()
         self.limit: int | None = None
         self._memory = EngineMemory()
         self.on_free: Callable[[], None] = lambda: None

@@ -255,6 +255,7 @@ class Residents(EngineState):
             self._doubtful[name] = path
             self._memory.passed(self._clock())
             raise
+        self.usage.loaded(record.key, self._clock() - asked)
         self.paths[name], self.records[name] = path, record
         self._memory.loaded(name, asked)
 

@@ -38,7 +38,7 @@ class Since:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._phases: dict[str, tuple[Phase, str]] = {}
-        self._at_first = {kind: (holds(Phase.EVICTED), self._time()) for kind, holds in TYPES.items()}
+        self._at_first = {kind: (holds(Phase.UNLOADED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
         self._noted: set[str] = set()  # since it was last asked which of them are served
         self._began: dict[str, str] = {}  # kinds of the replica's own conditions
@@ -55,7 +55,7 @@ class Since:
         at = self._time()
         for name in self._phases.keys() - told.keys():  # evicted, or gone
             del self._phases[name]
-            self._note(name, Phase.EVICTED, at)
+            self._note(name, Phase.UNLOADED, at)
         stamped = {}
         for name, status in told.items():
             phase, since = self._phases.get(name, (None, at))

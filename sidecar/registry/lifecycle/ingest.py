@@ -54,12 +54,13 @@ class Registration:
         source: a local folder.
         revision: None takes the next ``vN``.
         policy: None takes that of the revision that the name serves.
-        again: bytes that are registered become active, too; False: only where the name serves nothing.
+        again: registered bytes become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that is served already.
         fingerprint: of ``source`` as it held still: one that looks otherwise once it was read is refused.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
+        allows: codes of findings that are recorded as allowed; None: all that the expectation allows.
     """
 
     name: str
@@ -78,15 +79,15 @@ class Registration:
     fingerprint: str | None = None
     pin: str | None = None
     takes: bool = False
+    allows: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
     """The record in force afterwards.
 
-    ``changed`` is False if these bytes were there already; ``amended`` if then their policy or
-    labels are new; ``restored`` if files of theirs were lost and are there again. ``pointer``: that of the
-    name, if this made the revision active.
+    ``changed``: these bytes were not there. ``amended``: they were, with another policy or labels;
+    ``restored``: and files of theirs were lost. ``pointer``: of the name, if this activated the revision.
     """
 
     record: Record
@@ -113,8 +114,7 @@ def register(
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        OverQuota, TooManyRegistrations: the namespace's quota does not allow it; nothing was written.
-        InvalidName, InvalidAdapter: nothing was written.
+        OverQuota, TooManyRegistrations, InvalidName, InvalidAdapter: nothing was written.
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
     """
@@ -177,9 +177,9 @@ def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
 
 def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
     """The findings that a person allowed, for every replica. What a replica was set to allow is its own."""
-    if wanted.origin != "register":
-        return ()
-    return tuple(sorted(code for code in expectation.allow if code in CODES and CODES[code].overridable))
+    allows = expectation.allow if wanted.allows is None else wanted.allows
+    codes = allows if wanted.origin == "register" else ()
+    return tuple(sorted(code for code in codes if code in CODES and CODES[code].overridable))
 
 
 @dataclass(frozen=True, slots=True)

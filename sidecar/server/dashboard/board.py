@@ -26,12 +26,13 @@ import anyio.to_thread
 from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.errors import TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
+from lora_fs.sidecar.model import ReplicaStatus
 from lora_fs.sidecar.reconcile.catalog import Catalog
 from lora_fs.sidecar.server.dashboard.columns import column_of, row_of, summary_of
 from lora_fs.sidecar.server.dashboard.fleet import Fleet, Look
 from lora_fs.sidecar.server.dashboard.grid import Grid
 from lora_fs.sidecar.server.dashboard.history import EVERY_S, History, Sample
+from lora_fs.sidecar.server.dashboard.usage import FleetUsage, Said, said_of
 from lora_fs.sidecar.server.middleware.access import ALL, Sight
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.routes.listing import around
@@ -85,7 +86,8 @@ class Board:
         self._lock = threading.Lock()
         self._grid = Grid()
         self._rows = RenderCache(row_of)
-        self._reports: dict[str, ReplicaStatus] = {}  # without their adapters
+        self._usage = FleetUsage()
+        self._reports: dict[str, ReplicaStatus] = {}  # without their adapters and their counts
         self._summaries: dict[str, tuple[int, dict[str, Any]]] = {}  # replica → as of which version, what
         self._problem: str | None = None
         self._rendered: dict[tuple[Since, Sight, bool, int], bytes] = {}
@@ -126,13 +128,12 @@ class Board:
         self._ends = True
         self._tell()
 
-    async def described(self, served: Served) -> dict[str, AdapterStatus]:
-        """What each replica says of an adapter now, this one from memory. Evicted: it says nothing."""
-        told = self._replica.notable()[0].get(served.name)
-        own = {} if told is None else {self._replica.replica_id: told}
+    async def described(self, served: Served) -> dict[str, Said]:
+        """What each replica says of an adapter now, this one from memory."""
+        key = (served.record.namespace, served.record.model, served.record.name)
+        own = {self._replica.replica_id: said_of(self._own(), *key)}
         if self._fleet is None:
             return own
-        key = (served.record.namespace, served.record.model, served.record.name)
         read = partial(self._fleet.of, self._replica.replica_id, key)
         try:
             return await self._reads.run(read, LOOK_S) | own
@@ -171,9 +172,16 @@ class Board:
 
     async def _look(self) -> None:
         """Collect here, read and compare in a thread."""
-        replica = self._replica
-        catalog, readiness = replica.catalog(), replica.readiness()
-        own = ReplicaStatus(
+        catalog, own = self._replica.catalog(), self._own()
+        seen, problem = await self._others()
+        apply = partial(self._apply, catalog, own, seen, problem)
+        if await anyio.to_thread.run_sync(apply, limiter=self._threads):
+            self._tell()
+
+    def _own(self) -> ReplicaStatus:
+        """What this replica would report now."""
+        replica, readiness, usage = self._replica, self._replica.readiness(), self._replica.usage()
+        return ReplicaStatus(
             replica=replica.replica_id,
             model=replica.model,
             namespaces=replica.namespaces,
@@ -182,12 +190,10 @@ class Board:
             conditions=readiness.conditions,
             conditions_since=dict(readiness.since),
             figures=dict(replica.figures()),
+            usage={str(key): counts for key, counts in usage.revisions.items()},
+            usage_left_out=usage.left_out,
             downloads=dict(replica.downloads()),
         )
-        seen, problem = await self._others()
-        apply = partial(self._apply, catalog, own, seen, problem)
-        if await anyio.to_thread.run_sync(apply, limiter=self._threads):
-            self._tell()
 
     async def _others(self) -> tuple[Look, str | None]:
         """The other replicas' reports, and why there are none. A look that hangs is waited for on."""
@@ -222,13 +228,18 @@ class Board:
             for status in (*seen.changed.values(), own):
                 if status.model == own.model and set(status.namespaces) & set(own.namespaces):
                     columns[status.replica] = column_of(status, own.namespaces, rows)
-                    self._reports[status.replica] = status.model_copy(update={"adapters": {}})
+                    self._usage.note(status)
+                    bare = status.model_copy(update={"adapters": {}, "usage": {}})
+                    self._reports[status.replica] = bare
                 else:
                     gone.add(status.replica)
             for replica in gone:
                 self._reports.pop(replica, None)
                 self._summaries.pop(replica, None)
+                self._usage.drop(replica)
             differs = self._grid.update(version, rows, columns, frozenset(gone))
+            sums = self._usage.sums(own.model, own.namespaces)
+            differs |= sums is not None and self._grid.use(sums)
             differs |= self._summarise(version, own.replica)
             told = problem or next((f"{r}: {why}" for r, why in seen.unreadable.items()), None)
             differs |= told != self._problem

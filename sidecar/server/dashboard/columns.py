@@ -64,6 +64,7 @@ def summary_of(status: ReplicaStatus, now: float, *, own: bool) -> dict[str, Any
         "conditions": list(status.conditions),
         "conditions_since": {kind: _unix_s(at) for kind, at in status.conditions_since.items()},
         "figures": status.figures,
+        "usage_whole": status.usage_left_out == 0,
         "downloads": [one.model_dump(mode="json") for one in status.downloads.values()],
     }
 

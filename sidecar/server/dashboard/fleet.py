@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterStatus, ReplicaStatus
+from lora_fs.sidecar.model import ReplicaStatus
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.server.dashboard.usage import Said, said_of
 
 MAX_REPLICAS = 1000
 
@@ -55,19 +56,16 @@ class Fleet:
             del self._seen[replica]
         return Look(changed, gone, unreadable)
 
-    def of(self, own: str, key: tuple[str, str, str]) -> dict[str, AdapterStatus]:
+    def of(self, own: str, key: tuple[str, str, str]) -> dict[str, Said]:
         """What each replica says of one adapter now: namespace, model and name. Reads every report."""
         found = {}
         for replica in self._names(own):
             try:
                 data = atomic.read_bytes(self._layout.replica(replica))
-                told = decode(ReplicaStatus, data).adapters.values() if data is not None else ()
+                if data is not None:
+                    found[replica] = said_of(decode(ReplicaStatus, data), *key)
             except (CorruptRecord, TemporaryError):
-                continue
-            for one in told:
-                namespace, model, _, name = one.key
-                if (namespace, model, name) == key:
-                    found[replica] = one
+                found[replica] = Said(whole=False)
         return found
 
     def _names(self, own: str) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.server.dashboard.usage import Totals
 
 LETTERS: Final = {
     Phase.PENDING: "P",
@@ -23,7 +24,7 @@ LETTERS: Final = {
     Phase.VALIDATING: "V",
     Phase.LOADING: "L",
     Phase.READY: "R",
-    Phase.EVICTED: ".",
+    Phase.UNLOADED: ".",
     Phase.DRAINING: "G",
     Phase.FAILED: "F",
 }
@@ -52,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What one replica says. ``cells``: a letter by name; a name that is not there is evicted.
+    """What one replica says. ``cells``: a letter by name; a name that is not there is unloaded.
 
     Attributes:
         why: what is wrong, by name. unknown: rows of names that no registry read here has.
@@ -81,6 +82,7 @@ class Grid:
         self._cells: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
         self._changed: NDArray[np.int64] = np.zeros(0, np.int64)
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=MAX_GONE)
+        self._usage: Mapping[str, Totals] = {}
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -117,8 +119,20 @@ class Grid:
             different |= self._set(replica, column, before[replica])
         return different
 
+    def use(self, usage: Mapping[str, Totals]) -> bool:
+        """Take over all sums, by name; True if a row is different now. Call after ``update``."""
+        before, self._usage = self._usage, usage
+        names = {name for name in before.keys() | usage.keys() if before.get(name) != usage.get(name)}
+        differ = [self._index[name] for name in names & self._index.keys()]
+        self._changed[differ] = self._version
+        return bool(differ)
+
     def rows(self, since: int) -> Iterator[tuple[str, bytes]]:
-        """Namespace and JSON of each row that changed after ``since``, by name."""
+        """Namespace and JSON of each row that changed after ``since``, by name.
+
+        The last three values are the requests, those answered with an error, and the mean seconds of a load;
+        null where no replica counted any.
+        """
         why: dict[str, str] = {}
         for replica in reversed(self._order):  # the first one that has a word on a name says it
             why |= self._columns[replica].why
@@ -126,7 +140,10 @@ class Grid:
             row = self._rows[number]
             told = json.dumps(why.get(row.name, "")).encode()
             cells = self._cells[number].tobytes()
-            yield row.namespace, b'%s,"%s",%s]' % (self._heads[number], cells, told)
+            used = self._usage.get(row.name)
+            counts = [None] * 3 if used is None else [used.requests, used.errors, used.mean_load_s]
+            tail = json.dumps(counts, separators=(",", ":")).encode().removeprefix(b"[")
+            yield row.namespace, b'%s,"%s",%s,%s' % (self._heads[number], cells, told, tail)
 
     def gone(self, since: int) -> Iterator[tuple[str, str]]:
         """Namespace and name of each row that went after ``since``, as far as it did not come back."""
@@ -185,7 +202,7 @@ class Grid:
     def _set(self, replica: str, column: Column, before: Column | None) -> bool:
         at = self._order.index(replica)
         spaces = self._namespaces - column.namespaces
-        new = np.full(len(self._rows), ord(LETTERS[Phase.EVICTED]), np.uint8)
+        new = np.full(len(self._rows), ord(LETTERS[Phase.UNLOADED]), np.uint8)
         if spaces:
             new[[row.namespace in spaces for row in self._rows]] = ord(NOT_SERVED)
         for name, letter in column.cells.items():

@@ -1,4 +1,4 @@
-"""An adapter's revisions over time: which serves, which is tried by what share, who asked here. Pure."""
+"""An adapter's revisions over time: which serves, which is tried by what share, how each is used. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_fs.sidecar.reconcile.catalog import Catalog
+from lora_fs.sidecar.server.dashboard.usage import Totals
 from lora_fs.sidecar.server.ports import Served
 
 
 def revisions_of(
-    catalog: Catalog, served: Served, requests: Mapping[tuple[str, str], int]
+    catalog: Catalog, served: Served, usage: Mapping[str, Totals], *, whole: bool
 ) -> list[dict[str, Any]]:
     """List every revision of what ``served`` is, the one registered last first.
 
     Args:
-        requests: of this replica, by plain name and revision. It counts those of what it holds or tries;
-            of another name None is told.
+        usage: counts by revision.
+        whole: a revision without counts was not asked for; if not so, its counts are unknown, and None.
     """
     record = served.record
     pointer = catalog.source.pointers.get((record.key.scope, record.name))
@@ -24,7 +25,6 @@ def revisions_of(
     tried = trial.served.record.revision if trial is not None else None
     percent = trial.percent if trial is not None else 0
     before = pointer.previous_revision if pointer is not None else None
-    counted = trial is not None or any(name == served.name for name, _ in requests)
     shares = {record.revision: 100 - percent, tried: percent}
     roles = {before: "previous", record.revision: "serves", tried: "canary"}
     records = catalog.source.records_of(record.key.scope).values()
@@ -37,7 +37,14 @@ def revisions_of(
             "share": shares.get(one.revision, 0) if one.present else 0,
             "registered_at": one.registered_at or one.updated_at,
             "writer": one.writer,
-            "requests": requests.get((served.name, one.revision), 0) if counted else None,
+            **_used(usage.get(one.revision, Totals() if whole else None)),
         }
         for one in found
     ]
+
+
+def _used(totals: Totals | None) -> dict[str, Any]:
+    if totals is None:
+        return {"requests": None, "errors_4xx": None, "errors_5xx": None, "load_s": None}
+    counts = {"requests": totals.requests, "errors_4xx": totals.errors_4xx, "errors_5xx": totals.errors_5xx}
+    return {**counts, "load_s": totals.mean_load_s}

@@ -20,6 +20,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
 from lora_fs.sidecar.server.dashboard.revisions import revisions_of
+from lora_fs.sidecar.server.dashboard.usage import totals_of
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort
 
@@ -88,14 +89,18 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
         if served is None or served.record.namespace not in sight:
             replica.check_read()
             raise NotFound(f"The model `{name[:200]}` does not exist.")
-        statuses = await board.described(served)
+        said = await board.described(served)
+        usage, whole = totals_of(said.values())
         told: dict[str, Any] = {
             "name": name,
             "record": served.record.model_dump(mode="json"),
             "residency": replica.residency().get(name),
             "staged": replica.staged(served),
-            "revisions": revisions_of(replica.catalog(), served, replica.requests()),
-            "replicas": {other: one.model_dump(mode="json") for other, one in statuses.items()},
+            "revisions": revisions_of(replica.catalog(), served, usage, whole=whole),
+            "usage_whole": whole,
+            "replicas": {
+                other: one.status.model_dump(mode="json") for other, one in said.items() if one.status
+            },
         }
         return JSONResponse(told, headers={"Cache-Control": "no-store"})
 

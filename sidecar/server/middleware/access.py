@@ -1,14 +1,16 @@
 """Who may register, unregister and read: the tokens of the token file, and what needs none.
 
-Without a token file whoever reaches the port may do all. Reading is open in the public namespaces;
-in others it takes a token. A token adds to what is public and takes nothing away. The file is read
-at each admin call, and for reading at most ``FRESH_S`` old, so a rotation needs no restart. One that
-cannot be used lets nobody in, and is a condition from the start.
+Without a token file nobody registers and unregisters over HTTP, unless the replica is ``insecure``: then
+callers on this machine may, or all. Reading is open in the public namespaces; in others it takes a token. A
+token adds to what is public and takes nothing away. The file is read at each admin call, and for reading at
+most ``FRESH_S`` old, so a rotation needs no restart. One that cannot be used lets nobody in, and is a
+condition from the start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import stat
 import time
@@ -24,8 +26,21 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from lora_fs.sidecar.concurrency import Threads
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.middleware.loopback import is_from_here
 from lora_fs.sidecar.server.middleware.origin import Sites
-from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES, BadTokenFile, Token, Verb, find, parse
+from lora_fs.sidecar.server.middleware.tokens import (
+    MAX_FILE_BYTES,
+    BadTokenFile,
+    Token,
+    Verb,
+    digest_of,
+    find,
+    parse,
+)
+from lora_fs.sidecar.settings import Insecure
+
+logger = logging.getLogger(__name__)
 
 HEADER: Final = "x-lora-fs-token"  # where Authorization carries the engine's own key
 FRESH_S: Final = 1.0
@@ -34,6 +49,15 @@ AT_ONCE: Final = 4
 LOOK_S: Final = 10.0  # between looks at the file that nobody asked for
 EVERY: Final = "*"
 NOBODY: Final = "-"
+NO_TOKENS: Final = (
+    "this replica has no token file, and answers no call that changes adapters: give it one "
+    "(--token-file or LORA_FS_TOKEN_FILE), or use the command line on the volume; a development machine "
+    "may start it with --insecure (LORA_FS_INSECURE=1)"
+)
+FROM_AFAR: Final = (
+    "this replica runs with --insecure: only callers on its own machine, with no proxy between, may change "
+    "adapters; give it a token file (--token-file or LORA_FS_TOKEN_FILE) to let others"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +87,9 @@ class Sight:
 
     namespaces: frozenset[str] | None = None
 
+    def __bool__(self) -> bool:
+        return self.namespaces is None or bool(self.namespaces)
+
     def __contains__(self, namespace: object) -> bool:
         return self.namespaces is None or namespace in self.namespaces
 
@@ -74,8 +101,13 @@ class Admin:
     """Tell who may do what.
 
     Args:
-        token_file: None: nobody needs a token to register. public: namespaces that are read without one.
+        token_file: None: nobody may register, or who ``insecure`` and ``keys`` let. public: namespaces that
+            are read without a token.
         hosts: see ``Sites``.
+        insecure: see ``Settings.insecure`` and ``is_from_here``.
+    Attributes:
+        keys: the SHA-256 of keys that, without a token file, let their holder register: those that the server
+            around this asks for itself.
     """
 
     def __init__(
@@ -84,8 +116,10 @@ class Admin:
         public: tuple[str, ...] = (EVERY,),
         clock: Callable[[], float] = time.monotonic,
         hosts: Iterable[str] = (),
+        insecure: Insecure = "off",
     ) -> None:
-        self._sites = Sites(hosts)
+        self._sites, self._insecure = Sites(hosts), insecure
+        self.keys: frozenset[bytes] = frozenset()
         self._token_file, self._clock = token_file, clock
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
@@ -99,6 +133,18 @@ class Admin:
         if self._problem is None:
             return ()
         return (f"AdminToken: {self._token_file}: {self._problem}; what needs a token is answered 503",)
+
+    def announce(self) -> None:
+        """Log once who may register where no token file says it."""
+        if self._token_file is not None or self.keys:
+            return
+        if self._insecure == "off":
+            told = event("admin.closed")
+            logger.info("no token file: calls over HTTP that change adapters are refused", extra=told)
+        else:
+            who = "all who reach the port" if self._insecure == "any" else "callers on this machine"
+            told = event("admin.insecure", insecure=self._insecure)
+            logger.warning("--insecure: %s change adapters without a token", who, extra=told)
 
     async def look(self) -> None:
         """Read the token file, so that what is wrong with it is known before the first call. Bounded."""
@@ -128,12 +174,14 @@ class Admin:
         Args:
             namespace: where it acts; None if it names none that is served, which is refused later.
         Raises:
-            HTTPException: 401 without a good token, 403 if it is not good for this or another site's page
-                asks, 503 if the token file cannot be read.
+            HTTPException: 401 without a good token, 403 if it is not good for this, if another site's page
+                asks, or if there is no token file and the caller needs one, 503 if the file cannot be read.
         """
-        if verb is not Verb.READ:
-            self._sites.check(request.headers, needs_token=self._token_file is not None)
         address = address_of(request.scope)
+        if verb is not Verb.READ:
+            if self._token_file is None:
+                self._check_without_tokens(request.headers, address)
+            self._sites.check(request.headers, needs_token=self._token_file is not None or bool(self.keys))
         if self._token_file is None:
             return Caller(None, address)
         given = given_token(request.headers)
@@ -148,6 +196,20 @@ class Admin:
                 f"the token {token.name} may not {verb.value}{where}", Caller(token.name, address)
             )
         return Caller(token.name, address)
+
+    def _check_without_tokens(self, headers: Headers, address: str) -> None:
+        if self.keys:
+            shown = bearer(headers.get("authorization", ""))
+            if shown is None or digest_of(shown) not in self.keys:
+                raise HTTPException(
+                    401,
+                    "this call needs the engine's key (--api-key)",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        elif self._insecure == "off":
+            raise HTTPException(403, NO_TOKENS)
+        elif self._insecure == "loopback" and not is_from_here(address, headers):
+            raise HTTPException(403, FROM_AFAR)
 
     async def sight(self, headers: Headers) -> Sight:
         """What a request may read.

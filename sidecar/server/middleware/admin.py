@@ -67,29 +67,47 @@ class AdminCalls:
 
     @asynccontextmanager
     async def admitted(
-        self, request: Request, verb: Verb, name: str
+        self,
+        request: Request,
+        verb: Verb,
+        name: str,
+        *,
+        namespace: str | None = None,
+        act: str | None = None,
+        dry_run: bool = False,
     ) -> AsyncIterator[tuple[Caller, dict[str, object]]]:
-        """Let the block act for a caller who may, and tell how it ended and what the block adds."""
-        replica = self._replica
-        namespace = namespace_of(name, replica.namespaces)
+        """Let the block act for a caller who may, and tell how it ended and what the block adds.
+
+        Args:
+            namespace: where it acts; None: as the name says.
+            act: what is done, for the audit; None: what ``verb`` says.
+            dry_run: nothing is done, and nothing told, unless it is refused.
+        """
+        replica, act = self._replica, act or verb.value
+        namespace = namespace or namespace_of(name, replica.namespaces)
         what: dict[str, object] = {"namespace": namespace, "model": replica.model, "name": name}
         caller: Caller | None = None
         address = address_of(request.scope)
+
+        async def tell(outcome: str, why: str = "") -> None:
+            if not dry_run:
+                await self._told.tell(act, caller, address, outcome, why, what)
+
         try:
             caller = await self._admin.admit(request, verb, namespace)
             yield caller, what
         except HTTPException as error:
             caller = error.caller if isinstance(error, NotPermitted) else caller
-            await self._told.tell(verb, caller, address, "denied", str(error.detail), what)
+            await self._told.tell(act, caller, address, "denied", str(error.detail), what)
             raise
         except LoraFsError as error:
-            await self._told.tell(verb, caller, address, "failed", str(error), what)
+            await tell("failed", str(error))
             raise
         except BaseException as error:  # the client left, or a fault of ours: it may have been done
             why = f"ended before it was known to be done: {type(error).__name__}"
-            await self._told.tell(verb, caller, address, "failed", why, what)
+            await tell("failed", why)
             raise
-        await self._told.tell(verb, caller, address, "done", "", what)
+        await tell("done")
 
 
 def _at_most(most: int, receive: Receive) -> Receive:

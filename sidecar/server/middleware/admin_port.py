@@ -16,6 +16,7 @@ OPERATIONS: Final = (
     "/v1/dashboard",
     "/v1/events",
     "/v1/lora_adapters",
+    "/v1/replicas",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/v1/loras",

@@ -25,6 +25,7 @@ from lora_fs.sidecar.errors import (
     TemporaryError,
     TooLarge,
     TooManyRegistrations,
+    name_of,
 )
 
 # The first match from the top wins. vLLM answers duplicates and bad input with 400.
@@ -43,6 +44,7 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (LoraFsError, 500, "InternalServerError"),
 )
 
+NAME: Final = "X-Lora-Fs-Error"  # the error's own name, for our command line: types are OpenAI's
 LOST_S = 10  # until somebody who lost the registry may have mounted it again
 
 KINDS = {
@@ -65,11 +67,11 @@ def error_response(
 def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
     """Turn an error into its response; temporary ones say when to come back."""
     status, kind = next((s, k) for t, s, k in TABLE if isinstance(error, t))
-    headers = None
+    headers = {NAME: name_of(error)}
     if isinstance(error, TemporaryError):
-        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, RegistryLost):
-        headers = {"Retry-After": str(LOST_S)}
+        headers["Retry-After"] = str(LOST_S)
     return error_response(str(error), status, kind, param, headers)
 
 

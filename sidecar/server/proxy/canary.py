@@ -1,13 +1,15 @@
-"""Which revision answers a request: who asks, and the name in the answer.
+"""Which revision answers a request: who asks, the name in the answer, and the status that is counted.
 
 A client asks for a plain name and is answered under it, whatever the engine calls what answered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.types import Message, Send
 
 from lora_fs.sidecar.model import Record
 
@@ -25,6 +27,17 @@ def user_of(headers: Headers, header: str | None, said: object) -> str | None:
     """Who asks, for a canary: what the header says that is set for it, else the body's ``user``."""
     given = headers.get(header) if header is not None else None
     return given or (said if isinstance(said, str) and said else None)
+
+
+def counted(send: Send, count: Callable[[int], None]) -> Send:
+    """Wrap ``send``: ``count`` gets the status of the answer that is sent."""
+
+    async def counting(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            count(message["status"])
+        await send(message)
+
+    return counting
 
 
 class Renamed:

@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 
 import aiohttp
 from starlette.datastructures import Headers
@@ -29,7 +31,7 @@ from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Inta
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
-from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, user_of
+from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import Parts, find_model, hides_its_model
 from lora_fs.sidecar.server.proxy.paths import leaves_its_route
@@ -145,6 +147,7 @@ class Proxy:
                 await self._forward(scope, held, send)
                 return
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
+            send = counted(send, partial(self._replica.answered, chosen))
             tracing.note(lora_fs__adapter=str(chosen.record.key))
             for again in (True, False):
                 # hold() resolves the name once more, and at a retry it may serve another revision.
@@ -270,6 +273,8 @@ class Proxy:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
             self._replica.engine_failed(None)
+            if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
+                self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
             return  # without an end, so that the client's connection is closed, too
         rest = b"" if names is None else names.end()
         await send({"type": "http.response.body", "body": rest, "more_body": False})

@@ -45,7 +45,7 @@ class Listing:
             seen = (each for each in catalog.in_order() if each.record.namespace in sight)
             meant = (each for each in seen if selection.covers(each.name, each.record))
             known = ((each, told.get(each.name)) for each in meant)
-            found = (pair for pair in known if phase in (None, pair[1].phase if pair[1] else Phase.EVICTED))
+            found = (pair for pair in known if phase in (None, pair[1].phase if pair[1] else Phase.UNLOADED))
             rows = (one(each, status or resting(each.record)) for each, status in found)
             return around(rows, body, "data")
 

@@ -18,12 +18,15 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
+from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Scope
+from lora_fs.sidecar.reconcile.catalog import public_name
+from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.server.bodies import (
     Health,
     LoadedLora,
@@ -38,7 +41,6 @@ from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 MAX_NAMES = 1000  # with series of their own, at four series each
-MAX_SERIES = 1000  # of requests by name and revision
 
 
 class Scrape(Collector):
@@ -96,8 +98,8 @@ class Scrape(Collector):
         yield GaugeMetricFamily("lora_fs_adapters_without_series", "Over the bound", value=left_out)
 
 
-class Requests(Collector):
-    """Requests by the revision that answered them, and which share a canary has. Read at each scrape."""
+class Revisions(Collector):
+    """Requests, errors and loads by revision, and which share a canary has. Read at each scrape."""
 
     def __init__(self, replica: ReplicaPort) -> None:
         self._replica = replica
@@ -106,14 +108,24 @@ class Requests(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["adapter_name", "revision"]
+        labels, usage = ["adapter_name", "revision"], self._replica.usage()
         requests = CounterMetricFamily("lora_fs_revision_requests", "By what answered", labels=labels)
-        for (name, revision), count in sorted(self._replica.requests().items())[:MAX_SERIES]:
-            requests.add_metric([name, revision], count)
+        errors = CounterMetricFamily(
+            "lora_fs_revision_errors", "Answers of 400 and more", labels=[*labels, "status"]
+        )
+        loads = SummaryMetricFamily("lora_fs_revision_load_seconds", "Loads by the engine", labels=labels)
+        for key, counts in usage.revisions.items():
+            of = [public_name(key.scope, key.name, self._replica.namespaces), key.revision]
+            requests.add_metric(of, counts.requests)
+            errors.add_metric([*of, "4xx"], counts.errors_4xx)
+            errors.add_metric([*of, "5xx"], counts.errors_5xx)
+            loads.add_metric(of, count_value=counts.loads, sum_value=counts.load_seconds)
+        yield from (requests, errors, loads)
+        yield GaugeMetricFamily("lora_fs_revisions_without_series", "Over the bound", value=usage.left_out)
         share = GaugeMetricFamily("lora_fs_canary_percent", "Of the requests for the name", labels=labels)
         for name, trial in sorted(self._replica.catalog().trials.items()):
             share.add_metric([name, trial.served.record.revision], trial.percent)
-        yield from (requests, share)
+        yield share
 
 
 class Refusals(Collector):
@@ -156,7 +168,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     routes = discovery(replica, admin)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
-    registry.register(Requests(replica))
+    registry.register(Revisions(replica))
     registry.register(Refusals(trail or Trail(None)))
     ProcessCollector(registry=registry)
 
@@ -190,7 +202,9 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     async def metadata(request: Request) -> Metadata:
         sight = await admin.sight(request.headers)
         residency, capacity = replica.residency(), replica.capacity()
-        catalog = replica.catalog().served
+        catalog, listings = replica.catalog().served, replica.catalog().source.listings
+        scopes = (Scope(namespace, replica.model) for namespace in replica.namespaces if namespace in sight)
+        known = ((scope, listings.get(scope, ScopeListing())) for scope in scopes)
         loaded = {
             name: LoadedLora(
                 base_model=catalog[name].record.spec.base_model,
@@ -210,6 +224,7 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         return Metadata(
             model=ServedModel(name=replica.model),
             replica=replica.replica_id,
+            namespaces=[scope.namespace for scope, listed in known if listed.revisions or listed.pointers],
             ready=replica.readiness().ready,
             lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
         )

@@ -16,13 +16,16 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.model import PolicyKind
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 from lora_fs.sidecar.server.bodies import ErrorBody, Uploaded
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, full_name
+from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 from lora_fs.sidecar.sources.offer import ARCHIVE
 from lora_fs.sidecar.sources.tarball import TAKEN
 
@@ -58,16 +61,71 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     ) -> Response:
         name = full_name(name, replica.namespaces)
         async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
-            length = request.headers.get("content-length", "")
-            size = int(length) if length.isdecimal() else None
-            sent = Upload(name, _files(request), revision, activate, size)
+            sent = Upload(name, _files(request), revision, activate, _length(request))
             done = await replica.upload(sent, writer=caller.writer)
             what |= {"source": "upload", "revision": done.record.revision, "digest": done.record.spec.digest}
         warnings = [finding.render() for finding in done.report.warnings]
         body = Uploaded(name=name, record=done.record, changed=done.changed, warnings=warnings)
         return JSONResponse(body.model_dump(mode="json"), 201 if done.changed else 200)
 
+    @routes.post(
+        f"{NAME}/upload",
+        summary="Upload an adapter, with all that `lora-fs register` may say of it",
+        responses=_ANSWERS | {200: {"model": Outcome}, 404: {"model": ErrorBody}},
+        response_class=JSONResponse,
+        openapi_extra=_OPENAPI,
+    )
+    async def upload_as(
+        namespace: Namespace,
+        model: Model,
+        name: Name,
+        request: Request,
+        label: Annotated[list[str], Query(default_factory=list, description="`key=value`, repeatable")],
+        allow: Annotated[list[str], Query(default_factory=list, description="Codes of findings to allow")],
+        revision: Annotated[str | None, Query(description="Null: the next vN")] = None,
+        base_model: Annotated[str | None, Query(description="What it was made for")] = None,
+        policy: Annotated[PolicyKind | None, Query(description="Null: as what the name serves")] = None,
+        ttl_s: Annotated[int | None, Query(ge=1, description="Idle seconds of a lazy one")] = None,
+        priority: Annotated[int | None, Query(description="Greater is loaded first")] = None,
+        activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
+        dry_run: Annotated[bool, Query(description="Check, and answer what would change")] = False,
+    ) -> Response:
+        how = calls.admitted(
+            request, Verb.REGISTER, name, namespace=namespace, act="register", dry_run=dry_run
+        )
+        async with how as (caller, what):
+            said = RegisterAs(
+                revision=revision,
+                base_model=base_model,
+                policy=policy,
+                ttl_s=ttl_s,
+                priority=priority,
+                labels=_labels(label),
+                activate=activate,
+                allow=tuple(allow),
+                dry_run=dry_run,
+            )
+            scope, files = scope_of(replica, namespace, model), _files(request)
+            done = await replica.administration.upload(
+                scope, name, files, _length(request), said, writer=caller.writer
+            )
+            what |= {"source": "upload", "revision": done.record.revision, "digest": done.record.spec.digest}
+        return JSONResponse(done.model_dump(mode="json"))
+
     return routes
+
+
+def _length(request: Request) -> int | None:
+    """The body's bytes, as announced."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None
+
+
+def _labels(said: list[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in said]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise InputError("write a label as key=value")
+    return {key: text for key, _, text in pairs}
 
 
 async def _files(request: Request) -> AsyncIterator[tuple[str, bytes]]:

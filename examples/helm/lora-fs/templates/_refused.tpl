@@ -23,7 +23,4 @@
 {{- if ge (include "lora-fs.stageBytes" . | int64) (include "lora-fs.bytes" $v.stage.sizeLimit | int64) -}}
 {{- fail (printf "stage.maxBytes (%v) is not below stage.sizeLimit (%s): the pod would be evicted; leave stage.maxBytes empty" $v.stage.maxBytes $v.stage.sizeLimit) -}}
 {{- end -}}
-{{- if and (or $v.ingress.enabled $v.httpRoute.enabled) (not $v.auth.enabled) -}}
-{{- fail "ingress and httpRoute need auth.enabled: without a token whoever reaches them may replace adapters" -}}
-{{- end -}}
 {{- end -}}

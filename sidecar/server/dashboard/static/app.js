@@ -105,7 +105,7 @@ function draw() {
   requestAnimationFrame(() => {
     due = false;
     const rows = fleet.view(asked);
-    table.show(rows, fleet.columns, fleet.standings, asked.replica);
+    table.show(rows, fleet, asked.replica);
     drawBanners(fleet);
     drawTiles(fleet);
     drawChips(fleet, asked.kind, (kind) => change({ kind }));
@@ -240,6 +240,7 @@ setInterval(() => {
 
 theme();
 const kept = new URLSearchParams(location.hash.slice(1));
+if (kept.get("kind") === "evicted") kept.set("kind", "unloaded"); // what it was called before
 const [, minus, by] = /^(-?)(\w*)$/.exec(kept.get("sort") ?? "") ?? [];
 byId("search").value = kept.get("text") ?? "";
 change({

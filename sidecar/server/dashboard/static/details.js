@@ -1,6 +1,6 @@
 // One adapter in full: its record, its canary, every replica, its revisions over time, commands to copy.
 
-import { ago, byId, bytes, clock, count, el, say } from "./dom.js";
+import { ago, atLeast, byId, bytes, clock, count, el, percent, say, seconds } from "./dom.js";
 import { ask } from "./feed.js";
 import { counts, standing } from "./state.js";
 
@@ -27,7 +27,7 @@ export async function drawDetails(name, fleet, signal) {
   const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
   const lines = fleet.columns.map((id) => {
     const one = told.replicas[id];
-    const phase = one?.phase ?? "Evicted";
+    const phase = one?.phase ?? "Unloaded";
     const stands = standing(fleet.replicas.get(id));
     const now = counts(phase === "Failed" ? "F" : "", stands) ? phase : one ? `${phase}, not known now` : "Not known";
     const absent = { stale: "no report in the last minute", down: "its engine is not ready", ready: "loads at the first request" };
@@ -37,7 +37,7 @@ export async function drawDetails(name, fleet, signal) {
   });
   const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
   const everywhere = el("table", {}, head, el("tbody", {}, ...lines));
-  const parts = [list, ...laneOf(told.revisions), el("h3", {}, "Replicas"), everywhere, ...historyOf(told.revisions), ...commandsFor(record, told.revisions)];
+  const parts = [list, ...laneOf(told), el("h3", {}, "Replicas"), everywhere, ...historyOf(told), ...commandsFor(record, told.revisions)];
   byId("details-body").replaceChildren(...parts);
 }
 
@@ -46,23 +46,34 @@ function progressOf(text) {
   return found ? el("progress", { max: 100, value: found[1], "aria-label": "downloaded" }) : null;
 }
 
-const asked = (one) => (one.requests === null ? "requests not counted here" : `${count(one.requests)} requests here`);
+/** A revision's requests in the fleet, since its replicas' start. */
+function requestsOf(one, whole) {
+  return one.requests === null ? "requests not counted" : `${atLeast(one.requests, whole)} ${one.requests === 1 ? "request" : "requests"}`;
+}
 
-/** What serves and what is tried beside it: the share of each, and who asked this replica for it. */
-function laneOf(revisions) {
+function errorsOf(one) {
+  const all = one.errors_4xx + one.errors_5xx;
+  if (!all) return one.requests === null ? "" : "no errors";
+  const kinds = [one.errors_4xx && `${count(one.errors_4xx)} of 4xx`, one.errors_5xx && `${count(one.errors_5xx)} of 5xx`];
+  return `${count(all)} ${all === 1 ? "error" : "errors"} (${percent(all, one.requests)}): ${kinds.filter(Boolean).join(", ")}`;
+}
+
+/** What serves and what is tried beside it: the share of each, its requests and errors in the fleet. */
+function laneOf({ revisions, usage_whole: whole }) {
   const serves = revisions.find((one) => one.role === "serves");
   const canary = revisions.find((one) => one.role === "canary");
   if (!serves || !canary) return [];
   const side = (one, kind) =>
-    el("div", { class: kind }, el("strong", {}, `${one.revision} · ${one.share} %`), el("span", {}, asked(one)));
+    el("div", { class: kind }, el("strong", {}, `${one.revision} · ${one.share} %`), el("span", {}, requestsOf(one, whole)), el("em", { class: one.errors_4xx + one.errors_5xx ? "errors" : "" }, errorsOf(one)));
   const bar = el("progress", { max: 100, value: canary.share, "aria-label": `share of ${canary.revision}` });
   const title = el("h3", {}, `Canary: ${serves.revision} → ${canary.revision}`);
   return [title, el("div", { class: "lane" }, side(serves, "serves"), bar, side(canary, "canary"))];
 }
 
-function historyOf(revisions) {
+function historyOf({ revisions, usage_whole: whole }) {
   const lines = revisions.map((one) => {
-    const told = [`${clock(Date.parse(one.registered_at) / 1000)} by ${one.writer}`, asked(one)];
+    const load = one.load_s === null ? "" : `load ${seconds(one.load_s)}`;
+    const told = [`${clock(Date.parse(one.registered_at) / 1000)} by ${one.writer}`, requestsOf(one, whole), errorsOf(one), load].filter(Boolean);
     return el("li", { class: one.role }, el("strong", {}, one.revision), ` ${one.role} `, el("span", {}, told.join(" · ")));
   });
   return [el("h3", {}, "Revisions"), el("ol", { class: "revisions", role: "list" }, ...lines)];

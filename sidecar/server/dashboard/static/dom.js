@@ -29,6 +29,9 @@ export function say(element, text) {
 const whole = new Intl.NumberFormat("en");
 export const count = (value) => whole.format(value);
 
+/** A count; with ≥ where it is not known to be whole. */
+export const atLeast = (value, isWhole) => `${isWhole ? "" : "≥ "}${count(value)}`;
+
 export function bytes(value) {
   if (!value) return "";
   const units = ["B", "KB", "MB", "GB", "TB"];

@@ -10,7 +10,7 @@ export const PHASES = {
   P: "Pending",
   G: "Draining",
   R: "Ready",
-  ".": "Evicted",
+  ".": "Unloaded",
   " ": "not served here",
 };
 const UNDER_WAY = "LVDP";
@@ -20,7 +20,7 @@ export const KINDS = {
   underway: { title: "Under way", has: (row) => row.underway > 0 },
   ready: { title: "Ready", has: (row) => row.ready > 0 },
   draining: { title: "Draining", has: (row) => row.draining > 0 },
-  evicted: { title: "Evicted", has: (row) => row.failed + row.underway + row.ready + row.draining + row.unknown === 0 },
+  unloaded: { title: "Unloaded", has: (row) => row.failed + row.underway + row.ready + row.draining + row.unknown === 0 },
   unknown: { title: "Unknown", has: (row) => row.unknown > 0 },
 };
 
@@ -31,6 +31,8 @@ export const SORTS = {
   size: (a, b) => b.size - a.size,
   state: (a, b) =>
     b.failed - a.failed || b.unknown - a.unknown || b.underway - a.underway || b.draining - a.draining || b.ready - a.ready,
+  requests: (a, b) => (b.requests ?? -1) - (a.requests ?? -1),
+  load: (a, b) => (b.load ?? -1) - (a.load ?? -1),
   why: (a, b) => (b.why !== "") - (a.why !== "") || a.why.localeCompare(b.why),
 };
 
@@ -60,9 +62,10 @@ function tally(cells, standings) {
   return { failed, underway, ready, draining, unknown, served };
 }
 
-function rowOf([name, revision, policy, size, rank, labels, cells, why], standings) {
+/** A row's last three values: requests, those answered with an error, mean seconds of a load; null: none counted. */
+function rowOf([name, revision, policy, size, rank, labels, cells, why, requests, errors, load], standings) {
   const text = `${name} ${revision} ${policy} ${labels} ${why}`.toLowerCase();
-  return { name, revision, policy, size, rank, labels, cells, why, text, ...tally(cells, standings) };
+  return { name, revision, policy, size, rank, labels, cells, why, requests, errors, load, text, ...tally(cells, standings) };
 }
 
 export class Fleet {
@@ -74,6 +77,7 @@ export class Fleet {
   model = "";
   limited = false;
   known = false;
+  whole = true; // no replica has more counts than its report takes
   problem = null;
   kinds = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, 0]));
   columnCounts = [];
@@ -97,6 +101,7 @@ export class Fleet {
     const heard = performance.now();
     for (const [id, replica] of Object.entries(told.replicas)) this.replicas.set(id, { ...replica, id, heard });
     for (const id of this.replicas.keys()) if (!this.columns.includes(id)) this.replicas.delete(id);
+    this.whole = [...this.replicas.values()].every((replica) => replica.usage_whole);
     this.#stand();
     const touched = [];
     for (const name of told.gone) {
@@ -141,7 +146,7 @@ export class Fleet {
     }
   }
 
-  /** The rows that match, in order. Every word has to be found; `replica`: not evicted there. */
+  /** The rows that match, in order. Every word has to be found; `replica`: not unloaded there. */
   view({ words, kind, replica, sort, reversed }) {
     const has = kind ? KINDS[kind].has : null;
     const at = replica ? this.columns.indexOf(replica) : -1;

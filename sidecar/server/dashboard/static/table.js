@@ -1,7 +1,7 @@
 // The table of adapters: as many rows as fit are elements, whatever the number there is.
 // Keyboard and screen readers see one grid: the active row is told by aria-activedescendant.
 
-import { byId, bytes, el, say } from "./dom.js";
+import { atLeast, byId, bytes, count, el, say, seconds } from "./dom.js";
 import { PHASES, counts } from "./state.js";
 
 const ROW = 28;
@@ -13,6 +13,8 @@ const COLUMNS = [
   ["size", "Size"],
   [null, "Replicas"],
   ["state", "State"],
+  ["requests", "Requests", "Of the fleet, since its replicas' start"],
+  ["load", "Load", "A load by the engine takes this long: mean of the fleet, since its replicas' start"],
   ["why", "Reason"],
 ];
 
@@ -23,6 +25,7 @@ export class Table {
   #standings = [];
   #active = 0;
   #marked = -1;
+  #whole = true;
   #grid = byId("grid");
   #scroll = byId("scroll");
   #space = el("div", { class: "space", role: "presentation" });
@@ -46,10 +49,10 @@ export class Table {
     });
     this.#space.addEventListener("mousemove", (event) => this.#hover(event));
     this.#space.addEventListener("mouseleave", (event) => this.#on.hover(null, null, event));
-    for (const [key, title] of COLUMNS) {
+    for (const [key, title, about] of COLUMNS) {
       const head = el("div", { role: "columnheader", class: `c-${title.toLowerCase()}` });
       if (key) {
-        const button = el("button", { type: "button", tabindex: "-1" }, title);
+        const button = el("button", { type: "button", tabindex: "-1", title: about }, title);
         button.addEventListener("click", () => this.#on.sort(key));
         head.append(button);
       } else head.append(title);
@@ -65,9 +68,10 @@ export class Table {
     }
   }
 
-  /** Show these rows, with a letter for each of `columns`. `marked`: the replica that stands out. */
-  show(rows, columns, standings, marked) {
+  /** Show the fleet's rows. `marked`: the replica that stands out. */
+  show(rows, { columns, standings, whole }, marked) {
     this.#standings = standings;
+    this.#whole = whole;
     const before = this.#rows[this.#active]?.name;
     this.#rows = rows;
     this.#marked = marked === null ? -1 : columns.indexOf(marked);
@@ -118,7 +122,7 @@ export class Table {
     cells[4].append(strip);
     const root = el("div", { class: "row", role: "row", id: `row-${this.#pool.length}` }, ...cells);
     this.#space.append(root);
-    return { root, cells, strip, at: -1, drawn: null, marked: -1 };
+    return { root, cells, strip, at: -1, drawn: null, marked: -1, whole: true };
   }
 
   #fill(one, at) {
@@ -129,13 +133,17 @@ export class Table {
       one.root.setAttribute("aria-rowindex", at + 2);
     }
     one.root.setAttribute("aria-selected", at === this.#active ? "true" : "false");
-    if (one.drawn === row && one.marked === this.#marked && one.strip.childElementCount === row.cells.length) return;
-    const [name, revision, policy, size, , state, why] = one.cells;
+    if (one.drawn === row && one.whole === this.#whole && one.marked === this.#marked && one.strip.childElementCount === row.cells.length) return;
+    const [name, revision, policy, size, , state, requests, load, why] = one.cells;
     say(name, row.name);
     name.title = row.labels ? `${row.name}\n${row.labels}` : row.name;
     say(revision, row.revision);
     say(policy, row.policy || "default");
     say(size, bytes(row.size));
+    say(requests, row.requests === null ? "–" : atLeast(row.requests, this.#whole));
+    requests.title = row.errors ? `${count(row.errors)} of them answered with an error` : "";
+    requests.classList.toggle("errors", row.errors > 0);
+    say(load, seconds(row.load));
     say(why, row.why);
     why.title = row.why;
     const told = stateOf(row);
@@ -147,6 +155,7 @@ export class Table {
     one.strip.setAttribute("aria-label", `on ${row.served} replicas: ${told.text}`);
     one.root.classList.toggle("bad", row.failed > 0);
     one.drawn = row;
+    one.whole = this.#whole;
     one.marked = this.#marked;
   }
 
@@ -210,6 +219,6 @@ function stateOf(row) {
   add(row.underway, "under way", "underway");
   add(row.draining, "draining", "draining");
   add(row.ready, "ready", "ready");
-  if (!parts.length) parts.push(el("span", { class: "s-evicted" }, "evicted"));
+  if (!parts.length) parts.push(el("span", { class: "s-unloaded" }, "unloaded"));
   return { parts, text: parts.map((part) => part.textContent).join(", ") };
 }

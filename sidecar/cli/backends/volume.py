@@ -1,0 +1,79 @@
+"""A registry whose volume is mounted on this machine.
+
+What only a write needs is imported by a write: ``list`` begins sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lora_fs.sidecar.cli.backends.port import Named
+from lora_fs.sidecar.registry.view.view import Desired, RegistryView
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.cli.context import Context
+    from lora_fs.sidecar.model import Scope
+    from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
+    from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
+    from lora_fs.sidecar.registry.store.writer import Registry
+    from lora_fs.sidecar.registry.view.reports import Happened, Reports
+
+
+class OnVolume:
+    """Implements ``Backend``."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._views: dict[tuple[Scope, ...], RegistryView] = {}
+
+    @property
+    def place(self) -> str:
+        return str(self._context.root())
+
+    @cached_property
+    def _registry(self) -> Registry:
+        return self._context.registry()
+
+    def scope(self) -> Scope:
+        return self._context.scope_of_settings()
+
+    def scopes(self) -> tuple[Scope, ...]:
+        return tuple(self._registry.scopes())
+
+    def desired(self, scopes: Sequence[Scope]) -> Desired:
+        view = self._views.get(tuple(scopes))
+        if view is None:
+            view = self._views[tuple(scopes)] = RegistryView(self._registry, tuple(scopes))
+        view.refresh()
+        return view.desired
+
+    def named(self, scope: Scope, name: str) -> Named:
+        from lora_fs.sidecar.registry.lifecycle import release
+
+        pointer = release.active(self._registry, scope, name)
+        return Named(pointer, tuple(release.present_revisions(self._registry, scope, name).values()))
+
+    def reports(self) -> Reports:
+        from lora_fs.sidecar.registry.format.layout import Layout
+        from lora_fs.sidecar.registry.view.reports import read_reports
+
+        return read_reports(Layout(self._context.root()))
+
+    def happened(self) -> Happened:
+        from lora_fs.sidecar.registry.view.reports import read_events
+
+        return read_events(self._registry.layout)
+
+    def do(self, scope: Scope, name: str, act: Act) -> Done:
+        from lora_fs.sidecar.cli.backends import writing
+
+        return writing.do(self._context, scope, name, act)
+
+    def register(
+        self, scope: Scope, name: str, source: str, said: RegisterAs, *, link: bool, plugin: str | None
+    ) -> Outcome:
+        from lora_fs.sidecar.cli.backends import writing
+
+        return writing.register(self._context, scope, name, source, said, link=link, plugin=plugin)

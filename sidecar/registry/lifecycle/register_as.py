@@ -1,0 +1,103 @@
+"""How an adapter is to be registered, as a value, and what came of it: at a volume and over HTTP the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_fs.sidecar.model import Finding, Pointer, Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
+from lora_fs.sidecar.registry.lifecycle.revisions import revisions_of
+from lora_fs.sidecar.registry.store.writer import Registry
+
+Bring = Callable[[Registration], Registered]
+
+
+class RegisterAs(BaseModel):
+    """What is said of an adapter that is registered."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    revision: str | None = Field(None, description="Null: the next vN")
+    base_model: str | None = Field(None, description="What it was made for, when its config does not say")
+    policy: PolicyKind | None = Field(None, description="Null: as what the name serves")
+    ttl_s: int | None = Field(None, ge=1, description="Idle seconds before a lazy one is evicted")
+    priority: int | None = Field(None, description="Eager and pinned: greater is loaded first")
+    labels: dict[str, str] = Field({}, description="Kept in the record")
+    activate: bool = Field(True, description="Let the plain name serve it")
+    allow: tuple[str, ...] = Field((), description="Codes of findings to take as warnings")
+    dry_run: bool = Field(False, description="Check, and answer what would change; change nothing")
+
+    def registration(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Registration:
+        """Make the registration; its source is to be filled in.
+
+        Args:
+            default: the policy where a record without one begins.
+        """
+        policy = self._policy(registry, scope, name, default)
+        return Registration(
+            name, Path(), "", self.revision, self.base_model, policy, self.labels, activate=self.activate
+        )
+
+    def _policy(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Policy | None:
+        """What is said of it; without a policy's name the rest changes the policy of what NAME serves."""
+        said: dict[str, Any] = {"kind": self.policy, "ttl_s": self.ttl_s, "priority": self.priority}
+        said = {field: value for field, value in said.items() if value is not None}
+        if not said:
+            return None
+        begins = default
+        if self.policy is None:
+            begins = revisions_of(registry, scope, name).policy or begins
+        return Policy.model_validate({**begins.model_dump(), **said})
+
+
+class Outcome(BaseModel):
+    """What came of a registration."""
+
+    model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
+
+    dry_run: bool = Field(description="Nothing was written")
+    record: Record = Field(description="The one in force")
+    changed: bool = Field(description="False if these bytes were registered already")
+    amended: bool = Field(description="They were, and their policy or labels are new")
+    restored: bool = Field(description="They were, and files that the volume lost are there again")
+    before: Pointer | None = Field(description="What the plain name served; null: it never served anything")
+    pointer: Pointer | None = Field(description="What it serves now")
+    warnings: tuple[Finding, ...] = Field(description="What validation found and did not refuse")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What was registered, and what the name served before it and serves after it."""
+
+    registered: Registered
+    before: Pointer | None
+    after: Pointer | None
+
+    def told(self, *, dry_run: bool) -> Outcome:
+        """For who asked."""
+        done = self.registered
+        return Outcome(
+            dry_run=dry_run,
+            record=done.record,
+            changed=done.changed,
+            amended=done.amended,
+            restored=done.restored,
+            before=self.before,
+            pointer=self.after,
+            warnings=done.report.warnings,
+        )
+
+
+def register(
+    registry: Registry, scope: Scope, name: str, said: RegisterAs, bring: Bring, *, default: Policy
+) -> Effect:
+    """Register by ``bring``, which fills in where the bytes are and calls ``ingest.register``. Blocking."""
+    before = release.active(registry, scope, name)
+    done = bring(said.registration(registry, scope, name, default))
+    return Effect(done, before, before if said.dry_run else release.active(registry, scope, name))

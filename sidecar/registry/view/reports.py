@@ -1,0 +1,92 @@
+"""What replicas write of themselves: their status and their events, read from the volume. Blocking.
+
+A report is a hint. One that cannot be read is neither fine nor absent: it is named, with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.model import EventList, ReplicaStatus, Scope
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.sealed import decode
+from lora_fs.sidecar.registry.volume import atomic
+
+LIVE_S = 60  # a replica that wrote no status for so long is stale
+
+Written = TypeVar("Written", ReplicaStatus, EventList)
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What replicas wrote, and the files that cannot be read.
+
+    Attributes:
+        unreadable: why, by replica. young: those of them that were written less than LIVE_S ago.
+    """
+
+    replicas: tuple[ReplicaStatus, ...]
+    unreadable: Mapping[str, str]
+    young: tuple[str, ...] = ()
+
+    def of(self, scope: Scope) -> list[ReplicaStatus]:
+        """The replicas that serve a scope."""
+        return [r for r in self.replicas if r.model == scope.model and scope.namespace in r.namespaces]
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What every replica tells of lately, and whose file cannot be read, and why."""
+
+    lists: tuple[EventList, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_reports(layout: Layout) -> Reports:
+    """Read every status file.
+
+    Raises:
+        VolumeUnavailable: they cannot be listed, or the registry is gone.
+    """
+    names = atomic.list_names(layout.replicas)
+    if names is None and layout.marker.name not in (atomic.list_names(layout.root) or ()):
+        raise VolumeUnavailable(f"{layout.root} is no registry any more: is the volume still mounted?")
+    found, unreadable = _decoded(ReplicaStatus, layout.replicas, names)
+    return Reports(found, unreadable, tuple(one for one in unreadable if _is_young(layout.replica(one))))
+
+
+def read_events(layout: Layout) -> Happened:
+    """Read every file of events.
+
+    Raises:
+        VolumeUnavailable: they cannot be listed.
+    """
+    return Happened(*_decoded(EventList, layout.events, atomic.list_names(layout.events)))
+
+
+def _decoded(
+    kind: type[Written], folder: Path, names: list[str] | None
+) -> tuple[tuple[Written, ...], dict[str, str]]:
+    found, unreadable = [], {}
+    for name in sorted(names or ()):
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        try:
+            data = atomic.read_bytes(folder / name)
+            if data is not None:
+                found.append(decode(kind, data))
+        except (CorruptRecord, TemporaryError) as error:
+            unreadable[name.removesuffix(".json")] = str(error)
+    return tuple(found), unreadable
+
+
+def _is_young(file: Path) -> bool:
+    try:
+        return time.time() - file.lstat().st_mtime < LIVE_S
+    except OSError:
+        return False
