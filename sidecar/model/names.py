@@ -48,7 +48,7 @@ def model_slug(model: str) -> str:
 
 
 def engine_name(public: str, digest: str) -> str:
-    """Name bytes in an engine: ``sql@1f0c22ab34ef``, ``sql@v2@1f0c22ab34ef``. No other bytes get this name."""
+    """Name bytes in an engine: ``sql@1f0c22ab34ef``, ``sql@v2@1f0c22ab34ef``. Other bytes get another."""
     return f"{public}@{_hex(digest)[:_SHORT]}"
 
 

@@ -54,7 +54,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The engine's names to unload with the reason, and those that wait for their requests; public names to load.
+    """Engine's names to unload with the reason, those that wait for their requests; public names to load.
 
     ``spare``: those for which nobody makes room in an engine that has a bound of its own either.
     """

@@ -261,9 +261,9 @@ class Reconciler:
         """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
         residents, changing = self._residents, self._residents.changing()
         loaded, version = await self._engine.loaded(), await self._engine.version()
-        if version != self.version:
-            self.version = version
+        if version != self.version and self._engine_view is not None:
             residents.failures = {}  # they tell of what the engine was before
+        self.version = version
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
         activity: Activity | None = Activity()

@@ -149,7 +149,7 @@ class Replica:
 
     @property
     def engine_version(self) -> str | None:
-        """What the engine said at the last look that its version is; None: nothing, or it was not asked yet."""
+        """What the engine last said that its version is; None: nothing, or it was not asked yet."""
         return self._loop.version
 
     def counters(self) -> Mapping[str, float]:

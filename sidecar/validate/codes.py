@@ -80,7 +80,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "modules-to-save": _engines("whole trained modules that vLLM does not load"),
         "classification-head": _told("a classification head that only a pooling engine serves"),
         "added-tokens": _overridable("trained or added token embeddings, which vLLM ignores"),
-        "engine-too-old": _refused("this replica's vLLM is too old to serve it right, or of an unknown version"),
+        "engine-too-old": _refused(
+            "this replica's vLLM is too old to serve it right, or of an unknown version"
+        ),
         "rank-too-high": _engines("a rank above the engine's --max-lora-rank"),
         # the safetensors header
         "header": _refused("the safetensors header is damaged or is not one"),

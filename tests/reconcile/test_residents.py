@@ -98,7 +98,7 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
     async with rig.replica.hold("sql", 5) as name:
         loading.set()
         await asyncio.gather(other, unloading)
-        assert name in rig.engine.public()
+        assert name in rig.engine.adapters
 
 
 async def test_the_request_that_ends_first_leaves_the_other_its_adapter(make_rig: MakeRig) -> None:
@@ -112,10 +112,10 @@ async def test_the_request_that_ends_first_leaves_the_other_its_adapter(make_rig
             assert residents.in_flight(name) == 2
         assert residents.in_flight(name) == 1
         await residents.unload(name, "idle")
-        assert name in rig.engine.public()
+        assert name in rig.engine.adapters
     assert residents.in_flight(name) == 0
     await residents.unload(name, "idle")
-    assert name not in rig.engine.public()
+    assert name not in rig.engine.adapters
 
 
 async def test_an_unload_that_is_cancelled_may_not_have_been_done(make_rig: MakeRig) -> None:

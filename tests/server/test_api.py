@@ -23,13 +23,13 @@ from yarl import URL
 from lora_fs.sidecar.engine.protocol import Activity
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
-from lora_fs.sidecar.model import Phase, side_name
+from lora_fs.sidecar.model import Phase, engine_name
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
-SIDE_NAME = side_name("a1", "v2", RECORD.spec.digest)
+ENGINE_NAME = engine_name("a1@v2", RECORD.spec.digest)
 
 
 @pytest.fixture
@@ -326,17 +326,17 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 
     No answer says where the copy lies, nor under which name the engine was to load it.
     """
-    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", SIDE_NAME))
+    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", ENGINE_NAME))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=5).load(SIDE_NAME, str(tmp_path), RECORD)
+            await VllmHttp(session, url, timeout_s=5).load(ENGINE_NAME, str(tmp_path), RECORD)
 
     with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
         asyncio.run(load(url))
     assert str(tmp_path) not in str(told.value)
-    assert SIDE_NAME not in str(told.value)
+    assert ENGINE_NAME not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,6 @@ def _is_copy(plain: str, root: str) -> bool:
 
 
 def copy_of(name: str, root: str) -> str | None:
-    """The digest of a sidecar's copy, if the engine calls it as sidecars do: no client knows it by this name."""
+    """The digest of a sidecar's copy, if the engine calls it as sidecars do, and no client does."""
     plain, digest = public_of(name).partition("@")[0], digest_at(root)
     return f"sha256:{digest}" if _is_copy(plain, root) and tells_bytes(name, digest) else None

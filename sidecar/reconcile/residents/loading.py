@@ -197,7 +197,7 @@ class Residents(EngineState):
         return name
 
     async def _check_engine(self, record: Record) -> None:
-        """Refuse what the engine would serve wrong, by the version that it says now: it may have been replaced."""
+        """Refuse what the engine would serve wrong, by the version that it says now."""
         fields = needs_newer(await self._stager.config(record))
         findings = too_old(fields, await self._engine.version()) if fields else ()
         if findings:
@@ -219,7 +219,7 @@ class Residents(EngineState):
         )
         try:
             async with self._places:
-                while self.limit is not None and len(self._names()) + self._taken >= self.limit:
+                while self._is_full() and self.name_of(served) is None:
                     waited = True
                     if not await self.find_place(served.record, since):
                         raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
@@ -228,13 +228,16 @@ class Residents(EngineState):
             del self._no_place[load]
         return waited
 
+    def _is_full(self) -> bool:
+        return self.limit is not None and len(self._names()) + self._taken >= self.limit
+
     async def _place(self, served: Served, path: str, spare: bool) -> str:
-        """Load ``path`` under the name of its bytes: others that the public name had stay until nobody uses them."""
+        """Load ``path`` under the name of its bytes, beside others that the public name had."""
         record = served.record
-        name = engine_name(served.name, record.spec.digest)
+        name = self.name_of(served) or engine_name(served.name, record.spec.digest)
         async with self.locks.change(name):
             self.phases[served.name] = Phase.LOADING
-            if self.paths.get(name) != path:
+            if self.name_of(served) != name:
                 try:
                     await self._load_as(name, path, record, spare)
                 except NameTaken as error:
