@@ -3,6 +3,7 @@
 Three real vLLMs of one model: behind a sidecar, which verifies the adapter and stages it; with
 vLLM's filesystem resolver, which reads it from the folder; and with a call to the runtime load
 API before the request. Each adapter's answers are compared. In turns, each adapter once a way.
+``--keeps``: how many adapters each engine keeps in memory; 0: all, and nothing is ever evicted.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def complete(http: httpx.Client, url: str, name: str) -> str:
 
 def main() -> None:
     """Make the adapters and the three engines, then ask for every adapter once a way."""
-    options = arguments(__doc__ or "", adapters=60)
-    heading(f"The first request of {options.adapters} adapters")
+    options = arguments(__doc__ or "", adapters=60, keeps=0)
+    keeps = options.keeps or options.adapters
+    heading(f"The first request of {options.adapters} adapters, of which an engine keeps {keeps}")
+    more = ["--max-cpu-loras", str(keeps)]
     with tempfile.TemporaryDirectory() as folder, EngineFarm(Path(folder)) as farm:
         work = Path(folder)
         model = ensure_model(work / "tiny")
@@ -48,13 +51,14 @@ def main() -> None:
         volume.run("init")
         for name, path in adapters.items():
             volume.run("register", name, str(path))
-        replica = SidecarReplica("a", farm, model, volume, work)
+        bound = {"max_loaded": str(keeps)}
+        replica = SidecarReplica("a", farm, model, volume, work, engine_args=more, settings=bound)
         resolving = {
             "VLLM_PLUGINS": "lora_filesystem_resolver",
             "VLLM_LORA_RESOLVER_CACHE_DIR": str(work / "adapters"),
         }
-        resolver = farm.start("resolver", model, env=resolving)
-        runtime = farm.start("runtime", model)
+        resolver = farm.start("resolver", model, args=more, env=resolving)
+        runtime = farm.start("runtime", model, args=more)
         for process in (resolver, runtime):
             process.wait_ready()
         replica.wait_ready()

@@ -87,8 +87,11 @@ class RevisionUsage(Stored):
     """How often one revision was asked for on one replica since its start, and how long its loads took.
 
     Attributes:
-        errors_4xx: requests that were answered with a status of 400 to 498; errors_5xx: of 500 and more.
-        loads: those by the engine that succeeded; load_seconds: their sum.
+        requests: those that named it.
+        errors_4xx: requests that were answered with a status of 400 to 498.
+        errors_5xx: requests that were answered with a status of 500 or more.
+        loads: those by the engine that succeeded.
+        load_seconds: the sum of their durations.
     """
 
     requests: int = Field(default=0, ge=0)

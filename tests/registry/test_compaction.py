@@ -308,6 +308,25 @@ def test_a_writer_that_slept_does_not_take_a_free_number(
     assert look(registry, scope).desired.records[series_key(scope)].writer == "stale"
 
 
+def test_a_conditional_write_makes_the_folder_that_gc_removed(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gc removes an empty revision between the look and the write: that is no conflict."""
+    base = put(registry, scope, make_adapter()).record
+    series = registry.records(AdapterKey(*scope, "v2", "a1"))
+    real = atomic.publish
+
+    def publish(path: Path, *args: Any) -> bool:
+        monkeypatch.setattr(atomic, "publish", real)
+        series.folder.rmdir()
+        return real(path, *args)
+
+    monkeypatch.setattr(atomic, "publish", publish)
+    fields = base.model_dump(mode="json", include={"uid", "state", "origin", "spec"})
+    registry.append(series, lambda _: {**fields, "revision": "v2"}, writer="test", expect=0)
+    assert len(registry.generations(series)) == 1
+
+
 def test_a_clients_cache_gives_no_number_away(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

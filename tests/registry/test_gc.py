@@ -416,13 +416,19 @@ def test_what_came_since_the_withdrawal_stays(registry: Registry, key: AdapterKe
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("since", ["touched", "copied back"])
+@pytest.mark.parametrize("since", ["touched", "copied back", "given to another owner"])
 def test_the_bytes_that_were_withdrawn_go(
     registry: Registry, key: AdapterKey, tmp_path: Path, since: str
 ) -> None:
     """A copy of the volume gives every file a new time. Its withdrawn adapters are removed all the same."""
     folder = registry.layout.artifact(key)
-    if since == "touched":
+    if since != "touched":
+        (folder / "README.md").write_text("# a1\n")
+        age(folder / "README.md", DAY_S)
+    if since == "given to another owner":
+        for path in (*folder.iterdir(), folder):
+            os.chown(path, os.getuid(), os.getgid())
+    elif since == "touched":
         for path in (*folder.iterdir(), folder):
             os.utime(path)
     else:

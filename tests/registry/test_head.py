@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Scope
 from lora_fs.sidecar.registry.format.layout import generation_name
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
@@ -19,6 +20,7 @@ from lora_fs.sidecar.registry.store.head import (
     Head,
     advance_head,
     parse_head,
+    raise_floor,
     read_head,
 )
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -209,6 +211,23 @@ def test_head_stays_small(registry: Registry) -> None:
     assert head_of(registry).told()
     advance_head(root, 1, (f"{long}/{long}/{long}/{long}.@00000001.json",) * 30)
     assert not head_of(registry).told()
+
+
+def test_a_head_that_cannot_be_read_keeps_what_only_it_says(
+    registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An EIO is no absent HEAD: it is not made anew, and no freed number is given to a new adapter."""
+    put(registry, scope, make_adapter())
+    raise_floor(registry.layout.root, 1, seq=2, first=7)
+    before = head_of(registry)
+    with monkeypatch.context() as patch:
+        fail(patch, "open", errno.EIO, times=1 << 30, when=lambda path, *_, **__: Path(path).name == "HEAD")
+        with pytest.raises(VolumeUnavailable):
+            advance_head(registry.layout.root, 1)
+        with pytest.raises(VolumeUnavailable):
+            put(registry, scope, make_adapter("b", seed=1), name="b1")
+    assert head_of(registry) == before
+    assert put(registry, scope, make_adapter("b", seed=1), name="b1").record.generation == 7
 
 
 def test_a_reader_of_many_changes_misses_none(

@@ -262,7 +262,8 @@ def serving(app: Any, replica: Replica | None = None, *, send_timeout_s: float =
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not end: it would take time from every later test"
 
 
 @contextlib.contextmanager

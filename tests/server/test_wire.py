@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -76,6 +77,7 @@ class Torrent:
         async def chunks() -> AsyncIterator[bytes]:
             while True:
                 yield b"data: " + b"x" * 65536 + b"\n\n"
+                await asyncio.sleep(0)  # else nobody learns that the client left, and it spins for ever
 
         return StreamingResponse(chunks(), media_type="text/event-stream")
 

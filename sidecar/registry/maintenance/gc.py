@@ -217,18 +217,22 @@ def _is_left(registry: Registry, record: Record, tombstone: Path, files: Sequenc
     folder, served = registry.layout.artifact(record.key), {entry.path for entry in record.spec.files}
     with suppress(OSError, VolumeUnavailable):
         withdrawn_ns = tombstone.lstat().st_mtime_ns
-        came = {name for name in files if _changed_ns(folder / name) > withdrawn_ns}
+        came = {name for name in files if _changed_ns(folder / name, name in CARRIED) > withdrawn_ns}
         if _changed_ns(folder) > withdrawn_ns:
             came |= set(files) - set(CARRIED)
         return not came or (came <= served and is_whole(registry.layout, record))
     return False
 
 
-def _changed_ns(path: Path) -> int:
-    """When the volume last changed it or its name, whatever time a copy gave it; 0 if it is gone."""
+def _changed_ns(path: Path, is_carried: bool = False) -> int:
+    """When the volume last changed it or its name, whatever time a copy gave it; 0 if it is gone.
+
+    A copy of the volume and a ``chown`` (fsGroup) change every ctime. The served files are then compared with
+    the record; no record knows the files carried along, so of them the mtime counts.
+    """
     with suppress(FileNotFoundError):
         status = path.lstat()
-        return max(status.st_ctime_ns, status.st_mtime_ns)
+        return status.st_mtime_ns if is_carried else max(status.st_ctime_ns, status.st_mtime_ns)
     return 0
 
 

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -120,12 +121,17 @@ def current_head(root: Path) -> Head | None:
 
     Where names are replaced in two steps (sshfs), a read is torn now and then; a HEAD made anew for
     that would lack what only HEAD says.
+
+    Raises:
+        VolumeUnavailable: it cannot be read.
     """
     for pause_s in TORN_S:
         time.sleep(pause_s)
         head = parse_head(read_head(root))
         if head is not None:
             return head
+    with suppress(atomic.NotRegular):
+        return parse_head(atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES))
     return None
 
 
@@ -152,6 +158,8 @@ def advance_head(
     Args:
         files: the generations that were written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
+    Raises:
+        VolumeUnavailable: it cannot be read, or not be replaced.
     """
     head = current_head(root) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)

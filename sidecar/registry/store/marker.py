@@ -168,8 +168,10 @@ def was_written_to(root: Path) -> bool:
     """
     if Layout(root).head.name not in (atomic.list_names(root) or ()):
         return False
-    head = current_head(root)
-    return head is None or head.seq > 0
+    with suppress(VolumeUnavailable):
+        head = current_head(root)
+        return head is None or head.seq > 0
+    return True
 
 
 def read_marker(root: Path) -> Marker:
@@ -213,5 +215,8 @@ def missing(layout: Layout) -> RegistryMissing:
 
 
 def _without_marker(layout: Layout) -> str:
-    says = "tells of records" if current_head(layout.root) is not None else "cannot be read"
+    head = None
+    with suppress(VolumeUnavailable):
+        head = current_head(layout.root)
+    says = "tells of records" if head is not None else "cannot be read"
     return f"{layout.marker} is gone and {layout.head} {says}: restore the marker from a backup"

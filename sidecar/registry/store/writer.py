@@ -116,7 +116,7 @@ class Registry(Reader):
             self.check_writable()
         if self.marker.tier == "lww" and expect is not None:
             raise Conflict("this volume has no hard links: a conditional write cannot be promised")
-        for _ in range(RACES if expect is None else 1):
+        for _ in range(RACES):
             with lease(
                 self.layout.lease(f"{series.scope.namespace}--{series.scope.model}"), wait_s=LEASE_WAIT_S
             ):
@@ -221,7 +221,11 @@ class Registry(Reader):
         return body
 
     def _first(self) -> int:
-        """The generation that a series begins with, so that no number of one that is gone comes again."""
+        """The generation that a series begins with, so that no number of one that is gone comes again.
+
+        Raises:
+            VolumeUnavailable: HEAD, which tells it, cannot be read.
+        """
         head = current_head(self.layout.root)
         return head.first if head is not None else 1
 
