@@ -20,6 +20,7 @@ from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.waiting import wait_until
+from lora_fs.sidecar.model import public_of
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -204,13 +205,17 @@ def test_a_promotion_beside_a_stream(pair: Pair[Replica], register: Register, ad
 def test_a_stream_on_the_engines_own_port(
     pair: Pair[Pausable], register: Register, adapters: Adapters
 ) -> None:
-    """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it."""
+    """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it.
+
+    Its client asks for the name that the engine lists.
+    """
     register("direct", adapters(43))
     pair.a.answer("direct")
     direct = openai.OpenAI(base_url=f"{pair.a.engine_url}/v1", api_key="unused", max_retries=0)
     options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
+    (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
     stream = direct.completions.create(
-        model="direct", stream=True, extra_body={"ignore_eos": True}, **options
+        model=name, stream=True, extra_body={"ignore_eos": True}, **options
     )
     assert next(stream).choices[0].text
     with pair.a.paused():
