@@ -214,9 +214,7 @@ def test_a_stream_on_the_engines_own_port(
     direct = openai.OpenAI(base_url=f"{pair.a.engine_url}/v1", api_key="unused", max_retries=0)
     options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
     (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
-    stream = direct.completions.create(
-        model=name, stream=True, extra_body={"ignore_eos": True}, **options
-    )
+    stream = direct.completions.create(model=name, stream=True, extra_body={"ignore_eos": True}, **options)
     assert next(stream).choices[0].text
     with pair.a.paused():
         pair.b.http.post("/v1/unload_lora_adapter", json={"lora_name": "direct"}).raise_for_status()

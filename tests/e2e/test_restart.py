@@ -121,7 +121,7 @@ def test_a_sidecar_that_died_alone(pair: Pair[SidecarReplica], served: Served) -
 
 
 def test_a_sidecar_of_an_older_lora_fs(pair: Pair[SidecarReplica], served: Served) -> None:
-    """What it loaded under plain names goes, and is loaded under the names of its bytes; nobody is refused."""
+    """What it loaded under plain names goes, and is loaded under names that tell its bytes."""
     a = pair.a
     a.sidecar.kill()
     old: dict[str, str] = {}

@@ -166,7 +166,7 @@ class Proxy:
                 self._replica.forget(engine_name)
         except LoraFsError as error:
             tracing.note(error__type=type(error).__name__)
-            await respond(error, "model")(scope, receive, send)
+            await respond(error, "model", as_vllm=True)(scope, receive, send)
         except HTTPException as error:
             await refuse(error)(scope, receive, send)
 
