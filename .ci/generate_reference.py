@@ -219,7 +219,9 @@ def http_page() -> str:
         lines.append(f"| {status} | `{name}` | {when}{again} |")
         if error is InvalidAdapter:
             status, name = AS_VLLM
-            lines.append(f"| {status} | `{name}` | The same where a model is asked, and at {routes_of_vllm}. |")
+            lines.append(
+                f"| {status} | `{name}` | The same where a model is asked, and at {routes_of_vllm}. |"
+            )
     callers = {
         401: "No token, or none of the token file.",
         403: "The token is not for that, or there is no token file.",

@@ -468,8 +468,10 @@ def test_gateways_are_told_the_names_that_clients_know(
     """vLLM's metric of what runs has the model's name, as a gateway compares it, and so has every answer."""
 
     def running() -> set[str]:
-        lines = [one for one in client.metrics().splitlines() if one.startswith("vllm:lora_requests_info{")]
-        return {name for one in lines for name in re.split('running_lora_adapters="|"', one)[1].split(",")}
+        told = re.findall(
+            r'^vllm:lora_requests_info{.*running_lora_adapters="([^"]*)"', client.metrics(), re.M
+        )
+        return {name for names in told for name in names.split(",")}
 
     wait_until("the stream is told", lambda: BYSTANDER in running(), timeout_s=FOLLOWED_S)
     assert client.complete(many[0]).status == 200

@@ -340,7 +340,7 @@ async def test_a_registry_that_is_lost_is_not_empty(site: Site, kept: bool) -> N
 
 
 async def test_a_folder_that_is_not_there(site: Site) -> None:
-    """It is not found, in vLLM's words, and not asked for again; on a volume that is lost nothing is known."""
+    """It is not found, in vLLM's words; on a volume that is lost nothing is known not to be there."""
     told = "No adapter found for '.*/none': no such folder on this machine"
     with pytest.raises(NotFound, match=told):
         await site.http.register(LoadRequest("a", str(site.folder / "none"), False), "http")

@@ -5,16 +5,18 @@ A client asks for a plain name and is answered under it, whatever the engine cal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Record, public_of
 
 ADAPTER: Final = b"x-lora-fs-adapter"
 REVISION: Final = b"x-lora-fs-revision"
+_MODEL = re.compile(rb'("model": ?")([^"\\]+)"')
 _NAMED = ("application/json", "text/event-stream")
 
 
@@ -81,3 +83,29 @@ class Renamed:
         while at >= 0 and not any(form.startswith(data[at:]) for form, _ in self._forms):
             at = data.find(self._first, at + 1)
         return at if at >= 0 else len(data)
+
+
+class Stored:
+    """As ``Renamed``, of an answer whose request names no model: what the engine stored has its own names.
+
+    Sent line by line, as events are.
+
+    Args:
+        is_known: whether clients know a name of the engine's as it is.
+    """
+
+    def __init__(self, is_known: Callable[[str], bool]) -> None:
+        self._is_known, self._kept = is_known, b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole."""
+        whole, end, self._kept = (self._kept + data).rpartition(b"\n")
+        return _MODEL.sub(self._public, whole + end)
+
+    def end(self) -> bytes:
+        """The rest, when nothing more comes."""
+        return _MODEL.sub(self._public, self._kept)
+
+    def _public(self, found: re.Match[bytes]) -> bytes:
+        name = found[2].decode(errors="replace")
+        return found[0] if self._is_known(name) else found[1] + public_of(name).encode() + b'"'
