@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,25 @@ def changed_head(registry: Registry, **fields: Any) -> None:
     """Write HEAD as another writer might."""
     value = unseal(registry.layout.head.read_bytes())
     registry.layout.head.write_bytes(seal({**value, **fields}))
+
+
+def test_a_head_that_stays_stale_for_a_second_is_waited_for(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GlusterFS finds the file that another mount replaced, and no read of it succeeds, for a second."""
+    advance_head(registry.layout.root, 1)
+    known, now = head_of(registry), [0.0]
+
+    def sleep(pause_s: float) -> None:
+        now[0] += pause_s
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with monkeypatch.context() as patch:
+        fail(patch, "read", errno.ESTALE, times=1 << 30, when=lambda *_: now[0] < 1.0)
+        assert heads.current_head(registry.layout.root) == known
+    fail(monkeypatch, "read", errno.ESTALE, times=1 << 30)
+    with pytest.raises(VolumeUnavailable, match="Stale"):
+        heads.current_head(registry.layout.root)
 
 
 def test_what_is_told_is_read_and_nothing_is_listed(

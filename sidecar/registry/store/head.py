@@ -8,12 +8,12 @@ names its change, and announces it again if not. What is lost all the same is fo
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +32,7 @@ CHECK_AFTER_S = 0.05
 CHECKS = 3
 RAISES = 16  # of the floor, each of which another writer's HEAD may replace
 TORN_S = (0.0, 0.005, 0.02)  # pauses before each look
+STALE_S = (0.0, 0.1, 0.4, 1.0)  # as TORN_S; GlusterFS finds the file that was replaced for a second
 MOST_FILES = 40  # of one change: more do not fit
 MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
 
@@ -130,9 +131,16 @@ def current_head(root: Path) -> Head | None:
         head = parse_head(read_head(root))
         if head is not None:
             return head
-    with suppress(atomic.NotRegular):
-        return parse_head(atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES))
-    return None
+    for pause_s in STALE_S:
+        time.sleep(pause_s)
+        try:
+            return parse_head(atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES))
+        except atomic.NotRegular:
+            return None
+        except VolumeUnavailable as error:
+            if pause_s == STALE_S[-1] or getattr(error.__cause__, "errno", None) != errno.ESTALE:
+                raise
+    raise AssertionError("unreachable")
 
 
 def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:

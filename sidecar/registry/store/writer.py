@@ -129,6 +129,8 @@ class Registry(Reader):
                     continue
             if body is not None:
                 break
+            if expect is not None:  # what the caller saw is no longer in force
+                raise Conflict(f"{series.name}: another writer published first")
         else:
             raise Conflict(f"{series.name}: other writers published first, time and again")
         if announce:
