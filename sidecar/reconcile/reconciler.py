@@ -18,7 +18,7 @@ import anyio
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Facts, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Policy
@@ -139,6 +139,12 @@ class Reconciler:
             yield ONE_AT_A_TIME
         if self.decided and not self._volume.desired.records:
             yield from self.foreign.model_problem(self._names.terms.model)
+
+    def facts(self) -> tuple[Facts, str | None, bool | None]:
+        """What the engine says of itself, its version, whether it loads adapters; unknown while silent."""
+        if self._engine_view is None or (self._ended or self._problem) is not None:
+            return Facts(), None, None
+        return self._engine_view.facts, self.version, self._cannot_load is None
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded at once; None where nothing bounds them."""

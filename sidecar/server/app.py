@@ -1,7 +1,7 @@
 """The application: which layers a request passes, in their order, and which routes there are.
 
-A layer that every request passes is an ASGI middleware of ``layers``. What needs the route first is at
-the route: the verb that a token must allow, the audit of what was done, the room for a proxied body.
+Every request passes ``layers``, and on its way to the engine ``proxied``. An admin route itself checks its
+caller and writes the audit: the plugin puts these routes into vLLM's application, which has no such layers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin_port import AdminPort
 from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.body_limit import Intake, WholeBody
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
+from lora_fs.sidecar.server.middleware.traced import Traced
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
 from lora_fs.sidecar.server.proxy.forward import Proxy
-from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS
+from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS, Forwardable
 from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.server.routes.methods import other_methods
@@ -49,6 +51,17 @@ def layers(cors_origins: Sequence[str] = (), admin_port: int | None = None) -> l
     )
     apart = [] if admin_port is None else [Middleware(AdminPort, port=admin_port)]
     return [*([cors] if cors_origins else []), Middleware(AnswerHeaders), *apart, Middleware(Errors)]
+
+
+def proxied(max_body_bytes: int) -> list[Middleware]:
+    """List what a request passes besides on its way to the engine, the outermost first.
+
+    Args:
+        max_body_bytes: of one request; those under way may have twice as much.
+    """
+    # One intake for all routes: Starlette makes a layer for each.
+    whole = Middleware(WholeBody, intake=Intake(max_body_bytes))
+    return [Middleware(Forwardable), whole, Middleware(Traced, name="proxy")]
 
 
 def create_app(
@@ -87,7 +100,6 @@ def create_app(
         engine_url,
         admin,
         hold_timeout_s=hold_timeout_s,
-        max_body_bytes=max_body_bytes,
         user_header=user_header,
         upstream=upstream,
         engine_key=engine_key,
@@ -122,6 +134,7 @@ def create_app(
     app.include_router(observe.router(replica, admin, trail))
     app.include_router(routes.router(replica, admin, board))
     app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
+    way = proxied(max_body_bytes)
     for path in ("/v1/{path:path}", *INFERENCE):
-        app.router.routes.append(Route(path, proxy, methods=list(METHODS)))
+        app.router.routes.append(Route(path, proxy, methods=list(METHODS), middleware=way))
     return app

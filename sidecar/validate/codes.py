@@ -113,5 +113,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "no-such-module": _overridable("the base model has no such module: vLLM ignores it"),
         "wrong-shape": _engines("a tensor does not fit the base model's layer"),
         "layer-out-of-range": _told("a layer index beyond the base model's layers"),
+        # the fleet
+        "no-replica": _refused("no live replica can serve it, for the reasons that are listed"),
+        "some-replicas": _told("some live replicas cannot serve it, for the reasons that are listed"),
     }
 )

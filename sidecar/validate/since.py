@@ -22,8 +22,8 @@ SINCE: Mapping[str, Version] = MappingProxyType(
     {"rank_pattern": Version("0.32"), "alpha_pattern": Version("0.32")}
 )
 _CURE = (
-    "serve it with vLLM {} or newer, or train it with one rank and one alpha; replicas with newer engines "
-    "serve it"
+    "serve it with vLLM {} or newer, or train it with one rank and one alpha; other replicas serve what "
+    "their engines can"
 )
 
 
@@ -57,9 +57,7 @@ def too_old(fields: tuple[str, ...], said: str | None) -> tuple[Finding, ...]:
         if said is None or problem is not None:
             why = f"vLLM before {since} ignores it, and {problem}"
         elif Version(said) < since:
-            why = (
-                f"this replica's engine, vLLM {shown(said)}, ignores it: its answers would be another model's"
-            )
+            why = f"this replica's engine, vLLM {shown(said)}, ignores it: it would answer as another model"
         else:
             continue
         found.add("engine-too-old", CONFIG_FILE, field, why, hint=_CURE.format(since))

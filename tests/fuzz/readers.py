@@ -34,10 +34,10 @@ from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.server.middleware import tokens
-from lora_fs.sidecar.server.proxy.model_rewrite import find_model
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
 from lora_fs.sidecar.validate.config import parse_config
 from lora_fs.sidecar.validate.report import Findings
+from tests.server.at_once import find_model
 from tests.validate.conftest import (
     BASE_CONFIG,
     CONFIG_FILE,

@@ -20,9 +20,9 @@ from lora_fs.sidecar.model import Record, ReplicaStatus
 from lora_fs.sidecar.registry.backup import archive
 from lora_fs.sidecar.registry.format.sealed import _checksum, decode
 from lora_fs.sidecar.server.middleware.tokens import parse
-from lora_fs.sidecar.server.proxy.model_rewrite import find_model
 from lora_fs.sidecar.validate import Expectation, validate
 from tests.fuzz.readers import GOLDEN
+from tests.server.at_once import find_model
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE, Draft, raw_safetensors
 
 MEMORY_MB = 400  # on top of what the process has: a sidecar's limit is 512 MiB

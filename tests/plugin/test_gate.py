@@ -26,6 +26,7 @@ from lora_fs.worker_patch.api import gate
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.reconcile.test_plan import RECORD
+from tests.server.at_once import at_once
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +134,7 @@ class Site:
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await Request(scope, receive).body()
         now, model = asked.get(), None
-        with suppress(ValueError, AttributeError):
+        with suppress(ValueError, AttributeError, RecursionError):  # vLLM answers 400 to these
             model = json.loads(body).get("model")
         answer = {
             "body": body.decode("latin-1"),
@@ -219,11 +220,11 @@ async def test_other_requests_pass_untouched(site: Site, body: bytes) -> None:
     assert (told["body"].encode(), told["asked"], told["found"], told["holding"]) == (body, None, False, [])
 
 
-async def test_a_body_that_nests_too_deeply(site: Site) -> None:
-    """Another parser might find a model in it."""
-    body = b'{"model":"sql","x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
-    answer = await site.http.post("/v1/completions", content=body)
-    assert (answer.status_code, "deep" in answer.json()["error"]["message"]) == (400, True)
+async def test_a_body_that_nests_deeply(site: Site) -> None:
+    """Its adapter is held, and vLLM says whether its own parser goes as deep."""
+    body = b'{"x":' + b"[" * 5_000 + b"]" * 5_000 + b',"model":"sql"}'
+    told = (await site.http.post("/v1/completions", content=body)).json()
+    assert (told["body"].encode(), told["holding"]) == (body, ["sql"])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,8 @@ async def test_a_body_that_nests_too_deeply(site: Site) -> None:
 )
 def test_what_nobody_can_read(body: bytes) -> None:
     """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
-    assert gate._asked({"type": "http", "path": "/", "headers": []}, body).model in (None, "\ud800")
+    scope = {"type": "http", "path": "/", "headers": []}
+    assert at_once(gate._asked(scope, body)).model in (None, "\ud800")
 
 
 @pytest.mark.parametrize(

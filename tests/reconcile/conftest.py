@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import (
     EngineGone,
     EngineUnavailable,
@@ -60,6 +60,7 @@ class FakeEngine:
     has_metrics: bool = True
     up: bool = True
     cannot_load: str | None = None
+    facts: Facts = field(default_factory=Facts)
     rereads: bool = False
     max_cpu_loras: int | None = None
     silent: bool = False  # when it is asked for that number
@@ -81,7 +82,7 @@ class FakeEngine:
         self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
         base = tuple({"id": name} for name in self.base)
-        return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load)
+        return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load, facts=self.facts)
 
     async def version(self) -> str | None:
         self._check_up()

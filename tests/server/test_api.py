@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
 
-from lora_fs.sidecar.engine.protocol import Activity
+from lora_fs.sidecar.engine.protocol import Activity, Facts
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Phase, Severity, engine_name
@@ -412,6 +412,26 @@ def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
                 assert [card["id"] for card in seen.base_cards] == ["tiny"]
 
     with serving(app) as url:
+        asyncio.run(look(url))
+
+
+def test_an_engine_in_development_mode_says_its_limits() -> None:
+    """The rank and the dtype are told beside how many adapters it keeps, and stay unknown elsewhere."""
+    lora = {"max_cpu_loras": 8, "max_lora_rank": 64}
+    config = {"lora_config": lora, "model_config": {"dtype": "torch.bfloat16"}}
+    routes = [
+        Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]})),
+        Route("/server_info", lambda _: JSONResponse({"vllm_config": config})),
+    ]
+
+    async def look(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(session, url, timeout_s=5)
+            assert (await engine.loaded()).facts == Facts()
+            assert await engine.holds_most() == 8
+            assert (await engine.loaded()).facts == Facts(64, "bfloat16")
+
+    with serving(Starlette(routes=routes)) as url:
         asyncio.run(look(url))
 
 

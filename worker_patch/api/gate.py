@@ -85,7 +85,7 @@ class Gate:
             return
         incoming = Incoming(receive)
         try:
-            asks = _asked(scope, await incoming.read(self._max_body_bytes))
+            asks = await _asked(scope, await incoming.read(self._max_body_bytes))
             if behind.engine.ends:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
@@ -135,10 +135,10 @@ def _is_own(route: str) -> bool:
     return route in _OWN or route.startswith(_OWN_UNDER)
 
 
-def _asked(scope: Scope, body: bytes) -> Asks:
+async def _asked(scope: Scope, body: bytes) -> Asks:
     """The model and the user that a body names, and whether its answer is to be fetched later."""
     headers = Headers(scope=scope)
-    said = find_fields(headers.get("content-type", ""), body)
+    said = await find_fields(headers.get("content-type", ""), body)
     model = said.name if isinstance(said, ModelField) else None
     if route_of(scope) == _SAGEMAKERS:  # there vLLM puts the header in the model's place, or nothing
         model = headers.get(_ADAPTER)

@@ -197,7 +197,7 @@ class Residents(EngineState):
         return name
 
     async def _check_engine(self, record: Record) -> None:
-        """Refuse what the engine would serve wrong, by the version that it says now."""
+        """Refuse what the engine would serve wrong, by its version now: it may have been replaced."""
         fields = needs_newer(await self._stager.config(record))
         findings = too_old(fields, await self._engine.version()) if fields else ()
         if findings:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import InputError, TemporaryError, TooLarge
+from lora_fs.sidecar.server.middleware.access import address_of
 
 SMALL_BYTES = 1 << 20
 SMALL_ROOM_BYTES = 128 << 20  # that all small ones have together
@@ -22,6 +24,7 @@ IDLE_S = 30.0  # in which nothing of a body comes
 LEAST_BYTES_S = 1 << 16  # from when IDLE_S are over
 SLOW_S = 1.0  # an incomplete body older than this gives way where there is no room
 PAUSE_S = 0.1  # and so does one of which nothing came for this long
+_HELD = "lora_fs.body"  # its key in a scope
 _GAVE_WAY = "the body came slowly, and gave way to others: ask again"
 
 
@@ -171,6 +174,29 @@ class Intake:
     def _check(self, size: int) -> None:
         if size > self.most_bytes:
             raise TooLarge(f"the body is over {self.most_bytes} bytes (LORA_FS_BODY_MAX_BYTES)")
+
+
+class WholeBody:
+    """Read the body before the application runs, which finds it by ``held_body``.
+
+    Raises:
+        TooLarge, TemporaryError, InputError: as ``Intake.read``.
+    """
+
+    def __init__(self, app: ASGIApp, intake: Intake) -> None:
+        self._app, self._intake = app, intake
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            async with self._intake.read(Headers(scope=scope), receive, address_of(scope)) as held:
+                await self._app({**scope, _HELD: held}, receive, send)
+
+
+def held_body(scope: Scope) -> Held:
+    """Return what ``WholeBody`` read."""
+    held = scope[_HELD]
+    assert isinstance(held, Held)
+    return held
 
 
 def _rooms(size: int) -> tuple[int, int]:

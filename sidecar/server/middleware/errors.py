@@ -54,6 +54,7 @@ KINDS = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     413: "InvalidUserInput",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 

@@ -18,7 +18,6 @@ from http import HTTPStatus
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
@@ -26,15 +25,14 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, address_of, bearer
-from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, Intake
-from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
+from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, held_body
+from lora_fs.sidecar.server.middleware.errors import refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, answered_by, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
-from lora_fs.sidecar.server.proxy.model_rewrite import Parts, find_model, hides_its_model
-from lora_fs.sidecar.server.proxy.paths import leaves_its_route
+from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
@@ -42,10 +40,6 @@ _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
-NO_WEBSOCKET = (
-    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
-    "to the engine's own port"
-)
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
     'part whose first line is Content-Disposition: form-data; name="model"'
@@ -64,10 +58,9 @@ class _Through:
 
 
 class Proxy:
-    """Forward requests while ``running`` is open.
+    """Forward requests, whose bodies ``WholeBody`` holds, while ``running`` is open.
 
     Args:
-        max_body_bytes: of one request; those under way may have twice as much.
         user_header: the request's header that says who asks, for canaries.
         engine_key: sent to the engine in place of a client's ``Authorization``, which never goes there. A
             client shows this key, or a token of the token file, to use the engine.
@@ -80,7 +73,6 @@ class Proxy:
         admin: Admin,
         *,
         hold_timeout_s: float,
-        max_body_bytes: int,
         user_header: str | None = None,
         upstream: Upstream | None = None,
         engine_key: str | None = None,
@@ -90,7 +82,7 @@ class Proxy:
         self._user_header = user_header
         self._key = None if engine_key is None else digest_of(engine_key)
         self._key_header = [] if engine_key is None else [("authorization", f"Bearer {engine_key}")]
-        self._hold_timeout_s, self._intake = hold_timeout_s, Intake(max_body_bytes)
+        self._hold_timeout_s = hold_timeout_s
         self._upstream = upstream
         self.session: aiohttp.ClientSession | None = None
 
@@ -102,38 +94,21 @@ class Proxy:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["raw_path"].decode("latin-1")
-        if leaves_its_route(path):
-            message = f"the path {path[:200]!r} is not one this sidecar forwards"
-            await error_response(message, 400, "InvalidUserInput")(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        if headers.get("upgrade", "").lower() == "websocket":
-            await error_response(NO_WEBSOCKET, 501, "NotImplementedError")(scope, receive, send)
-            return
-        try:
-            async with self._intake.read(headers, receive, address_of(scope)) as held:
-                about = {"http__request__method": scope["method"], "url__path": path[:200]}
-                with tracing.span("proxy", carrier=headers, **about):
-                    await _while_it_waits(self._answer(scope, held, receive, send), receive)
-        except ClientDisconnect:
-            return
-        except LoraFsError as error:
-            await respond(error)(scope, receive, send)
+        await _while_it_waits(self._answer(scope, receive, send), receive)
 
-    async def _answer(self, scope: Scope, held: Held, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held, headers = held_body(scope), Headers(scope=scope)
         content_type = headers.get("content-type", "")
         try:
             if len(headers.getlist("content-type")) > 1:
                 raise InputError("the request has two Content-Type headers: send one")
-            field = find_model(content_type, held.body)
-            if scope["method"] != "OPTIONS":
-                await self._check_key(scope["path"], headers)
+            await self._check_key(scope["path"], headers)
             sight = await self._admin.sight(headers)
-            if sight != ALL and hides_its_model(content_type, held.body):
+            if sight != ALL and await hides_its_model(content_type, held.body):
                 raise InputError(_HIDDEN)
-            if field is None or not field.name:  # to vLLM an empty name is its base model's
+            field = await find_fields(content_type, held.body)
+            if not isinstance(field, ModelField) or not field.name:
+                del field  # to vLLM an empty name is its base model's
                 await self._forward(scope, held, send)
                 return
             model = field.name
@@ -144,7 +119,7 @@ class Proxy:
                         raise EngineUnavailable("the engine has not answered yet: its models are unknown")
                     self._replica.check_read()
                     raise NotFound(f"The model `{model[:200]}` does not exist.")
-                field = None
+                del field
                 await self._forward(scope, held, send)
                 return
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))

@@ -1,23 +1,23 @@
 """Where a request's body names its model, in JSON and in multipart forms, and how to rename it.
 
 A body that is neither, or that cannot be parsed, names none: the engine says what is wrong
-with it. Nothing but the one value is changed. No body takes much more memory than its own length, or more
-than a moment, whatever it nests.
+with it. Nothing but the one value is changed. No body takes much more memory than its own length. A long
+one is gone through in turns with what others wait for, whatever it nests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import msgspec
-import numpy as np
-
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.server.proxy.json_fields import BLANKS, SLICE_BYTES, Body, Span, find_own_fields
 
-MAX_UNUSUAL_BYTES = 1 << 20  # of JSON that only Python's parser takes, which makes a tree of it
+MAX_UTF16_BYTES = 1 << 20  # of JSON in UTF-16 or 32, which is written anew
+MAX_NAME_BYTES = 1 << 16  # of a model's or a user's name, as it is written, with the blanks around it
 MAX_FLAG_BYTES = 64
 MAX_PARTS = 4_000  # Starlette, which parses for vLLM, takes 1,000 fields and as many files
 MAX_PART_HEADER_BYTES = 16_384
@@ -38,25 +38,10 @@ _PLAIN_DISPOSITION = re.compile(
     rb'(?:; *+filename="[^"\r\n]*+")?+(?:; *+filename\*=[^;\r\n]*+)?+\r\n(?![ \t])',
     re.IGNORECASE,
 )
-_OBJECT = re.compile(rb"[ \t\r\n\0\xef\xbb\xbf\xff\xfe]*\{")  # in UTF-8, 16 or 32, with or without a mark
-_UNUSUAL = (
-    f"a JSON body of more than {MAX_UNUSUAL_BYTES} bytes has to be plain (RFC 8259): UTF-8 without a byte "
-    "order mark, NaN, Infinity or half of a surrogate pair"
-)
+_FORM = "multipart/form-data"
+_BEFORE_UTF16 = BLANKS + b"\0\xfe\xff"  # blanks, and the mark before them
 
-Body = bytes | bytearray
 Parts = tuple[bytes | bytearray | memoryview, ...]  # of a body, in their order
-
-
-class _Top(msgspec.Struct):
-    """As they stand in the body."""
-
-    model: msgspec.Raw = msgspec.Raw()
-    user: msgspec.Raw = msgspec.Raw()
-    background: msgspec.Raw = msgspec.Raw()
-
-
-_top = msgspec.json.Decoder(_Top)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,132 +73,139 @@ class ModelField(Fields):
         return b"".join(self.parts(other))
 
 
-def find_fields(content_type: str, body: Body) -> Fields:
-    """What a body says: a ``ModelField`` if it names a model.
+async def find_fields(content_type: str, body: Body) -> Fields:
+    """Return what a body says: a ``ModelField`` if it names a model.
 
     Raises:
-        InputError: it may name one, and is too long or too deep to be read as it is written.
+        InputError: it may name one, and is too long to be read as it is written.
     """
-    if _media_type(content_type) == "multipart/form-data":
+    if _media_type(content_type) == _FORM:
         boundary = _BOUNDARY.search(content_type)
-        found = _in_form((boundary[1] or boundary[2]).encode("latin-1"), body) if boundary else None
-        return found or Fields()
-    return _in_json(body)
+        if boundary is None:
+            return Fields()
+        return await _in_form((boundary[1] or boundary[2]).encode("latin-1"), body) or Fields()
+    return await _in_json(body)
 
 
-def find_model(content_type: str, body: Body) -> ModelField | None:
-    """The model a body names; None if it names none. Raises InputError as ``find_fields``."""
-    found = find_fields(content_type, body)
-    return found if isinstance(found, ModelField) else None
+async def hides_its_model(content_type: str, body: Body) -> bool:
+    """Return whether a form may name a model that ``find_fields`` does not see.
 
-
-def hides_its_model(content_type: str, body: Body) -> bool:
-    """Whether a form may name a model that ``find_model`` does not see: it is unusual, or names none."""
+    It is unusual, or names none.
+    """
     kind = _media_type(content_type)
     if kind == "application/x-www-form-urlencoded":
         return bool(body)
-    if kind != "multipart/form-data":
+    if kind != _FORM:
         return False
     if not _PLAIN_TYPE.fullmatch(content_type):
         return True
     parts = named = 0
-    lowered, at = body.lower(), -1  # to look for a constant is many times faster than a pattern without case
-    while (at := lowered.find(_DISPOSITION, at + 1)) >= 0:
-        plain = _PLAIN_DISPOSITION.match(body, max(0, at - 2))
+    async for at in _places(_DISPOSITION, body):
+        plain = _PLAIN_DISPOSITION.match(body, max(0, at - 2), at + 2 * MAX_PART_HEADER_BYTES)
         parts += 1
-        if plain is None or parts > MAX_PARTS:
+        if plain is None or len(plain[0]) > MAX_PART_HEADER_BYTES or parts > MAX_PARTS:
             return True
         named += plain[1].strip() == b"model"
-    return named != 1 or find_model(content_type, body) is None
+    return named != 1 or not isinstance(await find_fields(content_type, body), ModelField)
 
 
 def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _in_json(body: Body) -> Fields:
-    """Passes over what it does not need: of a body of arrays Python would make twenty times as much."""
-    if not _OBJECT.match(body):
+async def _in_json(body: Body) -> Fields:
+    encoding = json.detect_encoding(bytes(body[:4]))
+    if not encoding.startswith("utf-8"):
+        if body[:SLICE_BYTES].lstrip(_BEFORE_UTF16)[:1] not in (b"", b"{"):
+            return Fields()
+        if len(body) > MAX_UTF16_BYTES:
+            raise InputError(f"a JSON body of more than {MAX_UTF16_BYTES} bytes has to be UTF-8")
+        try:
+            body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return Fields()
+    found = await find_own_fields(body, ("model", "user", "background"))
+    if found is None:
         return Fields()
-    try:
-        top = _top.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _in_unusual_json(body)
-    name, user, background = _text(top.model), _text(top.user), _flag(top.background)
+    user = _text(body, found["user"]) if "user" in found else None
+    background = _flag(body, found["background"]) if "background" in found else None
+    span = found.get("model", Span(0, 0))
+    if span.end - span.start > MAX_NAME_BYTES:
+        raise InputError(f"the field model takes over {MAX_NAME_BYTES} bytes: send a model's name")
+    name = _text(body, span)
     if name is None:
         return Fields(user=user, background=background)
+    text = bytes(body[span.start : span.end])
+    start = span.end - len(text.lstrip(BLANKS))
+    end = start + len(text.strip(BLANKS))
 
     def parts(other: str) -> Parts:
-        at, view = _address(top.model) - _address(body), memoryview(body)
-        return view[:at], json.dumps(other).encode(), view[at + len(memoryview(top.model)) :]
+        view = memoryview(body)
+        return view[:start], json.dumps(other).encode(), view[end:]
 
     return ModelField(name=name, parts=parts, user=user, background=background)
 
 
-def _in_unusual_json(body: Body) -> Fields:
-    """What Python's parser takes besides, and with it the engine: UTF-16, a byte order mark, NaN.
-
-    Raises:
-        InputError: it is too long to be parsed so, or nests deeper than this Python's parser goes: another
-            one's, the engine's, may go deeper.
-    """
-    if len(body) > MAX_UNUSUAL_BYTES:
-        raise InputError(_UNUSUAL)
+def _text(body: Body, span: Span) -> str | None:
+    """Return a value that is text; None of any other, and of what is too long for a name."""
+    if span.end - span.start > MAX_NAME_BYTES:
+        return None
+    text = bytes(body[span.start : span.end]).strip(BLANKS)
+    if not text.startswith(b'"'):
+        return None
     try:
-        value = json.loads(body)
+        return str(json.loads(text))
     except ValueError:
-        return Fields()
-    except RecursionError as error:
-        raise InputError(
-            "a JSON body nests too deeply to be read: send arrays and objects less deep"
-        ) from error
-    if not isinstance(value, dict):
-        return Fields()
-    name, user, background = value.get("model"), value.get("user"), value.get("background")
-    user = user if isinstance(user, str) else None
-    if not isinstance(name, str):
-        return Fields(user=user, background=background)
-
-    def parts(other: str) -> Parts:
-        return (json.dumps({**value, "model": other}).encode(),)
-
-    return ModelField(name=name, parts=parts, user=user, background=background)
-
-
-def _text(raw: msgspec.Raw) -> str | None:
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _flag(raw: msgspec.Raw) -> object:
-    """Its value, or the beginning of its text where that is no flag."""
-    text = bytes(memoryview(raw)[:MAX_FLAG_BYTES])
+def _flag(body: Body, span: Span) -> object:
+    """Return a value, or the beginning of its text where that is no flag."""
+    text = bytes(body[span.start : min(span.end, span.start + MAX_NAME_BYTES)]).strip(BLANKS)[:MAX_FLAG_BYTES]
     if len(text) == MAX_FLAG_BYTES:
         return text
     try:
-        return msgspec.json.decode(text) if text else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(text)
+    except ValueError:
         return text
 
 
-def _address(view: Body | msgspec.Raw) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
+async def _places(word: bytes, body: Body) -> AsyncIterator[int]:
+    """Yield where ``word`` stands, however it is capitalised."""
+    for begin in range(0, len(body), SLICE_BYTES):
+        # To look for a constant is many times faster than a pattern without case.
+        lowered, at = bytes(body[begin : begin + SLICE_BYTES + len(word) - 1]).lower(), -1
+        while (at := lowered.find(word, at + 1)) >= 0:
+            yield begin + at
+        if begin + SLICE_BYTES < len(body):
+            await asyncio.sleep(0)
 
 
-def _in_form(boundary: bytes, body: Body) -> ModelField | None:
-    """Goes from boundary to boundary, so that the work grows with the body's length and no faster."""
+async def _find(word: bytes, body: Body, start: int) -> int:
+    """Return where ``word`` stands next; -1: nowhere."""
+    for begin in range(start, len(body), SLICE_BYTES):
+        at = body.find(word, begin, begin + SLICE_BYTES + len(word) - 1)
+        if at >= 0:
+            return at
+        if begin + SLICE_BYTES < len(body):
+            await asyncio.sleep(0)
+    return -1
+
+
+async def _in_form(boundary: bytes, body: Body) -> ModelField | None:
+    """Go from boundary to boundary, so that the work grows with the body's length and no faster."""
     delimiter = b"--" + boundary
-    at = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
-    for _ in range(MAX_PARTS):
-        end = body.find(b"\r\n" + delimiter, at)
+    at = 0 if body.startswith(delimiter) else await _find(b"\r\n" + delimiter, body, 0) + 2
+    for part in range(MAX_PARTS):
+        end = await _find(b"\r\n" + delimiter, body, at)
         if not body.startswith(delimiter, at) or end < 0:
             return None
         headers_end = body.find(b"\r\n\r\n", at, min(end, at + MAX_PART_HEADER_BYTES))
         if headers_end >= 0 and _IS_MODEL.search(body, at, headers_end + 2):
             return _form_field(body, headers_end + 4, end)
         at = end + 2
+        if part % 16 == 15:
+            await asyncio.sleep(0)
     return None
 
 

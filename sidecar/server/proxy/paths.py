@@ -1,4 +1,4 @@
-"""Which of the engine's paths the proxy serves, and which spellings of a path it refuses.
+"""Which of the engine's paths the proxy serves, and which requests it refuses by their heads alone.
 
 A test compares the lists with the engine's own ``/openapi.json``: a route of a new vLLM is put into one.
 """
@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 from urllib.parse import unquote
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lora_fs.sidecar.errors import InputError
 
 # Besides all of /v1/. Each names its model in the body, or needs none.
 INFERENCE: Final = (
@@ -35,6 +41,10 @@ NOT_FORWARDED: Final = frozenset(
     /wake_up /weight_checker /weight_info""".split()
 )
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
+NO_WEBSOCKET: Final = (
+    "the sidecar forwards no WebSocket, since no adapter can be held for one: send HTTP requests, or connect "
+    "to the engine's own port"
+)
 _LORA_ROUTES: Final = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 
 
@@ -46,3 +56,22 @@ def leaves_its_route(path: str) -> bool:
     plain = unquote(unquote(path)).replace("\\", "/")
     segments = plain.rstrip("/").split("/")[1:]
     return not {".", "..", ""}.isdisjoint(segments) or segments[-1] in _LORA_ROUTES
+
+
+class Forwardable:
+    """Refuse what is not forwarded before its body is read.
+
+    Raises:
+        InputError: the path leaves its route. HTTPException: 501 for a WebSocket.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode("latin-1")
+        if leaves_its_route(path):
+            raise InputError(f"the path {path[:200]!r} is not one this sidecar forwards")
+        if Headers(scope=scope).get("upgrade", "").lower() == "websocket":
+            raise HTTPException(501, NO_WEBSOCKET)
+        await self._app(scope, receive, send)

@@ -1,0 +1,41 @@
+"""What the proxy reads of a body, without an event loop: each turn follows the one before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from lora_fs.sidecar.server.proxy import model_rewrite
+from lora_fs.sidecar.server.proxy.json_fields import Body
+from lora_fs.sidecar.server.proxy.model_rewrite import Fields, ModelField
+
+T = TypeVar("T")
+
+
+def at_once(work: Coroutine[None, None, T]) -> T:
+    """Return what ``work`` does, which waits for nothing but its next turn."""
+    return in_turns(work)[0]
+
+
+def in_turns(work: Coroutine[None, None, T]) -> tuple[T, float, int]:
+    """Do ``work``; return its result, the CPU seconds of its longest turn, and the number of turns."""
+    longest, turns = 0.0, 0
+    while True:
+        turns, begun = turns + 1, time.thread_time()
+        try:
+            work.send(None)
+        except StopIteration as end:
+            return end.value, max(longest, time.thread_time() - begun), turns
+        longest = max(longest, time.thread_time() - begun)
+
+
+def find_fields(content_type: str, body: Body) -> Fields:
+    """``model_rewrite.find_fields`` at once."""
+    return at_once(model_rewrite.find_fields(content_type, body))
+
+
+def find_model(content_type: str, body: Body) -> ModelField | None:
+    """The model that a body names; None if it names none."""
+    found = find_fields(content_type, body)
+    return found if isinstance(found, ModelField) else None
