@@ -337,8 +337,11 @@ async def test_an_engine_that_hangs_in_unloads_keeps_its_adapters(
     await pod.rig.settle()
     await pod.use("a", "b", "c", "d")
     pod.engine.stuck, pod.engine.unloads = {"a", "b", "c", "d"}, []
-    with pytest.raises((StageFull, WaitTimeout)):
-        await pod.use("e", within_s=0.5)
+    for within_s in (0.5, 2.0, 8.0, 32.0):  # a busy machine asks for the second one later
+        with pytest.raises((StageFull, WaitTimeout)):
+            await pod.use("e", within_s=within_s)
+        if len(pod.engine.unloads) > 1:
+            break
     assert pod.engine.unloads == ["a", "b"]
     pod.engine.unstick.set()
     await pod.use("e")
