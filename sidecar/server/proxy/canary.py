@@ -73,5 +73,10 @@ class Renamed:
 
 
 def _ends_with_the_beginning_of(form: bytes, data: bytes) -> int:
-    longest = min(len(form) - 1, len(data))
-    return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
+    first = form[:2]  # few places have it
+    at = data.find(first, max(0, len(data) - len(form) + 1))
+    while at >= 0:
+        if form.startswith(data[at:]):
+            return len(data) - at
+        at = data.find(first, at + 1)
+    return int(data.endswith(first[:1]))
