@@ -29,6 +29,7 @@ class StubEngine:
         """The ASGI application."""
         return Starlette(
             routes=[
+                Route("/version", self._version),
                 Route("/v1/models", self._models),
                 Route("/metrics", self._metrics),
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
@@ -36,6 +37,9 @@ class StubEngine:
                 Route("/v1/completions", self._complete, methods=["POST"]),
             ]
         )
+
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": "0.32.0"})
 
     async def _models(self, _: Request) -> Response:
         base = {"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm", "parent": None}

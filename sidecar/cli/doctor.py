@@ -22,14 +22,13 @@ from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.status import ago, seen_s
 from lora_fs.sidecar.cli.values import Place
-from lora_fs.sidecar.cli.wait import age_s
 from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.conformance.verdict import told
 from lora_fs.sidecar.errors import LoraFsError, OperatorError, RegistryMissing
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.store.marker import has_hard_links
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.view.reports import LIVE_S, read_reports
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.registry.view.view import RegistryView
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.atomic import TemporaryNames

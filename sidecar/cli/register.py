@@ -53,6 +53,7 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 )
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
+@click.option("--force", is_flag=True, help="Register also what no live replica can serve")
 @parameters.dry_run
 @parameters.create
 @parameters.wait
@@ -73,6 +74,7 @@ def register(
     plugin: str | None,
     activate: bool,
     allow: tuple[str, ...],
+    force: bool,
     dry_run: bool,
     wait: float | None,
     min_replicas: int,
@@ -97,6 +99,7 @@ def register(
         "labels": label,
         "activate": activate,
         "allow": allow,
+        "force": force,
         "dry_run": dry_run,
     }
     how = RegisterAs.model_validate(said)

@@ -14,11 +14,11 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format, complain
-from lora_fs.sidecar.cli.wait import age_s, not_seen, public_name
+from lora_fs.sidecar.cli.wait import not_seen, public_name
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
-from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports
+from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 WATCH_S = 1.0

@@ -23,12 +23,12 @@ from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.status import ago, seen_s
-from lora_fs.sidecar.cli.wait import age_s, public_name
+from lora_fs.sidecar.cli.wait import public_name
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import printable
 from lora_fs.sidecar.model import Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
-from lora_fs.sidecar.registry.view.reports import LIVE_S, read_reports
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, read_reports
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 EVERY_S = 1.0

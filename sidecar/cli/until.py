@@ -12,11 +12,11 @@ from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.values import Duration
-from lora_fs.sidecar.cli.wait import LOOK_MOST_S, LOOK_S, UNDER_WAY, age_s, not_seen, public_name
+from lora_fs.sidecar.cli.wait import LOOK_MOST_S, LOOK_S, UNDER_WAY, not_seen, public_name
 from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.reconcile.telemetry.conditions import TYPES
-from lora_fs.sidecar.registry.view.reports import LIVE_S
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
 
 READY, DELETED, CONDITION = "ready", "deleted", "condition="
 

@@ -6,8 +6,6 @@ file is young, and told. A volume that does not answer for a moment is asked aga
 
 from __future__ import annotations
 
-import datetime
-import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 
@@ -16,26 +14,12 @@ from lora_fs.sidecar.cli.output import complain
 from lora_fs.sidecar.errors import OperatorError, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, Pointer, Record, ReplicaStatus, Scope
 from lora_fs.sidecar.model.status import RECENT
-from lora_fs.sidecar.registry.view.reports import LIVE_S
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s, since_s
 
 LOOK_S, LOOK_MOST_S = 0.05, 0.5
 FORGOTTEN_S = 60  # what a full `recent` does not have a replica forgot, or did not see within this time
 UNREADABLE = "Unreadable: "
 UNDER_WAY = frozenset({Phase.PENDING, Phase.DOWNLOADING, Phase.VALIDATING, Phase.LOADING})
-
-
-def age_s(status: ReplicaStatus) -> float:
-    """Seconds since a replica last wrote, by the clocks of both; infinite if it does not say when."""
-    return _since(status.updated_at)
-
-
-def _since(written: str) -> float:
-    try:
-        at = datetime.datetime.fromisoformat(written)
-    except ValueError:
-        return math.inf
-    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
-    return max(0.0, (datetime.datetime.now(datetime.UTC) - at).total_seconds())
 
 
 def public_name(status: ReplicaStatus, scope: Scope, name: str) -> str:
@@ -142,7 +126,7 @@ def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
     seen = status.recent.get(_series(body))
     if seen is not None:
         return seen >= body.generation
-    return len(status.recent) >= RECENT and _since(body.updated_at) > FORGOTTEN_S
+    return len(status.recent) >= RECENT and since_s(body.updated_at) > FORGOTTEN_S
 
 
 def _series(body: Record | Pointer) -> str:

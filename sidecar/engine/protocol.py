@@ -10,6 +10,19 @@ from lora_fs.sidecar.model import Policy, Record
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What an engine says of itself; None where it does not say.
+
+    Attributes:
+        max_lora_rank: its ``--max-lora-rank``.
+        dtype: what it computes in, such as ``bfloat16``.
+    """
+
+    max_lora_rank: int | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The engine's answer.
 
@@ -19,6 +32,7 @@ class Loaded:
         cards: the adapters' cards by name.
         tiers: lora_name → ``gpu`` (in a slot) or ``host``, of those of which it says so.
         cannot_load: why it can load no adapter, and the cure; it serves its base models all the same.
+        facts: what it says of itself.
     """
 
     base_cards: tuple[Mapping[str, Any], ...]
@@ -26,6 +40,7 @@ class Loaded:
     cards: Mapping[str, Mapping[str, Any]]
     tiers: Mapping[str, str] = field(default_factory=dict)
     cannot_load: str | None = None
+    facts: Facts = Facts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,12 @@ class Engine(Protocol):
     """
 
     rereads: bool
+
+    async def version(self) -> str | None:
+        """What it says its version is, in its own words; None if it says none.
+
+        Raises EngineUnavailable: it did not answer.
+        """
 
     async def holds_most(self) -> int | None:
         """How many adapters it surely keeps in memory, and need not read again; None if it does not say.

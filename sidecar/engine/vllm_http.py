@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineGone, EngineRejected, EngineUnavailable, NameTaken
 from lora_fs.sidecar.model import Policy, Record, public_of
 
@@ -25,6 +25,7 @@ _NO_RUNTIME_UPDATING = (
 )
 
 _ACTIVITY = "vllm:lora_requests_info"
+_VERSION_CHARACTERS = 80
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
@@ -53,6 +54,7 @@ class VllmHttp:
         self._learn = learn
         self._base: str | None = None  # a name of its base model
         self._can_load = False
+        self._facts = Facts()
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def loaded(self) -> Loaded:
@@ -76,7 +78,18 @@ class VllmHttp:
             cannot_load=None
             if self._can_load
             else f"the engine at {self._url} cannot load adapters: {_NO_RUNTIME_UPDATING}",
+            facts=self._facts,
         )
+
+    async def version(self) -> str | None:
+        """As ``/version`` says it."""
+        status, text = await self._call("GET", "/version", None, self._list)
+        if status >= 500:
+            raise EngineUnavailable(f"{self._url}/version answered {status}: {text[:200]}")
+        with suppress(ValueError, KeyError, TypeError):
+            said = json.loads(text)["version"]
+            return said[:_VERSION_CHARACTERS] if status == 200 and isinstance(said, str) else None
+        return None
 
     async def _look_for_routes(self) -> None:
         """Ask until the engine has the route to load adapters. A GET of it changes nothing."""
@@ -91,10 +104,11 @@ class VllmHttp:
         step: if there was none, this asks for one token of the base model (0.32).
         """
         status, text = await self._call("GET", "/server_info?config_format=json", None, self._list)
-        with suppress(ValueError, KeyError, TypeError):
-            keeps = json.loads(text)["vllm_config"]["lora_config"]["max_cpu_loras"]
-            if status == 200 and isinstance(keeps, int) and keeps > 0:
-                return keeps
+        lora, model = _sections(text if status == 200 else "", "lora_config", "model_config")
+        dtype = str(model.get("dtype", "")).removeprefix("torch.")
+        self._facts = Facts(_positive(lora.get("max_lora_rank")), dtype or None)
+        if (keeps := _positive(lora.get("max_cpu_loras"))) is not None:
+            return keeps
         metrics = await self._metrics()
         if _ACTIVITY in metrics and read_activity(metrics).max_loras is None and self._base is not None:
             body = {"model": self._base, "prompt": [0], "max_tokens": 1}
@@ -171,6 +185,21 @@ class VllmHttp:
         if status >= 500 and not refuses:
             return EngineUnavailable(f"engine cannot {what} now ({status}): {reason}")
         return EngineRejected(f"the engine refused to {what}: {reason}", reason=reason, status=status)
+
+
+def _sections(server_info: str, *names: str) -> Iterator[Mapping[str, Any]]:
+    """Yield parts of the configuration in ``/server_info``; one that is not there is empty."""
+    try:
+        config = json.loads(server_info)["vllm_config"]
+    except (ValueError, KeyError, TypeError):
+        config = {}
+    for name in names:
+        found = config.get(name) if isinstance(config, dict) else None
+        yield found if isinstance(found, dict) else {}
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def read_activity(metrics: str) -> Activity:

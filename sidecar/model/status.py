@@ -7,7 +7,7 @@ while a report cannot be read nothing is.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, FailFast, Field
 
@@ -83,6 +83,37 @@ class Download(Stored):
     since: str = ""
 
 
+def _known(ge: int | None = None) -> Any:
+    """A field that is left out of the file where it is None."""
+    return Field(default=None, ge=ge, exclude_if=lambda value: value is None)
+
+
+class EngineLimits(Stored):
+    """What a replica judges adapters by. What it does not know is absent from the file.
+
+    Attributes:
+        engine_version: what the engine says, such as 0.32.0.
+        runtime_loading: whether the engine can load adapters.
+        max_lora_rank: the greatest rank.
+        dtype: what the engine computes in, such as bfloat16.
+        base_models: names of the base model, compared with the one that an adapter names.
+        engine_models: further names, by which the engine knows it.
+        base_config: those fields of its config.json that are compared with an adapter's tensors.
+        strict_base_model: whether another name is refused, also where names cannot tell.
+        allow: codes of findings that this replica takes as warnings.
+    """
+
+    engine_version: str | None = _known()
+    runtime_loading: bool | None = _known()
+    max_lora_rank: int | None = _known(ge=1)
+    dtype: str | None = _known()
+    base_models: Annotated[tuple[str, ...] | None, FailFast()] = _known()
+    engine_models: Annotated[tuple[str, ...] | None, FailFast()] = _known()
+    base_config: dict[str, int | str] | None = _known()
+    strict_base_model: bool | None = _known()
+    allow: Annotated[tuple[str, ...] | None, FailFast()] = _known()
+
+
 class RevisionUsage(Stored):
     """How often one revision was asked for on one replica since its start, and how long its loads took.
 
@@ -114,6 +145,7 @@ class ReplicaStatus(Stored):
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
+        limits: what adapters are judged by there; None: it is of a version that does not say.
         usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
         usage_left_out: revisions with counts that ``usage`` has no room for.
     """
@@ -134,6 +166,7 @@ class ReplicaStatus(Stored):
     conditions_since: Annotated[dict[str, str], one_by_one(str)] = Field(default={})
     downloads: Annotated[dict[str, Download], one_by_one(Download)] = Field(default={})
     figures: Annotated[dict[str, float], one_by_one(float)] = Field(default={})
+    limits: EngineLimits | None = None
     usage: Annotated[dict[str, RevisionUsage], one_by_one(RevisionUsage)] = Field(default={})
     usage_left_out: int = Field(default=0, ge=0)
     sum: str = ""

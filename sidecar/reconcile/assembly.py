@@ -209,7 +209,7 @@ def _assemble(
     limits = Limits(
         default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s, settings.weights()
     )
-    reporter = Reporter(registry, volume, settings.advertise_url)
+    reporter = Reporter(registry, volume, settings.advertise_url, expectation)
     replica = Replica(
         settings.replica_id,
         model,

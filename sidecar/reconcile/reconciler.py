@@ -18,7 +18,7 @@ import anyio
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Facts, Loaded
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Policy
@@ -32,6 +32,7 @@ from lora_fs.sidecar.reconcile.subjects import Subjects
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
+from lora_fs.sidecar.validate import version_problem
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,10 @@ MAY_REREAD = (
     "EngineMayReread: it is unknown how many adapters the engine keeps in memory, and it ends if it reads a "
     "damaged staged copy again: set LORA_FS_MAX_LOADED, at most to its --max-cpu-loras"
 )
-
-
+VERSION_UNKNOWN = (
+    "adapters that vLLM serves right only since a certain version are refused (engine-too-old): serve with a "
+    "released vLLM"
+)
 ONE_AT_A_TIME = (
     "OneAtATime: the engine says of one adapter alone that it keeps it in memory, so that one is loaded at a "
     "time: start it with --max-cpu-loras N, and set LORA_FS_MAX_LOADED to N"
@@ -75,6 +78,7 @@ class Reconciler:
         max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
             are. None where the engine does not say.
         passes: how long they took.
+        version: what the engine said at the last look that its version is; None: nothing.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Reconciler:
         self._ended: str | None = None  # why the loop ended, which is never meant
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
+        self.version: str | None = None
         self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
         self._to_ask = True  # how many: this engine was not asked yet, or did not answer
         residents.limit = limits.max_loaded
@@ -124,6 +129,9 @@ class Reconciler:
             yield f"EngineUnavailable: {self._ended or self._problem}"
         elif self._cannot_load is not None:
             yield f"NoRuntimeLoading: {self._cannot_load}"
+        problem = version_problem(self.version)
+        if self._problem is None and problem is not None:
+            yield f"EngineVersionUnknown: {problem}: {VERSION_UNKNOWN}"
         yield from (one for one in (self._pin_problem, self._activity_problem) if one is not None)
         if self.ready and self._engine.rereads and self._residents.limit is None:
             yield MAY_REREAD
@@ -131,6 +139,12 @@ class Reconciler:
             yield ONE_AT_A_TIME
         if self.decided and not self._volume.desired.records:
             yield from self.foreign.model_problem(self._names.terms.model)
+
+    def facts(self) -> tuple[Facts, str | None, bool | None]:
+        """What the engine says of itself, its version, whether it loads adapters; unknown while silent."""
+        if self._engine_view is None or (self._ended or self._problem) is not None:
+            return Facts(), None, None
+        return self._engine_view.facts, self.version, self._cannot_load is None
 
     def capacity(self) -> int | None:
         """How many adapters may be loaded at once; None where nothing bounds them."""
@@ -252,7 +266,10 @@ class Reconciler:
     async def read_engine(self) -> None:
         """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
         residents, changing = self._residents, self._residents.changing()
-        loaded = await self._engine.loaded()
+        loaded, version = await self._engine.loaded(), await self._engine.version()
+        if version != self.version:
+            self.version = version
+            residents.failures = {}  # they tell of what the engine was before
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
         activity: Activity | None = Activity()

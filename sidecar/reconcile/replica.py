@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from lora_fs.sidecar.engine.protocol import Engine
+from lora_fs.sidecar.engine.protocol import Engine, Facts
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
 from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
 from lora_fs.sidecar.reconcile import status
@@ -143,9 +143,18 @@ class Replica:
     def capacity(self) -> int | None:
         return self._loop.capacity()
 
+    def facts(self) -> tuple[Facts, str | None, bool | None]:
+        """What the engine says of itself, its version, whether it loads adapters; unknown while silent."""
+        return self._loop.facts()
+
     def readiness(self) -> Readiness:
         conditions = (*self._volume.conditions(), *self._loop.conditions())
         return Readiness(self._loop.ready and self._loop.decided, conditions, self._since.began(conditions))
+
+    @property
+    def engine_version(self) -> str | None:
+        """What the engine said last that its version is; None: nothing, or it was not asked yet."""
+        return self._loop.version
 
     def counters(self) -> Mapping[str, float]:
         return dict(self._residents.counters)

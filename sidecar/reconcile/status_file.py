@@ -24,11 +24,13 @@ from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, RegistryMissing
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import EventList, ReplicaStatus
+from lora_fs.sidecar.reconcile.limits import limits_of
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import seal, unseal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Reporter:
 
     Args:
         url: where other hosts reach this sidecar.
+        expectation: what this replica judges adapters by.
     """
 
     def __init__(
@@ -56,9 +59,11 @@ class Reporter:
         registry: Registry,
         volume: Volume,
         url: str | None,
+        expectation: Expectation,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
+        self._expectation = expectation
         self._heartbeat = self._began = secrets.randbelow(1 << 30)
         self._written: object = None
         self._written_at = clock()
@@ -95,7 +100,8 @@ class Reporter:
         told = replica.dated(told)
         readiness, recent = replica.readiness(), self._volume.recent
         downloads = dict(replica.downloads())
-        content = (told, counts, readiness, recent, downloads)
+        limits = limits_of(self._expectation, *replica.facts())
+        content = (told, counts, readiness, recent, downloads, limits)
         now = self._clock()
         if content != self._written or now - self._written_at >= HEARTBEAT_S:
             self._heartbeat += 1
@@ -115,6 +121,7 @@ class Reporter:
                 conditions_since=dict(readiness.since),
                 downloads=downloads,
                 figures=dict(replica.figures()),
+                limits=limits,
                 usage={str(key): counts for key, counts in usage.revisions.items()},
                 usage_left_out=usage.left_out,
             )

@@ -6,20 +6,28 @@
 
 from __future__ import annotations
 
+from lora_fs.sidecar.validate.base import compared
 from lora_fs.sidecar.validate.base_config import BaseOfEngine, expect, load_base_config
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, open_adapter, validate
-from lora_fs.sidecar.validate.report import Expectation, Report
+from lora_fs.sidecar.validate.report import Expectation, Learned, Peer, Report
+from lora_fs.sidecar.validate.since import needs_newer, too_old, version_problem
 
 __all__ = [
     "CODES",
     "BaseOfEngine",
     "Code",
     "Expectation",
+    "Learned",
+    "Peer",
     "Report",
+    "compared",
     "expect",
     "load_base_config",
     "looks_preallocated",
+    "needs_newer",
     "open_adapter",
+    "too_old",
     "validate",
+    "version_problem",
 ]

@@ -128,6 +128,20 @@ def check_vocabulary(
             )
 
 
+_COMPARED = (
+    *("hidden_size", "intermediate_size", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+)
+
+
+def compared(base: Mapping[str, object]) -> dict[str, int | str]:
+    """Return the fields of a base model's config that an adapter is held against; equal ones judge alike."""
+    model_type, layers = base.get("model_type"), layer_count(base)
+    told: dict[str, int | str | None] = {name: _size(base, name) for name in _COMPARED}
+    told |= {"model_type": model_type if isinstance(model_type, str) else None, "num_hidden_layers": layers}
+    return {name: value for name, value in told.items() if value is not None}
+
+
 def layer_count(base: Mapping[str, object]) -> int | None:
     """Read ``num_hidden_layers``, of the text model where there are several; None if unknown."""
     text = base.get("text_config")

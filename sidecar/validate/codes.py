@@ -80,6 +80,9 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "modules-to-save": _engines("whole trained modules that vLLM does not load"),
         "classification-head": _told("a classification head that only a pooling engine serves"),
         "added-tokens": _overridable("trained or added token embeddings, which vLLM ignores"),
+        "engine-too-old": _refused(
+            "this replica's vLLM is too old to serve it right, or of an unknown version"
+        ),
         "rank-too-high": _engines("a rank above the engine's --max-lora-rank"),
         # the safetensors header
         "header": _refused("the safetensors header is damaged or is not one"),
@@ -110,5 +113,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "no-such-module": _overridable("the base model has no such module: vLLM ignores it"),
         "wrong-shape": _engines("a tensor does not fit the base model's layer"),
         "layer-out-of-range": _told("a layer index beyond the base model's layers"),
+        # the fleet
+        "no-replica": _refused("no live replica can serve it, for the reasons that are listed"),
+        "some-replicas": _told("some live replicas cannot serve it, for the reasons that are listed"),
     }
 )

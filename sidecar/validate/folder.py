@@ -17,6 +17,7 @@ from lora_fs.sidecar.model import LoraShape, Severity
 from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
 from lora_fs.sidecar.validate.contents import BUFFER_BYTES, is_preallocated, scan_contents
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
+from lora_fs.sidecar.validate.fleet import check_fleet
 from lora_fs.sidecar.validate.header import header_length, parse_header
 from lora_fs.sidecar.validate.report import Expectation, Findings, Report
 from lora_fs.sidecar.validate.structure import Kind, Said, read_config, shape_of, study
@@ -193,6 +194,7 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None, conf
     structure = study(kind, reading.expectation.base(), file.name, found)
     if structure is None:
         return None
+    check_fleet(reading.expectation, config, kind, file.name, found)
     if reading.contents:
         if reading.arriving and is_preallocated(file, structure.entries):
             found.add(
@@ -243,6 +245,7 @@ def _check_pickle(reading: _Reading, file: RegularFile, said: Said | None, confi
     )
     if refused:
         return None
+    check_fleet(reading.expectation, config, None, file.name, found)
     taking = _begin(reading, file.name, config)
     for at in range(0, file.size_bytes, BUFFER_BYTES):
         taking(file.name, memoryview(file.read(at, min(BUFFER_BYTES, file.size_bytes - at))))

@@ -37,6 +37,8 @@ class Expectation:
         allow: codes the caller overrides; their errors become warnings.
         strict_base_model: another name of the base model is an error, also where names cannot tell.
         learned: what takes the place of ``base_config`` where that is None, and further names.
+        fleet: the live replicas that are to serve it: what none of them can is an error.
+        forced: that is a warning.
     Raises:
         InputError: ``allow`` names a code that does not exist or cannot be overridden.
     """
@@ -47,6 +49,8 @@ class Expectation:
     allow: frozenset[str] = frozenset()
     strict_base_model: bool = False
     learned: Learned = field(default_factory=Learned)
+    fleet: tuple[Peer, ...] = ()
+    forced: bool = False
 
     def base(self) -> Mapping[str, object] | None:
         """The base model's ``config.json``, as far as it is known now."""
@@ -58,6 +62,22 @@ class Expectation:
                 raise InputError(f"cannot allow {shown(code)!r}: there is no such finding code")
             if not CODES[code].overridable and CODES[code].severity is Severity.ERROR:
                 raise InputError(f"cannot allow {code!r}: an adapter like this cannot be served")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A live replica, as it tells of itself.
+
+    Attributes:
+        judges_by: what it does not know is not checked.
+        loads: whether its engine can load adapters; None: not known.
+        version: its engine's; None: not known.
+    """
+
+    replica: str
+    judges_by: Expectation = field(default_factory=Expectation)
+    loads: bool | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from lora_fs.sidecar.cli.main import cli, run
-from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
+from lora_fs.sidecar.model import AdapterStatus, EngineLimits, Phase, ReplicaStatus
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.volume import atomic
@@ -121,6 +121,7 @@ def report(root: Path) -> Callable[..., None]:
         revision: str = "v1",
         generation: int = 1,
         engine: str = "ready",
+        limits: EngineLimits | None = None,
     ) -> None:
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
         told = {
@@ -141,6 +142,7 @@ def report(root: Path) -> Callable[..., None]:
             adapters=told,
             recent=recent or {},
             conditions=conditions,
+            limits=limits,
         )
         (root / ".replicas").mkdir(parents=True, exist_ok=True)
         atomic.replace(root / ".replicas" / f"{replica}.json", seal(status))

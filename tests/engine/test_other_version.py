@@ -25,7 +25,7 @@ def test_it_is_left_as_it_is(
     volume = Volume(root, MODEL_NAME, cwd=elsewhere)
     volume.run("init")
     volume.run("register", "registered", str(adapters(1)))
-    env = {**volume.env, "VLLM_PLUGINS": "lora_fs", "OTHER_VERSION": "0.33.0"}
+    env = {**volume.env, "VLLM_PLUGINS": "lora_fs", "OTHER_VERSION": "0.29.0"}
     with owned(farm.start("other-version", model_dir, env=env)) as client:
         assert client.names() == {MODEL_NAME}
         assert client.load("loaded", adapters(0)).status == 200
@@ -33,4 +33,4 @@ def test_it_is_left_as_it_is(
         assert client.complete("registered").status == 404
         assert client.unload("loaded").status == 200
         log = client.engine.log_text()
-        assert log.count("leaves this vLLM as it is: it is version 0.33.0") == 1
+        assert log.count("leaves this vLLM as it is: it is version 0.29.0") == 1

@@ -40,8 +40,7 @@ class ForkingMultiprocessing:
 def run_several() -> None:
     """Do what the command does with ``--api-server-count 2``; its error goes to the log."""
     import vllm.v1.utils
-    from vllm.entrypoints.cli.serve import run_multi_api_server
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.cli.serve import make_arg_parser, run_multi_api_server, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     vllm.v1.utils.multiprocessing = ForkingMultiprocessing()

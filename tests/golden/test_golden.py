@@ -96,12 +96,15 @@ def test_the_registry() -> None:
 
 
 def test_a_phase_by_its_earlier_name() -> None:
-    """A replica of an earlier version that counts Evicted adapters counts Unloaded ones."""
+    """A replica that counts Evicted adapters counts Unloaded ones; one that knows limits tells them."""
     earlier, later = (
         decode(ReplicaStatus, (V1 / ".replicas" / f"{pod}.json").read_bytes()) for pod in ("pod-a", "pod-b")
     )
     assert earlier.counts == later.counts == {"Ready": 1, "Unloaded": 11}
     assert Phase("Evicted") is Phase.UNLOADED
+    assert earlier.limits is None
+    assert later.limits is not None
+    assert (later.limits.max_lora_rank, later.limits.dtype) == (64, None)
 
 
 def test_the_quota() -> None:

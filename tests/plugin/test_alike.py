@@ -154,7 +154,10 @@ def test_the_second_of_a_kind_is_what_the_reader_makes_of_it(
         {"rank": 8},
         {"dtype": torch.bfloat16},
         {"layers": ("q_proj", "o_proj")},
-        {"rank_pattern": {"o_proj": 4}},
+        pytest.param(
+            {"rank_pattern": {"o_proj": 4}},
+            marks=pytest.mark.since("0.32", "rank_pattern is ignored before it: such an adapter is refused"),
+        ),
     ],
     ids=str,
 )
@@ -176,6 +179,7 @@ def test_base_and_order_of_targets_make_no_other_kind(tmp_path: Path) -> None:
     assert manager.read == 1
 
 
+@pytest.mark.since("0.32", "rank_pattern and alpha_pattern are ignored before it: such an adapter is refused")
 @pytest.mark.parametrize("zeros", [False, True])
 def test_what_was_computed_on_the_way_is_read_again(tmp_path: Path, zeros: bool) -> None:
     """Scales that differ within a layer are multiplied into B, and one of zeros does not show it."""

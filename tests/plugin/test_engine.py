@@ -376,12 +376,17 @@ def second(site: Site, monkeypatch: pytest.MonkeyPatch) -> FakeManager:
     """Another engine behind the first API server; vLLM's own call gives one's answers."""
     second = FakeManager()
 
-    async def of_all(name: str, method: str, timeout: None, args: Any, kwargs: None) -> list[Any]:
-        assert name == "collective_rpc"
-        return [await site.rpc(method, args), [rpc.CALLS[args[0]](second, args[1])]]  # type: ignore[arg-type]
-
     engines = [rank.to_bytes(2, "little") for rank in (2, 3)]
-    core = SimpleNamespace(core_engines=engines, call_utility_all_async=of_all)
+
+    async def of_one(
+        name: str, method: str, timeout: None, args: Any, kwargs: None, *, engine: bytes
+    ) -> list[Any]:
+        assert name == "collective_rpc"
+        if engine == engines[0]:
+            return await site.rpc(method, args)
+        return [rpc.CALLS[args[0]](second, args[1])]  # type: ignore[arg-type]
+
+    core = SimpleNamespace(core_engines=engines, _call_utility_async=of_one)
     monkeypatch.setattr(site.api[0]._client, "engine_core", core, raising=False)
     return second
 

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora import model_manager
 from vllm.lora.layers import FusedMoE3DWithLoRA, LoRAMapping
 from vllm.lora.lora_model import LoRAModel
-from vllm.lora.lora_weights import LoRAFullModuleWeights, LoRALayerWeights
+from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -145,9 +145,12 @@ def test_an_adapter_of_a_bare_model(make_pooling: Make, kernels: str) -> None:
         packed(manager, adapter(102, {"r_proj": (HIDDEN, HIDDEN)}))
 
 
+@pytest.mark.since("0.31", "no adapter brings a classification head before it")
 @KERNELS
 def test_a_classification_head_that_the_adapter_replaces(make_pooling: Make, kernels: str) -> None:
     """For its own requests alone; the base model's have the base's."""
+    from vllm.lora.lora_weights import LoRAFullModuleWeights
+
     manager = make_pooling(kernels)
     score = manager.modules["score"]
     score.base_layer.weight.data.fill_(0.5)

@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from lora_fs.worker_patch.compat import NAME

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import (
     EngineGone,
     EngineUnavailable,
@@ -50,6 +50,7 @@ class FakeEngine:
     has_metrics: bool = True
     up: bool = True
     cannot_load: str | None = None
+    facts: Facts = field(default_factory=Facts)
     rereads: bool = False
     max_cpu_loras: int | None = None
     silent: bool = False  # when it is asked for that number
@@ -61,6 +62,7 @@ class FakeEngine:
     keeps: set[str] = field(default_factory=set)
     unloads: list[str] = field(default_factory=list)
     reads: int = 0
+    says: str | None = "0.32.0"  # its version
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -70,7 +72,11 @@ class FakeEngine:
         self.reads += 1
         cards = {name: {"id": name, "root": path, "parent": "tiny"} for name, path in self.adapters.items()}
         base = tuple({"id": name} for name in self.base)
-        return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load)
+        return Loaded(base, dict(self.adapters), cards, cannot_load=self.cannot_load, facts=self.facts)
+
+    async def version(self) -> str | None:
+        self._check_up()
+        return self.says
 
     async def holds_most(self) -> int | None:
         if self.silent:
@@ -135,6 +141,7 @@ class FakeStager:
     used: set[str] = field(default_factory=set)
     swept: list[set[str]] = field(default_factory=list)
     waiting: dict[str, LoraFsError] = field(default_factory=dict)
+    configs: dict[str, bytes] = field(default_factory=dict)  # by name
 
     @property
     def copies(self) -> int:
@@ -155,6 +162,9 @@ class FakeStager:
         if record.name in self.refuses:
             raise self.refuses[record.name]
         return self.path(record)
+
+    async def config(self, record: Record) -> bytes:
+        return self.configs.get(record.name, b"{}")
 
     async def mend(self, record: Record) -> bool:
         return False

@@ -24,6 +24,7 @@ from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.validate import Expectation
 from tests.reconcile.conftest import Clock, Rig
 from tests.reconcile.test_worker import until
 
@@ -251,7 +252,7 @@ class Site:
 
     def __init__(self, rig: Rig, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.rig, self.registry, self.clock = rig, Registry(root, create=True), Clock()
-        self.reporter = Reporter(self.registry, cast("Volume", rig.volume), None, self.clock)
+        self.reporter = Reporter(self.registry, cast("Volume", rig.volume), None, Expectation(), self.clock)
         patch.setattr(status_file, "GATHER_S", 0.0)
         for told_by_others in ("downloads", "figures"):
             patch.setattr(rig.replica, told_by_others, dict)

@@ -132,7 +132,7 @@ async def test_what_a_replica_reports(tmp_path: Path) -> None:
     await rig.settle()
     seen = SimpleNamespace(recent={"default/tiny/v1/a1": 1}, status_problem=None)
     opened = Registry(tmp_path, create=True)
-    reporter = Reporter(opened, cast("Volume", seen), "http://10.0.0.7:8001")
+    reporter = Reporter(opened, cast("Volume", seen), "http://10.0.0.7:8001", Expectation())
     path = opened.layout.replica("r0")
     reporter.report(rig.replica)
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "status file"))
@@ -143,4 +143,6 @@ async def test_what_a_replica_reports(tmp_path: Path) -> None:
     phases = {name: one["phase"] for name, one in written["adapters"].items()}
     assert phases == {"a1": "Ready", "a2": "Failed"}
     assert written["counts"] == {"Ready": 1, "Failed": 1, "Unloaded": 1}
+    told = {"engine_version": "0.32.0", "runtime_loading": True}
+    assert written["limits"] == {**told, "strict_base_model": False, "allow": []}
     assert (written["recent"], written["url"]) == (seen.recent, "http://10.0.0.7:8001")

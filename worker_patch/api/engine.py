@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import vllm
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
 
-from lora_fs.sidecar.engine.protocol import Activity, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
@@ -55,10 +56,11 @@ class InProcess:
         *,
         timeout_s: float,
         ending: Ending | None = None,
+        facts: Facts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._models, self._user = client, models, user
-        self._ending = ending or Ending()
+        self._ending, self._facts = ending or Ending(), facts or Facts()
         self._timeout_s, self._clock = timeout_s, clock
         self._sequence = self._serving = 0
         self._loading: Counter[int] = Counter()
@@ -76,6 +78,9 @@ class InProcess:
     # -- what the reconciler asks ----------------------------------------------------------------
 
     rereads = False  # the worker reads a copy once, in a thread, and what fails there is a failed load
+
+    async def version(self) -> str | None:
+        return str(vllm.__version__)
 
     async def holds_most(self) -> int | None:
         """Its own bound, in bytes, makes room by itself."""
@@ -101,7 +106,7 @@ class InProcess:
             if one["level"] == "gpu"
         }
         tiers = {n: "gpu" if r.lora_int_id in in_slots else "host" for n, r in self.requests.items()}
-        return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers)
+        return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers, facts=self._facts)
 
     async def activity(self) -> Activity:
         return Activity(max_loras=min((worker["slots"] for worker in self.seen), default=None))
@@ -285,7 +290,10 @@ class InProcess:
         if len(ranks) == 1:
             of_engines = [await self._client.collective_rpc(RPC, args=(call, body))]
         else:
-            of_engines = await core.call_utility_all_async("collective_rpc", RPC, None, (call, body), None)
+            asked = ("collective_rpc", RPC, None, (call, body), None)
+            of_engines = await asyncio.gather(
+                *(core._call_utility_async(*asked, engine=engine) for engine in core.core_engines)
+            )
         return [
             {**answer, "engine": str(rank)}
             for rank, answers in zip(ranks, of_engines, strict=True)

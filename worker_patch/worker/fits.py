@@ -7,18 +7,41 @@ those of a tensor-parallel rank. Source: vllm/lora/layers and vllm/model_executo
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.lora.layers import FusedMoE3DWithLoRA, LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.model_executor.layers.linear import QKVParallelLinear
 
+from lora_fs.worker_patch.versions.differences import reads_patterns
+from lora_fs.worker_patch.versions.layers import COMPARED
+
 
 class DoesNotFit(ValueError):
     """The adapter is not one for this model."""
+
+
+def check_patterns(folder: str) -> None:
+    """Refuse an adapter whose ranks or scales this vLLM would read wrong, without a word.
+
+    Raises:
+        DoesNotFit: names the patterns.
+    """
+    if reads_patterns():
+        return
+    config = json.loads((Path(folder) / "adapter_config.json").read_bytes())
+    given = [pattern for pattern in ("rank_pattern", "alpha_pattern") if config.get(pattern)]
+    if given:
+        raise DoesNotFit(
+            f"vLLM {vllm.__version__} ignores {' and '.join(given)}, and would answer wrong: "
+            "this adapter needs vLLM 0.32 or newer"
+        )
 
 
 def name_as_the_model(manager: LoRAModelManager, adapter: LoRAModel) -> None:
@@ -55,6 +78,8 @@ def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bo
         if weights is None:
             continue
         matched.add(id(weights))
+        if type(module) not in COMPARED:
+            continue
         if isinstance(module, BaseLinearLayerWithLoRA):
             _check_layer(name, module, _slices(weights.lora_a), _slices(weights.lora_b))
         elif isinstance(module, LogitsProcessorWithLoRA | VocabParallelEmbeddingWithLoRA):

@@ -31,14 +31,27 @@ def install() -> None:
         return answer(self, call, ask)
 
     # The mixin imported the class by name: both names have to lead to ours.
-    worker_manager.LRUCacheWorkerLoRAManager = TieredWorkerManager
-    lora_model_runner_mixin.LRUCacheWorkerLoRAManager = TieredWorkerManager
+    put(worker_manager, "LRUCacheWorkerLoRAManager", TieredWorkerManager)
+    put(lora_model_runner_mixin, "LRUCacheWorkerLoRAManager", TieredWorkerManager)
     # What is kept is page-locked by ``resident.Resident``, and not a matrix at a time before it is packed.
-    lora_model.PIN_MEMORY = model_manager.PIN_MEMORY = False
+    put(lora_model, "PIN_MEMORY", False)
+    put(model_manager, "PIN_MEMORY", False)
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
     setattr(WorkerBase, RPC, lora_fs)
     ids.widen()
     _choose_wrapper()
+
+
+def put(owner: Any, name: str, ours: Any) -> None:
+    """Put ours in the place of what vLLM has.
+
+    Raises:
+        AttributeError: it has nothing there: what is put where nobody looks changes nothing.
+    """
+    if not hasattr(owner, name):
+        who = getattr(owner, "__name__", type(owner).__name__)
+        raise AttributeError(f"{who} has no {name}: nothing of vLLM's would be replaced")
+    setattr(owner, name, ours)
 
 
 def _choose_wrapper() -> None:
@@ -46,7 +59,7 @@ def _choose_wrapper() -> None:
 
     ours = wrapper_for(current_platform.get_punica_wrapper(), load_settings().kernels)
     if ours is not None:
-        type(current_platform).get_punica_wrapper = classmethod(lambda cls: ours)
+        put(type(current_platform), "get_punica_wrapper", classmethod(lambda cls: ours))
 
 
 def wrapper_for(stock: str, kernels: str) -> str | None:

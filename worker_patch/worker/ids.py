@@ -7,10 +7,20 @@ Source: vllm/v1/worker/gpu/lora_utils.py and mm/lora.py, 0.32.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from lora_fs.worker_patch.worker.hooks import put
+
+
+class _Wide:
+    """numpy for that module, whose one narrow type is that of ids and of counts."""
+
+    int32 = np.int64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
 
 
 def widen() -> None:
@@ -28,8 +38,7 @@ def widen() -> None:
 
     lora_utils.LoraState.__init__ = __init__
     lora_utils.LoraState.lora_fs = True
-    # All that the module uses of numpy; its one narrow type is that of ids and of counts.
-    mm_lora.np = SimpleNamespace(array=np.array, repeat=np.repeat, int32=np.int64)
+    put(mm_lora, "np", _Wide())
 
 
 def check_room(vllm_config: Any) -> None:

@@ -16,12 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from vllm.lora.layers import (
-    ClassificationHeadWithLoRA,
-    LogitsProcessorWithLoRA,
-    MergedColumnParallelLinearWithLoRA,
-    VocabParallelEmbeddingWithLoRA,
-)
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
@@ -30,9 +25,8 @@ from lora_fs.kernels.arena import Arena
 from lora_fs.kernels.layout import Layer, Shape
 from lora_fs.kernels.memory import HostMemory
 from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
+from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER
 
-# Whose way of setting weights is the one written down here; a subclass with its own stays vLLM's.
-_LINEAR = {BaseLinearLayerWithLoRA.set_lora, MergedColumnParallelLinearWithLoRA.set_lora}
 _CACHED = ("qkv", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "query_key_value", "c_attn")
 
 
@@ -195,18 +189,16 @@ class DeviceLayers(ModelLayers):
 
 def shape_of(module: Any) -> Shape | None:
     """Of a layer that can be taken over."""
-    if isinstance(module, ClassificationHeadWithLoRA):  # may be replaced whole, by rows of requests
+    if type(module) not in TAKEN_OVER:
         return None
-    if isinstance(module, BaseLinearLayerWithLoRA):
-        if type(module).set_lora not in _LINEAR or module.lora_config.fully_sharded_loras:
+    if type(module) in LINEAR:
+        if module.lora_config.fully_sharded_loras:
             return None
         return Shape(module.input_size, tuple(module.output_slices))
-    base: Any = getattr(module, "base_layer", None)
+    base: Any = module.base_layer
     if isinstance(module, LogitsProcessorWithLoRA):
         return Shape(module.hidden_size, (base.vocab_size,))
-    if isinstance(module, VocabParallelEmbeddingWithLoRA):
-        return Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
-    return None
+    return Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
 
 
 def _weights(target: Target, weights: LoRALayerWeights, scale: float, *, whole: bool) -> Weights:

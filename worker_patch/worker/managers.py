@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from lora_fs.worker_patch.worker.alike import WEIGHTS, Alike, Kind
-from lora_fs.worker_patch.worker.fits import check_finite
+from lora_fs.worker_patch.worker.fits import check_finite, check_patterns
 from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.models import TieredModelManager
@@ -146,6 +146,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             slab = manager.layers.pack(recipe.draft(folder))
             return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
         lora = self._load_adapter(request)
+        check_patterns(folder)
         if not lora.loras and not lora.modules_to_save:
             raise ValueError(f"{folder} holds no LoRA weights")
         if not os.path.isfile(os.path.join(folder, WEIGHTS)):  # a pickle, whose values nobody has read

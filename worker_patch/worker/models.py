@@ -11,12 +11,12 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from vllm.lora.layers import ClassificationHeadWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
 from lora_fs.kernels.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
+from lora_fs.worker_patch.versions.layers import tell_stranger
 from lora_fs.worker_patch.worker.fits import check_fits, drop_merged, name_as_the_model
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
@@ -95,6 +95,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     def register_module(self, module_name: str, module: Any) -> None:
         super().register_module(module_name, module)
         self.layers.take_over(module_name, module)
+        tell_stranger(module_name, module)
 
     def draft(self, adapter: LoRAModel, *, whole: bool = True) -> Draft:
         """What packing it comes to, once it is seen to fit; any thread may, it touches nothing here.
@@ -183,7 +184,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         for name, module in self.modules.items():
             if name in self.layers.targets:
                 continue
-            if isinstance(module, ClassificationHeadWithLoRA):
+            if hasattr(module, "set_module_to_save"):  # a classification head
                 full = self._get_module_to_save_weights(adapter, name)
                 if full is None:
                     module.reset_module_to_save(index)

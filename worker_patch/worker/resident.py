@@ -28,9 +28,8 @@ class Resident(LoRAModel):  # type: ignore[misc]
     def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:
         taken = slab.places
         rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
-        super().__init__(
-            adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight, modules_to_save=adapter.modules_to_save
-        )
+        super().__init__(adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight)
+        self.modules_to_save = adapter.modules_to_save
         self.slab, self.alike = slab, alike
         if PIN_MEMORY:
             _change(rest.values(), torch.Tensor.pin_memory)

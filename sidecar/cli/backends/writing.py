@@ -11,6 +11,8 @@ from lora_fs.sidecar.cli.validation import reading
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.reconcile.admin import fetching
+from lora_fs.sidecar.reconcile.limits import with_fleet
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.lifecycle import ingest, register_as
 from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
@@ -42,6 +44,7 @@ def register(
     settings, by = context.settings, writer_id()
     plugin = plugin or settings.lora_downloader_plugin
     expectation = context.expectation(said.base_model, said.allow)
+    expectation = with_fleet(expectation, Layout(context.root()), scope, forced=said.force)
     is_fetched, folder = is_remote(source, plugin), Path()
     if is_fetched and link:
         raise InputError(

@@ -17,6 +17,7 @@ from lora_fs.sidecar.engine.protocol import Engine
 from lora_fs.sidecar.errors import (
     EngineGone,
     EngineRejected,
+    InvalidAdapter,
     LoraFsError,
     NameTaken,
     NoSpareRoom,
@@ -30,6 +31,7 @@ from lora_fs.sidecar.reconcile.residents import backoff
 from lora_fs.sidecar.reconcile.residents.engine_state import EngineState
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+from lora_fs.sidecar.validate import needs_newer, too_old
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +162,7 @@ class Residents(EngineState):
                 staging = self._stager.stage(record)
                 self._events.tell("Retrying" if again else "Loading", key=key)
                 path = await staging
+            await self._check_engine(record)
             waited = await self._take_place(served, spare)
             try:
                 if waited:  # long enough, perhaps, for the copy to be damaged
@@ -190,6 +193,13 @@ class Residents(EngineState):
         told = event("load.done", adapter=served.name, revision=record.revision, engine_name=name)
         logger.info("%s is loaded", served.name, extra=told)
         return name
+
+    async def _check_engine(self, record: Record) -> None:
+        """Refuse what the engine would serve wrong, by its version now: it may have been replaced."""
+        fields = needs_newer(await self._stager.config(record))
+        findings = too_old(fields, await self._engine.version()) if fields else ()
+        if findings:
+            raise InvalidAdapter(str(record.key), findings)
 
     async def _take_place(self, served: Served, spare: bool) -> bool:
         """Wait until one more may be loaded: what the engine does not keep it would read again in a step.

@@ -25,6 +25,7 @@ from lora_fs.sidecar.reconcile.stage.disk_errors import refused
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
+from lora_fs.sidecar.validate.config import CONFIG_FILE
 
 OTHERS_S = 0.05  # between two looks whether another process has made the copy
 
@@ -90,6 +91,18 @@ class Stager(Copies):
             VolumeUnavailable: they could not be read in time; the job goes on.
         """
         return self._wait(self._job(record, make_room), record, make_room)
+
+    async def config(self, record: Record) -> bytes:
+        """The ``adapter_config.json`` of a copy that was staged.
+
+        Raises:
+            VolumeUnavailable: the disk does not give it.
+        """
+        file = Path(self.path(record)) / CONFIG_FILE
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._local, file.read_bytes)
+        except OSError as error:
+            raise refused(error, f"cannot read the copy of {record.key}") from error
 
     async def mend(self, record: Record) -> bool:
         """Read a copy that the engine refused once more, whatever is known of it; make a damaged one anew.

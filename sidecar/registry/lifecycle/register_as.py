@@ -31,6 +31,7 @@ class RegisterAs(BaseModel):
     labels: dict[str, str] = Field({}, description="Kept in the record")
     activate: bool = Field(True, description="Let the plain name serve it")
     allow: tuple[str, ...] = Field((), description="Codes of findings to take as warnings")
+    force: bool = Field(False, description="Register also what no live replica can serve")
     dry_run: bool = Field(False, description="Check, and answer what would change; change nothing")
 
     def registration(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Registration:

@@ -5,6 +5,8 @@ A report is a hint. One that cannot be read is neither fine nor absent: it is na
 
 from __future__ import annotations
 
+import datetime
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +60,21 @@ def read_reports(layout: Layout) -> Reports:
         raise VolumeUnavailable(f"{layout.root} is no registry any more: is the volume still mounted?")
     found, unreadable = _decoded(ReplicaStatus, layout.replicas, names)
     return Reports(found, unreadable, tuple(one for one in unreadable if _is_young(layout.replica(one))))
+
+
+def age_s(status: ReplicaStatus) -> float:
+    """Seconds since a replica last wrote, by the clocks of both; infinite if it does not say when."""
+    return since_s(status.updated_at)
+
+
+def since_s(written: str) -> float:
+    """Seconds since a time in RFC 3339; infinite if it is none."""
+    try:
+        at = datetime.datetime.fromisoformat(written)
+    except ValueError:
+        return math.inf
+    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+    return max(0.0, (datetime.datetime.now(datetime.UTC) - at).total_seconds())
 
 
 def read_events(layout: Layout) -> Happened:

@@ -1,0 +1,6 @@
+"""What differs from one vLLM to another, and what is relied upon in each.
+
+``surface`` is one table of functions, their parameters, attributes; ``probes`` tries what vLLM does;
+``layers`` knows its kinds of LoRA layers; ``differences`` is the only place that asks which way a vLLM
+does something. Nothing here reads a version's number.
+"""

@@ -1,0 +1,36 @@
+"""What one vLLM does one way and another another: asked of the code, never of the version's number.
+
+Each has the last minor that does it the old way. Once ``compat.TESTED`` begins later a test fails: the branch
+is not needed any more, and goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.lora.peft_helper import PEFTHelper
+
+
+@cache
+def reads_patterns() -> bool:
+    """Whether the rank and the scale of a layer are those that the patterns give it: tried, not looked up.
+
+    An older one ignores both patterns without a word.
+    """
+    config = {
+        "r": 4,
+        "lora_alpha": 4,
+        "target_modules": ["q"],
+        "rank_pattern": {"q": 2},
+        "alpha_pattern": {"q": 8},
+    }
+    weights = LoRALayerWeights.from_config("model.q", PEFTHelper.from_dict(config))
+    return (weights.rank, weights.scaling) == (2, 4.0)
+
+
+# What it is → the last minor that does it the old way, and whether this vLLM does it the new one.
+DIFFERENCES: Mapping[str, tuple[str, Callable[[], bool]]] = {
+    "rank_pattern and alpha_pattern": ("0.31", reads_patterns),
+}

@@ -1,0 +1,77 @@
+"""vLLM's kinds of LoRA layers, by exact type: which are taken over, which are left to vLLM on purpose.
+
+A subclass computes something else than its base, or vLLM would not have it. One that is in no list is
+left to vLLM, and told. Source: vllm/lora/layers, 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vllm.lora import layers
+from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+logger = logging.getLogger(__name__)
+
+_LINEAR = (
+    "ColumnParallelLinearWithLoRA",
+    "MergedColumnParallelLinearWithLoRA",
+    "MergedQKVParallelLinearWithLoRA",
+    "QKVParallelLinearWithLoRA",
+    "ReplicatedLinearWithLoRA",
+    "RowParallelLinearWithLoRA",
+)
+_WORDS = ("LogitsProcessorWithLoRA", "VocabParallelEmbeddingWithLoRA")
+_VLLMS_LINEAR = (  # a way of their own to set weights, or a share along the ranks
+    "ColumnParallelLinearWithShardedLoRA",
+    "MergedColumnParallelLinearVariableSliceWithLoRA",
+    "MergedColumnParallelLinearWithShardedLoRA",
+    "MergedQKVParallelLinearWithShardedLoRA",
+    "QKVParallelLinearWithShardedLoRA",
+    "RowParallelLinearWithShardedLoRA",
+)
+_VLLMS = (
+    "BaseClassificationHeadWithLoRA",  # 0.33
+    "ClassificationHeadWithLoRA",  # 0.31
+    "FusedMoE3DWithLoRA",
+    "FusedMoEWithLoRA",
+    "Step5FusedQKVIndexerWithLoRA",  # 0.33, as the next
+    "Step5SparseIndexerWWithLoRA",
+    "TokenClassificationHeadWithLoRA",  # 0.33
+)
+
+
+def _there(names: Iterable[str]) -> frozenset[type]:
+    return frozenset(kind for name in names if (kind := getattr(layers, name, None)) is not None)
+
+
+LINEAR = _there(_LINEAR)
+TAKEN_OVER = LINEAR | _there(_WORDS)
+COMPARED = TAKEN_OVER | _there(_VLLMS_LINEAR) | _there(_VLLMS)  # an adapter is held against them by ``fits``
+_KNOWN = COMPARED | {BaseLayerWithLoRA, BaseLinearLayerWithLoRA}
+_told: set[type] = set()
+
+
+def strangers() -> set[str]:
+    """The names of vLLM's own kinds of LoRA layers that are in no list."""
+    own = (kind for kind in _below(BaseLayerWithLoRA) if kind.__module__.startswith("vllm."))
+    return {kind.__qualname__ for kind in own if kind not in _KNOWN}
+
+
+def _below(kind: type) -> Iterator[type]:
+    subclasses: list[type] = kind.__subclasses__()
+    for one in subclasses:
+        yield one
+        yield from _below(one)
+
+
+def tell_stranger(name: str, module: Any) -> None:
+    """Say it, once a kind, if a layer of the model is of none that is known."""
+    kind = type(module)
+    if kind not in _KNOWN and kind not in _told:
+        _told.add(kind)
+        text = "%s.%s is a kind of LoRA layer that lora-fs does not know: vLLM computes %s and all like it"
+        logger.warning(text, kind.__module__, kind.__qualname__, name)

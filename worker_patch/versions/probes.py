@@ -1,0 +1,49 @@
+"""What a vLLM does, tried: names and parameters stay the same where answers change.
+
+Each probe returns why this vLLM cannot be served with, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+from lora_fs.worker_patch.versions import layers
+
+
+def layer_kinds() -> str | None:
+    """Every kind of LoRA layer that vLLM has is one of those that were looked at."""
+    strangers = layers.strangers()
+    if strangers:
+        return f"it has kinds of LoRA layers that this plugin does not know: {', '.join(sorted(strangers))}"
+    return None
+
+
+def prefix_blocks() -> str | None:
+    """Two revisions' requests, named and placed as the plugin does, share no prefix block."""
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    def keys(path: str) -> object:
+        request = SimpleNamespace(
+            lora_request=LoRARequest("sql", 1, path), mm_features=[], cache_salt=None, prompt_embeds=None
+        )
+        return generate_block_hash_extra_keys(request, 0, 16, 0)[0]
+
+    if keys("/stage/1/sql") == keys("/stage/2/sql"):
+        return "two revisions of a name share prefix blocks: one would be answered from the other's"
+    return None
+
+
+PROBES: tuple[Callable[[], str | None], ...] = (layer_kinds, prefix_blocks)
+
+
+def failing() -> Iterator[str]:
+    """Why this vLLM cannot be served with, one sentence a probe that does not hold."""
+    for probe in PROBES:
+        try:
+            why = probe()
+        except Exception as error:
+            why = f"{probe.__name__} cannot be tried: {error!r}"
+        if why is not None:
+            yield why
