@@ -82,6 +82,8 @@ class Settings(BaseSettings):
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
+        unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
+            ``serve-base``, it serves the base model alone.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
         max_loaded: how many adapters may be loaded at once; None: what the engine surely keeps in memory.
@@ -145,6 +147,7 @@ class Settings(BaseSettings):
     stage_ahead: Literal["new", "all", "off"] = "new"
     host_bytes: int = Field(4 << 30, ge=0)
     kernels: str = "auto"
+    unfit: Literal["stop", "serve-base"] = "stop"
     max_loaded: int | None = Field(None, ge=1)
     max_rank: int | None = Field(None, ge=1)
     default_policy: PolicyKind = PolicyKind.LAZY

@@ -39,8 +39,8 @@ from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
+from lora_fs.worker_patch import compat
 from lora_fs.worker_patch.api.ending import Ending
-from lora_fs.worker_patch.compat import NAME
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
@@ -67,11 +67,11 @@ class _Late:
 
 
 class Endpoint:
-    """``fit``: this vLLM is one the plugin was tested on; otherwise nothing is done to it."""
+    """``fit``: this vLLM is one that the plugin can serve in; otherwise nothing is done to it."""
 
     _settings: Settings
     _admin: Admin
-    name = NAME
+    name = compat.NAME
     required_tasks: tuple[SupportedTask, ...] | None = None
 
     def __init__(self, *, fit: bool) -> None:
@@ -87,6 +87,7 @@ class Endpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Raises ValidationError for settings that are none: the server does not start with them."""
         if not self._fit:
+            compat.tell_base_alone()
             return
         from lora_fs.worker_patch.api.gate import Gate
 
@@ -193,6 +194,9 @@ class Endpoint:
         expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
         self._assembly = await assemble(settings, expectation, engine)
         self._assembly.volume.beside.append(self._admin.conditions)
+        if (untested := compat.untested()) is not None:
+            logger.warning("%s", untested, extra=event("plugin.untested"))
+            self._assembly.volume.beside.append(lambda: (untested,))
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
