@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -130,7 +130,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self.loop.call_soon(self._parse_some)
         elif self.flow.is_behind:
             self.flow.is_behind = False
-            if not self.pipeline and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
+            if not self.pipeline and not (self._answers and len(self.cycle.body) > HIGH_WATER_LIMIT):
                 self.flow.resume_reading()  # else uvicorn does, once the application took what it has
 
     def _parse(self, piece: bytes) -> None:
@@ -214,13 +214,18 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_stalled()
         super().resume_writing()
 
+    @property
+    def _answers(self) -> bool:
+        """Whether a request has no whole answer yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
     def _watch_head(self) -> None:
         """Run the head's deadline while a request may come, or one that was answered goes on.
 
         The wait for another request without a byte of it is uvicorn's keep-alive.
         """
-        comes = self.cycle is None or self.cycle.response_complete
-        if not comes or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+        if self._answers or self.timeout_keep_alive_task is not None or self.transport.is_closing():
             self._stop_late()
         elif self._late is None:
             self._late = self.loop.call_later(HEAD_S, self._is_late)
@@ -270,11 +275,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         """Answer, unless an answer has begun, and close; an earlier request is answered first."""
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if not is_answered and not self._is_in_body:
+        if self._answers and not self._is_in_body:
             self._is_broken, self.cycle.keep_alive = True, False
             return
-        if (is_answered and not self._is_in_body) or not (is_answered or self.cycle.response_started):
+        if not self.cycle.response_started if self._answers else not self._is_in_body:
             answer = error_response(why, status, status.phrase)
             lines = [(b"connection", b"close"), *answer.raw_headers]
             head = b"".join(b"%b: %b\r\n" % line for line in lines)
@@ -282,7 +286,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.close()
 
 
-def _unchunked(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+def _unchunked(app: Any, cycle: RequestResponseCycle) -> Any:
     """Answer without chunks: what has no length ends with its connection."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
