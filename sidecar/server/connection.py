@@ -141,11 +141,13 @@ class BoundedConnection(HttpToolsProtocol):
         try:
             if piece[:1] in (b"\r", b"\n") and not (self._is_in_head or self._is_in_body):
                 raise BadRequest("an empty line begins no request")
-            try:
-                self.parser.feed_data(piece)
-            except httptools.HttpParserUpgrade as offer:
-                again = self._decline()
-                self.parser.feed_data(again + piece[offer.args[0] :])
+            while piece:
+                try:
+                    self.parser.feed_data(piece)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    rest = piece[offer.args[0] :]
+                    piece = self._decline() + rest
         except (httptools.HttpParserError, BadRequest) as error:
             found = error.__context__ if isinstance(error.__context__, BadRequest) else error
             status = getattr(found, "status", HTTPStatus.BAD_REQUEST)
@@ -161,7 +163,8 @@ class BoundedConnection(HttpToolsProtocol):
 
         It is answered as HTTP/1.1, with its body (RFC 9110, 7.8).
         """
-        lines = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         self._declined = [header for header in self.headers if header[0] == b"upgrade"]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -278,7 +281,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._answers and not self._is_in_body:
             self._is_broken, self.cycle.keep_alive = True, False
             return
-        if not self.cycle.response_started if self._answers else not self._is_in_body:
+        is_next = not self.cycle.response_started if self._answers else not self._is_in_body
+        if is_next and not self.pipeline:
             answer = error_response(why, status, status.phrase)
             lines = [(b"connection", b"close"), *answer.raw_headers]
             head = b"".join(b"%b: %b\r\n" % line for line in lines)

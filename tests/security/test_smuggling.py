@@ -43,7 +43,9 @@ CORPUS = {
 
 @pytest.fixture(scope="module")
 def engine() -> FakeEngine:
-    return FakeEngine()
+    engine = FakeEngine()
+    engine.go.set()
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,20 @@ def test_requests_in_one_piece_are_answered_in_their_order(url: str, engine: Fak
     """The second is parsed behind a body in chunks, and behind an upgrade that was declined."""
     upgrade = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    head, rest = ask(url, upgrade + b'e\r\n{"model":"a1"}\r\n0\r\n\r\n' + SECOND + last)
+    asked = upgrade + b'e\r\n{"model":"a1"}\r\n0\r\n\r\n'
+    head, rest = ask(url, asked + asked + SECOND + last)
     assert head.startswith(b"HTTP/1.1 200 ")
-    assert rest.count(b"HTTP/1.1 200 ") == 2
-    assert engine.bodies == [{"model": "a1"}, {}]
+    assert rest.count(b"HTTP/1.1 200 ") == 3
+    assert engine.bodies == [{"model": "a1"}, {"model": "a1"}, {}]
+    engine.bodies.clear()
+
+
+def test_http_1_0_may_offer_an_upgrade(url: str, engine: FakeEngine) -> None:
+    """It is answered as HTTP/1.0: without chunks, and the connection ends."""
+    asked = POST.replace(b"/1.1", b"/1.0") + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    head, rest = ask(url, asked + b'Content-Length: 30\r\n\r\n{"model":"a1" , "stream":true}')
+    assert b"transfer-encoding" not in head.lower()
+    assert rest == b"data: one\n\ndata: [DONE]\n\n"
     engine.bodies.clear()
 
 
