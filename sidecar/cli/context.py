@@ -36,12 +36,14 @@ class Context:
         headers: whether tables have their line of names.
         checks_base_config: whether ``--base-config`` was given, and is read whatever the command does.
         noted: what the audit is told besides the options.
+        completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
     headers: bool = True
     checks_base_config: bool = False
     noted: dict[str, object] = field(default_factory=dict)
+    completes: bool = False
 
     @cached_property
     def settings(self) -> Settings:

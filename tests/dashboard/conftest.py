@@ -138,7 +138,7 @@ def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(atomic, "UNLINK_AFTER_S", 0.0)
         registry = Registry(root, create=True)
-    settings = Settings(root=root, model="tiny", replica_id=HERE, stage_dir=folder / "stage", **given)  # type: ignore[arg-type]
+    settings = Settings(root=root, model="tiny", replica_id=HERE, stage_dir=folder / "stage", **given)
     servers: list[uvicorn.Server] = []
 
     async def serve() -> None:

@@ -141,7 +141,7 @@ async def test_an_adapters_life(make_rig: MakeRig) -> None:
         await rig.settle()
     await rig.settle()
     assert {"Withdrawn", "Removed", "Drained"} <= set(told(rig))
-    assert "a" not in rig.engine.adapters
+    assert "a" not in rig.engine.public()
 
 
 @anyio

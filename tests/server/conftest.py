@@ -65,6 +65,7 @@ class FakeReplica:
     uploaded: list[tuple[str, bytes]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
+    load_refusal: Exception | None = None
     users: list[str | None] = field(default_factory=list)
     answers: list[tuple[str, int]] = field(default_factory=list)
     testers: tuple[str, ...] = ()
@@ -132,6 +133,8 @@ class FakeReplica:
         self.looks += 1
 
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+        if self.load_refusal is not None:
+            raise self.load_refusal
         return RECORD
 
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
