@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record, RevisionUsage
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
@@ -69,6 +69,7 @@ class FakeReplica:
     users: list[str | None] = field(default_factory=list)
     answers: list[tuple[str, int]] = field(default_factory=list)
     testers: tuple[str, ...] = ()
+    trials: Mapping[str, Trial] = field(default_factory=dict)
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
     administration: Any = None  # tests of its routes have a real one
@@ -78,7 +79,7 @@ class FakeReplica:
     def catalog(self) -> Catalog:
         if self._catalog is None or self._catalog[:2] != (self.version, id(self.names)):
             served = {name: Served(name, RECORD) for name in sorted(self.names)}
-            self._catalog = self.version, id(self.names), Catalog(self.version, served)
+            self._catalog = self.version, id(self.names), Catalog(self.version, served, trials=self.trials)
         return self._catalog[2]
 
     def lookup(self, name: str) -> Served | None:
