@@ -203,8 +203,10 @@ def read_settings(**options: Any) -> Settings:
     try:
         return load_settings(**options)
     except ValidationError as error:
+        from lora_fs.sidecar.logs import strike
+
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         variable = name if name.isupper() else f"LORA_FS_{name.upper()}"
         why = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{variable}={first['input']}: {why}") from error
+        raise click.UsageError(f"{variable}={strike(str(first['input']))}: {why}") from error

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from lora_fs.sidecar.cli.command import Command, Setting
 from lora_fs.sidecar.cli.main import cli
@@ -111,3 +112,17 @@ def test_the_sidecars_options_are_made_from_the_settings(lora_fs: LoraFs) -> Non
     for told in ("LORA_FS_PORT; default: 8001", "default: 8Gi", "default: 1h", "default: /stage"):
         assert told in shown
     assert "replica's status file; by default the host's name [env var: LORA_FS_REPLICA_ID]" in shown
+
+
+@pytest.mark.parametrize(
+    "server", ["http://ci:pa55@word@h", "htp://ci:pa55word@h", "http://ci:pa55word@[::1"]
+)
+def test_no_message_repeats_a_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is refused is shown without what stands before the @."""
+    monkeypatch.setenv("LORA_FS_SERVER", server)
+    said = CliRunner().invoke(cli, ["list"])
+    assert said.exit_code == 2
+    assert "LORA_FS_SERVER=" in said.output
+    assert "://***@" in said.output
+    assert "pa55" not in said.output
+    assert "word" not in said.output

@@ -274,7 +274,7 @@ async def test_events_are_published(
     site = Site(make_rig(), tmp_path / "root", monkeypatch)
     log = site.rig.replica.events
     await site.report()
-    assert not site.registry.layout.events.exists()
+    assert not site.registry.layout.event_list("r0").exists()
     log.tell("Loaded")
     await site.report()
     assert [event.reason for event in site.events().events] == ["Loaded"]

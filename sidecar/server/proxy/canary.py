@@ -79,7 +79,8 @@ class Renamed:
 
     def _begun(self, data: bytes) -> int:
         """Where a form begins that may go on with the next bytes; the end, if none does."""
-        at = data.find(self._first, max(0, len(data) - self._longest + 1))
+        ends_at = data.rfind(b"\n") + 1  # no form has a line's end, and an event ends in one
+        at = data.find(self._first, max(ends_at, len(data) - self._longest + 1))
         while at >= 0 and not any(form.startswith(data[at:]) for form, _ in self._forms):
             at = data.find(self._first, at + 1)
         return at if at >= 0 else len(data)

@@ -244,25 +244,22 @@ class Proxy:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
-            async for chunk in _chunks(said, answer):
+            is_whole = False
+            while not is_whole:
+                chunk = said or await answer.content.readany()
+                said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if is_whole and names is not None:
+                    data += names.end()
+                if data or is_whole:
+                    await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
             self._replica.engine_failed(None)
             if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
                 self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
-            return  # without an end, so that the client's connection is closed, too
-        rest = b"" if names is None else names.end()
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
-
-
-async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    yield said
-    async for chunk in answer.content.iter_any():
-        yield chunk
+            # Without an end, so that the client's connection is closed, too.
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
