@@ -25,6 +25,8 @@ BENCHMARKS ?= $(filter-out benchmarks/bench_scale.py,$(sort $(wildcard benchmark
 # The repository's root on sys.path would let the folder `kernels` stand in for Hugging Face's
 # package of that name.
 export PYTHONSAFEPATH := 1
+# Tests start hundreds of processes: without bytecode each compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 # An index that cannot be reached for some minutes costs a wait, not the environment.
 export PIP_RETRIES ?= 10
 ifdef PIP_EXTRA_INDEX_URL
