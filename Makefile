@@ -31,7 +31,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs torture lint type filesystems chromium bench bench-kernels bench-scale fmt build schemas docs env clean
+.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium bench bench-kernels bench-scale fmt build schemas docs env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -50,6 +50,13 @@ test-long: env filesystems chromium
 # and an hour of fuzzing.
 torture: env filesystems
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
+
+# Plugin, engine and sidecar suites on every vLLM that the plugin serves in, and the table in docs/engine.md:
+#   make test-versions VERSIONS=0.33 SUITES="walk boot"
+VERSIONS ?=
+SUITES ?= plugin engine sidecar
+test-versions: env
+	@$(BIN)/python .ci/versions.py --write --suites $(SUITES) $(if $(VERSIONS),--versions $(VERSIONS))
 
 # NFS 4.2 alone: a virtual machine serves and mounts it (user-mode-linux, as root on a Debian).
 test-nfs: env filesystems

@@ -1,19 +1,24 @@
-"""Which vLLM this plugin is for. On another one it does nothing and says so once.
+"""Whether this vLLM is one that the plugin can serve in: asked before anything is hooked.
 
-A version of the tested ones that differs in what is relied upon, as a fork may, is refused as well: before
-anything is hooked, ``versions`` is walked.
+Chosen by ``VLLM_PLUGINS`` in a vLLM that does not fit, the server does not start: one that serves without its
+adapters looks well and answers 404. A newer minor than the tested ones is served in if all that is relied
+upon is there and every probe holds, and is told as untested wherever a replica's state is.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from functools import cache
+from typing import NoReturn
+
+from lora_fs.sidecar.settings import load_settings
 
 logger = logging.getLogger(__name__)
 
 NAME = "lora_fs"
-TESTED = ("0.31", "0.32", "0.33")
+TESTED = ("0.30", "0.31", "0.32", "0.33")
 
 
 def chosen() -> bool:
@@ -21,22 +26,64 @@ def chosen() -> bool:
     return NAME in [name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")]
 
 
+def fits() -> bool:
+    """Whether to hook this vLLM; False only where the operator wants the base model alone then.
+
+    Raises:
+        SystemExit: it does not fit. vLLM catches what else a plugin raises, and serves without it.
+    """
+    reason = unfit()
+    if reason is None:
+        return True
+    if load_settings().unfit == "stop":
+        stop(reason)
+    return False
+
+
+def stop(reason: str) -> NoReturn:
+    """End the process with one line."""
+    raise SystemExit(
+        f"lora-fs cannot serve in this vLLM, and the server does not start: {reason}. Use vLLM "
+        f"{', '.join(TESTED)}; or set LORA_FS_UNFIT=serve-base for the base model alone, without adapters"
+    )
+
+
+def tell_base_alone() -> None:
+    """Say that nothing of the registry is served; after vLLM has said that it loaded the plugin."""
+    text = "lora-fs serves NO ADAPTERS here, as LORA_FS_UNFIT=serve-base wants it: %s"
+    logger.error(text, unfit())
+
+
 @cache
 def unfit() -> str | None:
-    """Why this vLLM is left as it is, or None. Told once a process."""
-    reason = _unfit()
-    if reason is not None:
-        logger.error("lora-fs leaves this vLLM as it is: %s", reason)
-    return reason
-
-
-def _unfit() -> str | None:
-    import vllm
-
-    if not vllm.__version__.startswith(tuple(f"{tested}." for tested in TESTED)):
-        return f"it is version {vllm.__version__}, and this plugin was tested on {', '.join(TESTED)}"
+    """Why the plugin cannot serve in this vLLM, or None."""
+    version, minor = _version()
+    if minor is None:
+        return f"its version, {version!r}, is none"
+    if minor < _minors()[0]:
+        return f"it is version {version}, and the oldest that is served is {TESTED[0]}"
     try:
         from lora_fs.worker_patch.versions import probes, surface
     except ImportError as error:
-        return f"what is hooked is not there: {error}"
-    return next(surface.missing(), None) or next(probes.failing(), None)
+        return f"what is hooked is not there in {version}: {error}"
+    lacks = next(surface.missing(), None) or next(probes.failing(), None)
+    return None if lacks is None else f"it is version {version}, and {lacks}"
+
+
+def untested() -> str | None:
+    """The condition of a vLLM that is newer than the tested ones, and fits; else None."""
+    version, minor = _version()
+    if minor in _minors():
+        return None
+    return f"VllmUntested: this is vLLM {version}, and lora-fs was tested on {', '.join(TESTED)}"
+
+
+def _version() -> tuple[str, tuple[int, int] | None]:
+    import vllm
+
+    found = re.match(r"(\d+)\.(\d+)(?![\d])", str(vllm.__version__))
+    return str(vllm.__version__), (int(found[1]), int(found[2])) if found else None
+
+
+def _minors() -> list[tuple[int, int]]:
+    return [(int(major), int(minor)) for major, minor in (tested.split(".") for tested in TESTED)]

@@ -1,4 +1,4 @@
-"""What vLLM's entry points name: one function a group. Neither raises for a vLLM it is not for."""
+"""What vLLM's entry points name: one function a group. In a vLLM it is not for, both end the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def register() -> None:
     """``vllm.general_plugins``: called in the API server, in the engine core and in every worker."""
-    if compat.chosen() and compat.unfit() is None:
+    if compat.chosen() and compat.fits():
         from lora_fs.worker_patch.worker import hooks
 
         hooks.install()
@@ -20,6 +20,9 @@ def register() -> None:
 
 def endpoint_plugin() -> Endpoint:
     """``vllm.endpoint_plugins``: called in every API server, if VLLM_PLUGINS names it."""
-    from lora_fs.worker_patch.api.endpoint import Endpoint
-
-    return Endpoint(fit=compat.unfit() is None)
+    fit = compat.fits()
+    try:
+        from lora_fs.worker_patch.api.endpoint import Endpoint
+    except ImportError as error:
+        compat.stop(f"its endpoint cannot be imported: {error}")
+    return Endpoint(fit=fit)

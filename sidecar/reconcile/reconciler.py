@@ -255,9 +255,9 @@ class Reconciler:
         free = len(decided.load) if limit is None else limit - taken - residents.loading
         for name in decided.load:
             served = self._names.lookup(name)
-            if served is None or residents.is_loading(served) or (free <= 0 and name not in unloads):
+            if served is None or residents.is_loading(served) or free <= 0:
                 continue
-            free -= int(name not in unloads)
+            free -= 1
             loads[name] = partial(self._load, served, spare=name in decided.spare)
         return {Kind.UNLOAD: unloads, Kind.LOAD: loads}
 

@@ -125,6 +125,7 @@ async def test_an_engine_that_was_restarted_is_asked_again(make_rig: MakeRig, si
     rig.volume.put("a", policy=Policy(kind=PolicyKind.EAGER))
     await rig.settle()
     assert (rig.replica.engine_version, rig.replica.capacity()) == ("0.32.0", 4)
+    (loaded,) = rig.engine.adapters
     rig.engine.says, rig.engine.max_cpu_loras = "0.33.0", 2
     if sign == "silence":
         rig.engine.up = False
@@ -133,7 +134,7 @@ async def test_an_engine_that_was_restarted_is_asked_again(make_rig: MakeRig, si
     else:
         rig.engine.adapters.clear()
     if sign == "a request without its adapter":
-        rig.replica.forget("a")
+        rig.replica.forget(loaded)
         await use(rig, "a")
     await rig.settle()
     assert (rig.replica.engine_version, rig.replica.capacity()) == ("0.33.0", 2)

