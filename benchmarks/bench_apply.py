@@ -54,7 +54,7 @@ def main() -> None:
             applied.append(ran("apply", "-f", str(work / "adapters.yaml")))
             listed.append(ran("list"))
         assert state(root) == before, "an apply with nothing to do wrote something"
-        table("s", [("all of them new", [first]), ("nothing to do", applied), ("`list`", listed)])
+        table([("all of them new", [first]), ("nothing to do", applied), ("`list`", listed)], "s")
 
 
 if __name__ == "__main__":
