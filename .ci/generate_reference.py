@@ -21,7 +21,7 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.errors import KINDS, TABLE
+from lora_fs.sidecar.server.middleware.errors import AS_VLLM, KINDS, TABLE, VLLMS
 from lora_fs.sidecar.server.ports import ReplicaPort
 
 ROOT = Path(__file__).parents[1]
@@ -214,10 +214,16 @@ def http_page() -> str:
             answers.setdefault(body(answer.get("content", {}), known) or "nothing", []).append(status)
         lines += [f"| {', '.join(statuses)} | {what} |" for what, statuses in answers.items()]
     lines.append(ERRORS.rstrip("\n"))
+    routes_of_vllm = " and ".join(f"`{path}`" for path in sorted(VLLMS, reverse=True))
     for error, status, name in TABLE:
         when = "Anything else." if error is LoraFsError else first_sentence(error)
         again = " `Retry-After` says when to ask again." if issubclass(error, TemporaryError) else ""
         lines.append(f"| {status} | `{name}` | {when}{again} |")
+        if error is InvalidAdapter:
+            status, name = AS_VLLM
+            lines.append(
+                f"| {status} | `{name}` | The same where a model is asked, and at {routes_of_vllm}. |"
+            )
     callers = {
         401: "No token, or none of the token file.",
         403: "The token is not for that, or there is no token file.",

@@ -21,7 +21,7 @@ STRUCK: Final = "***"
 _FIELDS: Final = "lora_fs_fields"
 _OWN: Final = frozenset({"time", "level", "logger", "event", "message", "exception"})
 _LOOKS_SECRET = re.compile(
-    r"(?P<before>://)[^/@\s]+(?=@)"
+    r"(?P<before>://)[^/\s]+(?=@)"
     r"|(?P<scheme>\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{16,}"
     r"|(?P<query>[?&](?:X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature|sig|token|access_token)=)[^&\s]+"
     r"|\bhf_[A-Za-z0-9]{16,}\b",

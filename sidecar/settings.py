@@ -9,19 +9,37 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    AliasChoices,
+    AliasGenerator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
 
 
+def _variable(field: str) -> str:
+    return f"LORA_FS_{field.upper()}"
+
+
+def variables(field: str) -> list[str]:
+    """Return the variables of a field, the one that counts first."""
+    alias = Settings.model_fields[field].validation_alias
+    return [str(one) for one in alias.choices] if isinstance(alias, AliasChoices) else [str(alias)]
+
+
 def _env(field: str, alias: str) -> AliasChoices:
     """The field's own variable first, then a name the field already uses elsewhere."""
-    return AliasChoices(f"LORA_FS_{field.upper()}", alias)
+    return AliasChoices(_variable(field), alias)
 
 
 BODY_MAX_BYTES = 64 << 20
@@ -30,11 +48,11 @@ ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 600.0
 
 Insecure = Literal["off", "loopback", "any"]
-CommaList = Annotated[tuple[str, ...], NoDecode]
+CommaList = tuple[str, ...]
 
 
-class Settings(BaseSettings):
-    """Everything the CLI and the sidecar can be told.
+class Settings(BaseModel):
+    """Everything the CLI and the sidecar can be told. A field with an option says itself what it is.
 
     Attributes:
         root: the registry's folder on the shared volume; create: make a registry there if it holds none,
@@ -46,7 +64,6 @@ class Settings(BaseSettings):
         base_config: the base model's ``config.json`` (file or folder), for validation.
         strict_base_model: an adapter of a base model that is named otherwise is refused, also where the
             names cannot tell whether it is another one.
-        allowed_sources: folders from which the HTTP API may register, and ``--link`` may point to.
         allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
@@ -54,13 +71,11 @@ class Settings(BaseSettings):
         fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
         nim_source: a flat store of adapters that another system keeps, to be served, too; nim_refresh_s:
             how often it is looked at.
-        engine_url: where vLLM answers; engine_api_key: vLLM's ``--api-key``: sent with
-            every call to it; a client shows it, or a token, to use the engine.
-        admin_port: where operations are answered, and nowhere else; None: where inference is.
-        token_file: who may register, unregister and read; public_namespaces: what needs no token to
-            be read: ``*`` for all that are served, ``-`` for none.
-        insecure: who may register over HTTP where there is no token file: ``off``, nobody; ``loopback``
-            (or true), callers on this machine; ``any``, whoever reaches the port.
+        engine_api_key: vLLM's ``--api-key``: sent with every call to it; a client shows it, or a token, to
+            use the engine.
+        public_namespaces: what needs no token to be read: ``*`` for all that are served, ``-`` for none.
+        insecure: ``off``, nobody; ``loopback`` (or true), callers on this machine; ``any``, whoever reaches
+            the port.
         allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
         audit_file: where admin acts are recorded besides the log.
         user_header: the header of a request that says who asks, for canaries; without it the body's
@@ -75,8 +90,6 @@ class Settings(BaseSettings):
             free gets 503 after 5 s.
         engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
             An answer that is not streamed sends none until it is complete.
-        stage_dir: the pod-local folder that sidecar and engine both mount at the same path.
-        stage_max_bytes: how much it may hold.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
             runs; ``all``, what there is when it starts, too; ``off``, nothing.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
@@ -86,15 +99,12 @@ class Settings(BaseSettings):
             ``serve-base``, it serves the base model alone.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
-        max_loaded: how many adapters may be loaded at once; None: what the engine surely keeps in memory.
-        poll_s, scan_s, settle_s: how often HEAD is read, the tree is listed whatever HEAD says,
-            and how long a dropped folder must hold still (None: by the kind of filesystem).
-        log_format: ``text`` or ``json``; traces: where spans go: ``off``, ``otlp`` or ``console``.
+        poll_s, scan_s: how often HEAD is read, and the tree is listed whatever HEAD says.
         engine_timeout_s: bound on one load or unload call; hold_timeout_s: on a request's wait.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="LORA_FS_", env_ignore_empty=True, populate_by_name=True, extra="ignore"
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(validation_alias=_variable), populate_by_name=True, extra="ignore"
     )
 
     root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
@@ -108,7 +118,9 @@ class Settings(BaseSettings):
     base_model: str | None = None
     strict_base_model: bool = False
     allowed_sources: CommaList = Field(
-        (), validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES")
+        (),
+        validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES"),
+        description="Folder that the API may register from and --link may point to; repeatable",
     )
     allow: CommaList = ()
     nim_source: Path | None = Field(None, validation_alias=_env("nim_source", "NIM_PEFT_SOURCE"))
@@ -122,17 +134,29 @@ class Settings(BaseSettings):
     fetch_max_bytes: int = Field(8 << 30, ge=1)
     fetch_timeout_s: float = Field(3600.0, gt=0)
 
-    engine_url: str = "http://127.0.0.1:8000"
+    engine_url: str = Field("http://127.0.0.1:8000", description="vLLM's URL")
     engine_api_key: str | None = Field(
         None, repr=False, validation_alias=_env("engine_api_key", "VLLM_API_KEY")
     )
-    host: str = "0.0.0.0"
-    port: int = Field(8001, ge=1, le=65535)
-    admin_port: int | None = Field(None, ge=1, le=65535)
-    replica_id: str = Field(default_factory=lambda: f"{socket.gethostname()}")
+    host: str = Field("0.0.0.0", description="Address that the sidecar listens on")
+    port: int = Field(8001, ge=1, le=65535, description="Port that the sidecar listens on")
+    admin_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port for operations alone, which no other then answers",
+    )
+    replica_id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}",
+        description="Name of the replica's status file; by default the host's name",
+    )
     advertise_url: str | None = None
-    token_file: Path | None = None
-    insecure: Insecure = "off"
+    token_file: Path | None = Field(
+        None, description="File with the tokens that may register and read, one a line"
+    )
+    insecure: Insecure = Field(
+        "off", description="Who changes adapters without a token; without a value: callers on this machine"
+    )
     public_namespaces: CommaList = ("*",)
     allowed_hosts: CommaList = ()
     audit_file: Path | None = None
@@ -142,26 +166,46 @@ class Settings(BaseSettings):
     cors_origins: CommaList = ()
     engine_connections: int = Field(ENGINE_CONNECTIONS, ge=1)
     engine_idle_timeout_s: float = Field(ENGINE_IDLE_TIMEOUT_S, gt=0)
-    stage_dir: Path = Path("/stage")
-    stage_max_bytes: int = Field(8 << 30, ge=1)
+    stage_dir: Path = Field(
+        Path("/stage"), description="Folder for copies: local, and mounted at the same path for the engine"
+    )
+    stage_max_bytes: int = Field(8 << 30, ge=1, description="What the stage folder may hold")
     stage_ahead: Literal["new", "all", "off"] = "new"
     host_bytes: int = Field(4 << 30, ge=0)
     kernels: str = "auto"
     unfit: Literal["stop", "serve-base"] = "stop"
-    max_loaded: int | None = Field(None, ge=1)
-    max_rank: int | None = Field(None, ge=1)
-    default_policy: PolicyKind = PolicyKind.LAZY
-    default_ttl_s: int = Field(3600, ge=1)
+    max_loaded: int | None = Field(
+        None, ge=1, description="Adapters in the engine at once; by default what it surely keeps in memory"
+    )
+    max_rank: int | None = Field(
+        None, ge=1, description="The engine's --max-lora-rank; by default ranks are not checked"
+    )
+    default_policy: PolicyKind = Field(PolicyKind.LAZY, description="Policy of adapters without one")
+    default_ttl_s: int = Field(3600, ge=1, description="Idle time of a lazy adapter before it is evicted")
     namespace_weights: CommaList = ()
     poll_s: float = Field(0.0, ge=0.0)  # 0: by the kind of filesystem
     scan_s: float = Field(300.0, gt=0)
-    settle_s: float | None = Field(None, ge=0)
+    settle_s: float | None = Field(
+        None,
+        ge=0,
+        description="How long a dropped folder must hold still; by default as its filesystem needs",
+    )
     resync_s: float = Field(5.0, gt=0)
     engine_timeout_s: float = Field(120.0, gt=0)
     hold_timeout_s: float = Field(120.0, gt=0)
-    log_level: str = "info"
-    log_format: Literal["text", "json"] = "text"
-    traces: Literal["off", "otlp", "console"] = "off"
+    log_level: str = Field("info", description="Lowest level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON")
+    traces: Literal["off", "otlp", "console"] = Field("off", description="Where OpenTelemetry spans go")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_environment(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Lay options over the environment, where an empty variable is as good as none.
+
+        pydantic-settings does as much, and takes longer to import than a command takes to run.
+        """
+        variables = {name.upper(): value for name, value in os.environ.items() if value}
+        return variables | {_variable(name): value for name, value in options.items()}
 
     @field_validator(
         "namespaces",

@@ -88,6 +88,11 @@ def _exporter(name: str) -> SpanExporter:
     return OTLPSpanExporter()
 
 
+def is_on() -> bool:
+    """Return whether spans are made."""
+    return _tracer is not None
+
+
 @contextmanager
 def span(name: str, *, carrier: Mapping[str, str] | None = None, **attributes: Value) -> Iterator[None]:
     """A span around the block, child of the one around it. It records an error that leaves the block.

@@ -18,7 +18,7 @@ from lora_fs.sidecar.settings import load_settings
 logger = logging.getLogger(__name__)
 
 NAME = "lora_fs"
-TESTED = ("0.31", "0.32", "0.33")
+TESTED = ("0.30", "0.31", "0.32", "0.33")
 
 
 def chosen() -> bool:

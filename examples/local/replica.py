@@ -18,6 +18,7 @@ from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
 from lora_fs.demo.process import Process, free_port
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import Volume
+from lora_fs.sidecar.model import public_of
 
 PROMPT = "hello world"
 
@@ -110,7 +111,7 @@ class Replica(ABC):
 
     @abstractmethod
     def engine_names(self) -> set[str]:
-        """What the engine itself holds."""
+        """What the engine itself holds, by the names that clients know."""
 
 
 class PluginReplica(Replica):
@@ -178,4 +179,4 @@ class SidecarReplica(Replica):
 
     def engine_names(self) -> set[str]:
         listed = httpx.get(f"{self.engine_url}/v1/models", trust_env=False).raise_for_status()
-        return {card["id"] for card in listed.json()["data"]}
+        return {public_of(card["id"]) for card in listed.json()["data"]}

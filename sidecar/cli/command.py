@@ -6,23 +6,30 @@ The options stand before the command or behind it; behind it they win. Nothing h
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 import click
+from click.types import OptionHelpExtra
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.values import Place
 
 
 class Setting(click.Option):
-    """An option above a setting. Its variable is shown; the settings alone read it."""
+    """An option above a setting. Its variable and its default are shown; the settings alone have them."""
 
-    def __init__(self, words: list[str], **attributes: Any) -> None:
+    def __init__(self, words: Sequence[str], shown_default: str = "", **attributes: Any) -> None:
         super().__init__(words, show_envvar=True, **attributes)
+        self._shown_default = shown_default
 
     def resolve_envvar_value(self, ctx: click.Context) -> None:
         return None
+
+    def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
+        extra = super().get_help_extra(ctx)
+        return {**extra, "default": self._shown_default} if self._shown_default else extra
 
 
 def _take(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -69,7 +76,8 @@ SHARED: Final[tuple[click.Option, ...]] = (
         metavar="NAME",
         envvar="LORA_FS_NAMESPACE",
         callback=_take,
-        help="Tenant, `default` where none is given; `sidecar` takes several",
+        shown_default="default",
+        help="Tenant; `sidecar` takes several",
     ),
     Setting(
         ["--model"],

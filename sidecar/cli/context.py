@@ -36,12 +36,14 @@ class Context:
         headers: whether tables have their line of names.
         checks_base_config: whether ``--base-config`` was given, and is read whatever the command does.
         noted: what the audit is told besides the options.
+        completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
     headers: bool = True
     checks_base_config: bool = False
     noted: dict[str, object] = field(default_factory=dict)
+    completes: bool = False
 
     @cached_property
     def settings(self) -> Settings:
@@ -201,8 +203,10 @@ def read_settings(**options: Any) -> Settings:
     try:
         return load_settings(**options)
     except ValidationError as error:
+        from lora_fs.sidecar.logs import strike
+
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         variable = name if name.isupper() else f"LORA_FS_{name.upper()}"
         why = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{variable}={first['input']}: {why}") from error
+        raise click.UsageError(f"{variable}={strike(str(first['input']))}: {why}") from error

@@ -83,9 +83,10 @@ def _list(
 ) -> None:
     everything = _rows(desired)
     rows = [(record, active) for record, active in everything if selection.covers(record.name, record)]
-    told = [{**record.model_dump(mode="json"), "active": active} for record, active in rows]
-    prefixed = {f"{record.namespace}/{record.name}" if all_namespaces else record.name for record, _ in rows}
-    if context.printed(told, output, sorted(prefixed)):
+    if not output.for_people:
+        told = [{**record.model_dump(mode="json"), "active": active} for record, active in rows]
+        names = {f"{r.namespace}/{r.name}" if all_namespaces else r.name for r, _ in rows}
+        context.printed(told, output, sorted(names))
         return
     shares = {
         (scope, name, pointer.canary.revision): f"{pointer.canary.percent} %"

@@ -226,8 +226,10 @@ def main() -> None:
     """The script's entry.
 
     A stream that was closed is one that nobody reads; a character that its encoding lacks is escaped; a
-    terminal's size of 0 is none.
+    terminal's size of 0 is none. pydantic looks for no plugin, which opens the metadata of each package
+    that is installed, unless PYDANTIC_DISABLE_PLUGINS is set.
     """
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:
             setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,7 +92,7 @@ def table(
     folded = columns.index(folds) if folds and is_terminal() else None
     if folded is not None:
         others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
-        widths[folded] = min(widths[folded], max(LEAST_FOLDED, terminal_width() - others))
+        widths[folded] = min(widths[folded], max(LEAST_FOLDED, shutil.get_terminal_size().columns - others))
     for row in cells:
         lines = [""] if folded is None else textwrap.wrap(row[folded], widths[folded]) or [""]
         for number, line in enumerate(lines):
@@ -106,16 +107,7 @@ def table(
 
 def is_terminal() -> bool:
     """Whether a person reads stdout; ``FORCE_COLOR`` says so, too."""
-    from rich.console import Console
-
-    return Console().is_terminal
-
-
-def terminal_width() -> int:
-    """Return the columns of the terminal."""
-    from rich.console import Console
-
-    return Console().width
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def shown_bytes(size_bytes: int) -> str:

@@ -1,25 +1,25 @@
 """The options and arguments that commands share: how they are parsed, and how they complete.
 
-Completion never fails and never speaks: where the registry cannot be read, nothing is proposed.
+Completion never fails and never speaks: where the registry cannot be read, or its server does not answer
+soon, nothing is proposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
+from lora_fs.sidecar.cli.command import Setting
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.values import Duration, FormatName
-from lora_fs.sidecar.errors import LoraFsError
-from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
+from lora_fs.sidecar.model import check_segment
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.registry.store.writer import Registry
-
-MAX_LOOKED_AT = 200  # records read for one completion; beyond it withdrawn names are proposed, too
+    from lora_fs.sidecar.cli.backends.port import Backend
+    from lora_fs.sidecar.model import Scope
 
 
 def named(_: object, __: object, value: str | None) -> str | None:
@@ -37,45 +37,32 @@ def segment(what: str) -> Callable[[object, object, str | None], str | None]:
     return lambda _, __, value: value if value is None else check_segment(what, value)
 
 
-def _registry(context: click.Context) -> tuple[Registry, Scope]:
+def _proposed(
+    context: click.Context, incomplete: str, find: Callable[[Backend, Scope], Iterable[str]]
+) -> list[CompletionItem]:
+    """What begins so of what ``find`` finds; nothing where that fails."""
     run = context.ensure_object(Context)
-    return run.registry(), run.scope()
-
-
-def _registered(registry: Registry, scope: Scope, incomplete: str) -> Iterator[str]:
-    looked_at = 0
-    for revision, listing in registry.scan(scope).revisions.items():
-        for name, generation in listing.records.items():
-            if not name.startswith(incomplete):
-                continue
-            looked_at += 1
-            try:
-                known = looked_at > MAX_LOOKED_AT
-                series = registry.records(AdapterKey(*scope, revision, name))
-                if known or registry.read(series, generation).present:
-                    yield name
-            except LoraFsError:
-                yield name
+    run.completes = True
+    try:
+        with context.scope():
+            found = {one for one in find(run.backend, run.scope()) if one.startswith(incomplete)}
+    except Exception:
+        return []
+    finally:
+        context.find_root().close()
+    return [CompletionItem(one) for one in sorted(found)]
 
 
 def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = set(_registered(*_registry(context), incomplete))
-    except Exception:
-        return []
-    return [CompletionItem(name) for name in sorted(found)]
+    return _proposed(context, incomplete, lambda backend, scope: backend.names(scope, incomplete))
 
 
 def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        from lora_fs.sidecar.registry.lifecycle import release
+    def of_name(backend: Backend, scope: Scope) -> Iterator[str]:
+        name = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
+        return (one.revision for one in backend.named(scope, name).revisions)
 
-        registry, scope = _registry(context)
-        named = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
-        found = release.present_revisions(registry, scope, named)
-    except Exception:
-        return []
-    return [CompletionItem(revision) for revision in sorted(found) if revision.startswith(incomplete)]
+    return _proposed(context, incomplete, of_name)
 
 
 def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -96,10 +83,12 @@ def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 create = click.option(
     "--create",
+    cls=Setting,
+    envvar="LORA_FS_CREATE",
     is_flag=True,
     expose_value=False,
     callback=_create,
-    help="Make the registry if there is none, for demos and development [LORA_FS_CREATE]",
+    help="Make the registry if there is none, for demos and development",
 )
 output = click.option(
     "-o",

@@ -25,7 +25,8 @@ from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.values import Duration, Place, Size
+from lora_fs.sidecar.cli.setting import setting
+from lora_fs.sidecar.cli.values import Place
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.logs import event
@@ -45,49 +46,30 @@ logger = logging.getLogger(__name__)
 
 @command()
 @parameters.create
-@click.option("--engine", "engine_url", help="vLLM's URL [LORA_FS_ENGINE_URL]")
-@click.option("--host", help="Where it listens [LORA_FS_HOST; 0.0.0.0]")
-@click.option("--port", type=int, help="[LORA_FS_PORT; 8001]")
-@click.option("--admin-port", type=int, help="For operations alone [LORA_FS_ADMIN_PORT; as --port]")
-@click.option(
-    "--stage-dir",
-    type=Place(),
-    help="Local, and mounted at the same path for the engine [LORA_FS_STAGE_DIR; /stage]",
-)
-@click.option("--stage-max-bytes", type=Size(), help="What it may hold [LORA_FS_STAGE_MAX_BYTES; 8 GiB]")
-@click.option("--replica-id", help="[LORA_FS_REPLICA_ID; the host's name]")
-@click.option("--token-file", type=Place(), help="Admin calls need a token of this file [LORA_FS_TOKEN_FILE]")
-@click.option(
-    "--insecure",
-    is_flag=False,
-    flag_value="loopback",
-    type=click.Choice(["off", "loopback", "any"]),
-    help="Who changes adapters without a token: alone, callers on this machine [LORA_FS_INSECURE; off]",
-)
-@click.option("--settle", "settle_s", type=Duration(), help="How long a dropped folder must hold still")
-@click.option("--max-loaded", type=int, help="Adapters in the engine at once")
-@click.option("--max-rank", type=int, help="The engine's --max-lora-rank")
-@click.option(
-    "--default-policy",
-    type=click.Choice(["lazy", "sticky", "eager", "pinned"]),
-    help="Of adapters without one [LORA_FS_DEFAULT_POLICY; lazy]",
-)
-@click.option("--default-ttl", "default_ttl_s", type=Duration(whole=True), help="Idle time of a lazy adapter")
-@click.option(
-    "--allowed-source",
+@setting("engine_url", "--engine")
+@setting("host")
+@setting("port")
+@setting("admin_port")
+@setting("stage_dir")
+@setting("stage_max_bytes")
+@setting("replica_id")
+@setting("token_file")
+@setting("insecure", is_flag=False, flag_value="loopback")
+@setting("settle_s", "--settle")
+@setting("max_loaded")
+@setting("max_rank")
+@setting("default_policy")
+@setting("default_ttl_s", "--default-ttl")
+@setting(
     "allowed_sources",
+    "--allowed-source",
     multiple=True,
     type=Place(),
     callback=lambda _, __, folders: tuple(map(str, folders)),
-    help="Folders the API may register from",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[info]")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="[text]")
-@click.option(
-    "--traces",
-    type=click.Choice(["off", "otlp", "console"]),
-    help="OpenTelemetry spans [off]",
-)
+@setting("log_level", type=click.Choice(["debug", "info", "warning", "error"]))
+@setting("log_format")
+@setting("traces")
 @click.pass_obj
 def sidecar(context: Context, /, **options: Any) -> None:
     """Serve one replica: reconcile its vLLM to the registry, answer and proxy the API.

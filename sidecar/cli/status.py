@@ -17,7 +17,6 @@ from lora_fs.sidecar.cli.output import Format, complain
 from lora_fs.sidecar.cli.wait import not_seen, public_name
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
-from lora_fs.sidecar.reconcile.admin.fetch_jobs import progress
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
@@ -98,7 +97,7 @@ def _downloads(scope: Scope, replicas: list[ReplicaStatus]) -> Iterator[Row]:
     for replica in replicas:
         for one in replica.downloads.values():
             if one.namespace == scope.namespace:
-                reason = f"{one.reason or 'fetching'} {one.source}: {progress(one)}"
+                reason = f"{one.reason or 'fetching'} {one.source}: {one.progress()}"
                 live = age_s(replica) < LIVE_S
                 yield Row(one.name, "-", replica.replica, one.phase.value, reason, seen_s(replica), live)
 

@@ -12,9 +12,10 @@ from lora_fs.sidecar.model.names import (
     AdapterKey,
     Scope,
     check_segment,
+    engine_name,
     model_slug,
     public_of,
-    side_name,
+    tells_bytes,
 )
 from lora_fs.sidecar.model.records import (
     AdapterSpec,
@@ -76,7 +77,8 @@ __all__ = [
     "Source",
     "State",
     "check_segment",
+    "engine_name",
     "model_slug",
     "public_of",
-    "side_name",
+    "tells_bytes",
 ]

@@ -11,6 +11,8 @@ from lora_fs.sidecar.errors import InvalidName
 
 SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RESERVED_NAMESPACES = frozenset({"lora-fs.json", "HEAD"})
+_SHORT = 12  # hexadecimal digits of a digest
+_ENGINES = re.compile(rf"(.+)@[0-9a-f]{{{_SHORT}}}")
 
 Segment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 FileName = Annotated[str, Field(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]{0,254}$")]
@@ -45,17 +47,24 @@ def model_slug(model: str) -> str:
     return check_segment("model", bare.replace("/", "--"))
 
 
-def side_name(name: str, revision: str, digest: str) -> str:
-    """Name bytes in the engine while other bytes have the public name: ``sql@v2~1f0c22ab``.
-
-    No public name holds a ``~``. Two digests of one revision have two side names.
-    """
-    return f"{name.partition('@')[0]}@{revision}~{digest.removeprefix('sha256:')[:12]}"
+def engine_name(public: str, digest: str) -> str:
+    """Name bytes in an engine: ``sql@1f0c22ab34ef``, ``sql@v2@1f0c22ab34ef``. Other bytes get another."""
+    return f"{public}@{_hex(digest)[:_SHORT]}"
 
 
 def public_of(engine_name: str) -> str:
-    """Return the name that clients know for an engine's name: a side name without its digest."""
-    return engine_name.partition("~")[0]
+    """Return the name that clients know for an engine's name; one that ends in no digest is itself."""
+    match = _ENGINES.fullmatch(engine_name)
+    return match[1] if match is not None else engine_name
+
+
+def tells_bytes(engine_name: str, digest: str) -> bool:
+    """Whether an engine's name is the one for bytes of this digest."""
+    return engine_name.endswith(f"@{_hex(digest)[:_SHORT]}")
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
 
 
 class Scope(NamedTuple):

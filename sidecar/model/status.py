@@ -82,6 +82,11 @@ class Download(Stored):
     size_bytes: int | None = Field(default=None, ge=0)
     since: str = ""
 
+    def progress(self) -> str:
+        """Say how much is here: ``120.0 of 500.0 MB``, or ``120.0 MB`` where the size is unknown."""
+        here = f"{self.received_bytes / 1e6:.1f}"
+        return f"{here} MB" if self.size_bytes is None else f"{here} of {self.size_bytes / 1e6:.1f} MB"
+
 
 def _known(ge: int | None = None) -> Any:
     """A field that is left out of the file where it is None."""

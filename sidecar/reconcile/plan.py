@@ -26,7 +26,8 @@ class Resident:
     ``tenant``: whose share of the places it takes. ``leaving``: an unload of it is under way, or failed and
     waits out its delay: it takes a place, and nothing is decided about it. ``unknown``: the volume says
     nothing of it, as while a record cannot be read, or of a namespace that was served before. It takes a
-    place, and goes when it is idle or makes room, and not for being absent.
+    place, and goes when it is idle or makes room, and not for being absent. ``outdated``: its name in the
+    engine does not tell its bytes, as of an older lora-fs: no request is sent to it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Resident:
     tenant: str = ""
     leaving: bool = False
     unknown: bool = False
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Names to unload with the reason, names that wait for their requests, names to load in order.
+    """Engine's names to unload with the reason, those that wait for their requests; public names to load.
 
     ``spare``: those for which nobody makes room in an engine that has a bound of its own either.
     """
@@ -87,8 +89,7 @@ def decide(
             unload[entry.name] = reason
     kept = {entry.name: entry for entry in resident if entry.name not in unload}
     shares = _Shares(weights or {}, kept.values())
-    swaps = [e for e in resident if e.name in unload and e.wanted is not None and e.policy.kind in ALWAYS]
-    wanting: list[Resident | Absent] = [*swaps, *(one for one in absent if one.may_try)]
+    wanting = [one for one in absent if one.may_try]
     wanting.sort(key=lambda one: (-one.policy.priority, one.name))
     pinned = [one for one in wanting if one.policy.kind is PolicyKind.PINNED]
     eager = [one for one in wanting if one.policy.kind is not PolicyKind.PINNED]
@@ -221,6 +222,8 @@ class _Shares:
 
 
 def _reason_to_unload(entry: Resident) -> str | None:
+    if entry.outdated:
+        return "Outdated: its name in the engine does not tell its bytes"
     if entry.wanted is None and not entry.unknown:
         return "Withdrawn: unregistered"
     if not entry.current and not entry.unknown:

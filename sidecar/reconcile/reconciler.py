@@ -254,9 +254,9 @@ class Reconciler:
         free = len(decided.load) if limit is None else limit - taken - residents.loading
         for name in decided.load:
             served = self._names.lookup(name)
-            if served is None or residents.is_loading(served) or (free <= 0 and name not in unloads):
+            if served is None or residents.is_loading(served) or free <= 0:
                 continue
-            free -= int(name not in unloads)
+            free -= 1
             loads[name] = partial(self._load, served, spare=name in decided.spare)
         return {Kind.UNLOAD: unloads, Kind.LOAD: loads}
 
@@ -267,9 +267,9 @@ class Reconciler:
         """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
         residents, changing = self._residents, self._residents.changing()
         loaded, version = await self._engine.loaded(), await self._engine.version()
-        if version != self.version:
-            self.version = version
+        if version != self.version and self._engine_view is not None:
             residents.failures = {}  # they tell of what the engine was before
+        self.version = version
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
         activity: Activity | None = Activity()

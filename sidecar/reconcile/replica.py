@@ -210,7 +210,7 @@ class Replica:
         try:
             async with asyncio.timeout(self._limits.hold_timeout_s):
                 await self.reconcile()
-                while self._residents.has(lora_name) and self.lookup(lora_name) is None:
+                while self._residents.has_public(lora_name) and self.lookup(lora_name) is None:
                     await self._loop.changed()
         except TimeoutError as error:
             why = "its last requests are still draining here, or the engine has not unloaded it"

@@ -5,11 +5,12 @@ Names of the engine come in, as they were read last; ``plan`` takes what is made
 
 from __future__ import annotations
 
-from lora_fs.sidecar.model import Policy, PolicyKind, public_of
+from lora_fs.sidecar.model import Policy, PolicyKind, public_of, tells_bytes
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.stage.cache import digest_at
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
@@ -29,19 +30,21 @@ class Subjects:
         """What is loaded, adapters of which the volume says nothing among them."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
-            served, withdrawn = names.lookup(public_of(name)), names.catalog().is_withdrawn(public_of(name))
-            may_be_asked_for = names.terms.scoped(name) is not None  # or it served other namespaces before
+            public, told = public_of(name), tells_bytes(name, digest_at(path))
+            served, withdrawn = names.lookup(public), names.catalog().is_withdrawn(public)
+            may_be_asked_for = names.terms.scoped(public) is not None  # or it served other namespaces before
             found.append(
                 plan.Resident(
                     name,
                     served.record if served is not None else None,
-                    served is not None and self._stager.path(served.record) == path,
+                    told and served is not None and self._stager.path(served.record) == path,
                     residents.in_flight(name),
                     residents.idle_s(name),
-                    self._policy(name, served),
-                    names.terms.home(name).namespace,
+                    self._policy(public, served),
+                    names.terms.home(public).namespace,
                     leaving,
                     served is None and may_be_asked_for and not withdrawn,
+                    outdated=not told,
                 )
             )
         return found

@@ -28,7 +28,7 @@ from lora_fs.sidecar.server.middleware.traced import Traced
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
 from lora_fs.sidecar.server.proxy.forward import Proxy
-from lora_fs.sidecar.server.proxy.paths import INFERENCE, METHODS, Forwardable
+from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS, Forwardable
 from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
 from lora_fs.sidecar.server.routes.methods import other_methods
@@ -125,6 +125,7 @@ def create_app(
     )
     app.state.end = board.end
     app.include_router(models.router(replica, admin))
+    asked_most = len(app.router.routes)
     app.include_router(lora.router(replica, admin, trail))
     app.include_router(uploads.router(replica, admin, trail))
     app.include_router(registered.router(replica, admin))
@@ -135,6 +136,10 @@ def create_app(
     app.include_router(routes.router(replica, admin, board))
     app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
     way = proxied(max_body_bytes)
-    for path in ("/v1/{path:path}", *INFERENCE):
-        app.router.routes.append(Route(path, proxy, methods=list(METHODS), middleware=way))
+    ways = {
+        path: Route(path, proxy, methods=list(METHODS), middleware=way)
+        for path in (*COMMON, "/v1/{path:path}", *INFERENCE)
+    }
+    app.router.routes[asked_most:asked_most] = [ways.pop(path) for path in COMMON]
+    app.router.routes.extend(ways.values())
     return app

@@ -1,8 +1,9 @@
-"""A connection's protocol: uvicorn's on h11, with bounds in bytes and in time on what a peer does not do.
+"""A connection's protocol: uvicorn's on httptools, and what that one leaves undone.
 
-h11 refuses what is no HTTP/1.1, keeps the body of a request whose upgrade is declined, and answers HTTP/1.0
-without chunks. uvicorn has no deadline for a head that does not end, nor for a client that stops reading:
-such a client would keep its stream's adapter in the engine for ever.
+httptools parses in C, and judges less than HTTP/1.1 asks for. Each head is judged once more here. Upgrades
+are declined with the request's body kept, and HTTP/1.0 is answered without chunks. A head has bounds in bytes
+and in time, and a client that stops reading has a deadline: it would keep its stream's adapter in the engine
+for ever.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import termios
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-import h11
+import httptools
 import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware.errors import error_response
@@ -27,9 +29,39 @@ from lora_fs.sidecar.settings import SEND_TIMEOUT_S
 
 HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
 HEAD_S = 60.0
-TURN_BYTES = 1 << 14  # parsed in one turn of the loop: as chunks of one byte that takes h11 20 ms
+TURN_BYTES = 1 << 14  # parsed in one turn of the loop: as chunks of one byte that takes 2 ms
 
 logger = logging.getLogger(__name__)
+
+
+class BadRequest(Exception):
+    """The parser takes it, and HTTP/1.1 does not."""
+
+    def __init__(self, why: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def check_head(method: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Refuse a head that the parser takes and that another server may read in another way.
+
+    Raises:
+        BadRequest: a tunnel, another version than 1.0 and 1.1, not one ``Host``, or a coding besides chunked.
+    """
+    if method == b"CONNECT":
+        raise BadRequest("this server opens no tunnel: send no CONNECT", HTTPStatus.NOT_IMPLEMENTED)
+    if version not in ("1.0", "1.1"):
+        raise BadRequest(f"the request's version is {version}")
+    hosts, codings = 0, []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings.append(value.lower())
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise BadRequest(f"the request has {hosts} Host headers: send one")
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        raise BadRequest("send no Transfer-Encoding besides chunked", HTTPStatus.NOT_IMPLEMENTED)
 
 
 class _Reading(FlowControl):
@@ -42,12 +74,12 @@ class _Reading(FlowControl):
             super().resume_reading()
 
 
-class BoundedConnection(H11Protocol):
+class BoundedConnection(HttpToolsProtocol):
     """Close a connection whose head is over HEAD_BYTES or HEAD_S, or whose client reads nothing.
 
     A head whose end came with TURN_BYTES over the bound is taken. Trailers and chunk extensions have the
-    same bound. Trailers are dropped: a proxy in front has not
-    judged them. What a client sends is parsed in turns with what others send.
+    same bound. Trailers are dropped: a proxy in front has not judged them. What a client sends is parsed in
+    turns with what others send, and nothing is parsed while a whole request waits for another's answer.
     """
 
     flow: _Reading
@@ -60,6 +92,9 @@ class BoundedConnection(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when it was last looked whether the client reads
         self._unparsed = bytearray()
+        self._is_in_head = self._is_in_body = self._is_broken = False
+        self._declined: list[tuple[bytes, bytes]] = []
+        self._without_end = 0  # bytes that ended no head and were of no body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -73,38 +108,104 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self.flow.is_behind and not self.pipeline and len(data) <= TURN_BYTES:
+            self._parse(data)
+            return
         self._unparsed += data
         if not self.flow.is_behind:
-            self._parse()
+            self._parse_some()
 
-    def _parse(self) -> None:
+    def _parse_some(self) -> None:
         """Parse TURN_BYTES of what came, and leave the rest to the loop's next turn."""
+        if self._unparsed and not self.pipeline:
+            piece = bytes(memoryview(self._unparsed)[:TURN_BYTES])
+            del self._unparsed[:TURN_BYTES]
+            self._parse(piece)
         if self.transport.is_closing():
             return
-        piece = bytes(memoryview(self._unparsed)[:TURN_BYTES])
-        del self._unparsed[:TURN_BYTES]
-        if piece:
-            super().data_received(piece)
-            self._watch_head()
         if self._unparsed:
             self.flow.is_behind = True
             self.flow.pause_reading()
-            self.loop.call_soon(self._parse)
+            if not self.pipeline:  # else once the answer is complete
+                self.loop.call_soon(self._parse_some)
         elif self.flow.is_behind:
             self.flow.is_behind = False
-            if not self._has_enough():
-                self.flow.resume_reading()
+            if not self.pipeline and not (self._answers and len(self.cycle.body) > HIGH_WATER_LIMIT):
+                self.flow.resume_reading()  # else uvicorn does, once the application took what it has
 
-    def _has_enough(self) -> bool:
-        """Whether reading goes on only once the application took what it has: uvicorn resumes it then."""
-        theirs = self.conn.their_state
-        is_next = theirs is h11.DONE and bool(self.conn.trailing_data[0])
-        return is_next or (theirs is h11.SEND_BODY and len(self.cycle.body) > HIGH_WATER_LIMIT)
+    def _parse(self, piece: bytes) -> None:
+        if self._is_broken or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._without_end += len(piece)
+        try:
+            if piece[:1] in (b"\r", b"\n") and not (self._is_in_head or self._is_in_body):
+                raise BadRequest("an empty line begins no request")
+            while piece:
+                try:
+                    self.parser.feed_data(piece)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    rest = piece[offer.args[0] :]
+                    piece = self._decline() + rest
+        except (httptools.HttpParserError, BadRequest) as error:
+            found = error.__context__ if isinstance(error.__context__, BadRequest) else error
+            status = getattr(found, "status", HTTPStatus.BAD_REQUEST)
+            self._refuse(status, f"this is not valid HTTP/1.1: {found}")
+            return
+        if self._without_end > HEAD_BYTES:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._refuse(status, f"the head is over {HEAD_BYTES} bytes")
+        self._watch_head()
+
+    def _decline(self) -> bytes:
+        """Return a head without its offer to upgrade, for another parser: this one passes over its body.
+
+        It is answered as HTTP/1.1, with its body (RFC 9110, 7.8).
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        self._declined = [header for header in self.headers if header[0] == b"upgrade"]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        check_head(self.parser.get_method(), self.parser.get_http_version(), self.headers)
+        if not self.parser.should_upgrade():
+            self._is_in_head, self._is_in_body, self._without_end = False, True, 0
+            self.headers += self._declined
+            self._declined = []
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._without_end = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_in_body:
+            self._is_in_body, self._without_end = False, 0
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(
+            cycle, _unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.trailing_data[0]:  # the next head has begun: that is no idle connection
+        if self._is_in_head or self._unparsed:  # the next head has begun: that is no idle connection
             self._unset_keepalive_if_required()
+        if self._unparsed and not self.pipeline:
+            self.loop.call_soon(self._parse_some)
         self._watch_head()
 
     def pause_writing(self) -> None:
@@ -116,18 +217,18 @@ class BoundedConnection(H11Protocol):
         self._stop_stalled()
         super().resume_writing()
 
-    def _should_upgrade(self) -> bool:
-        """Decline every upgrade: the request is answered as HTTP/1.1, with its body (RFC 9110, 7.8)."""
-        return False
+    @property
+    def _answers(self) -> bool:
+        """Whether a request has no whole answer yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
 
     def _watch_head(self) -> None:
         """Run the head's deadline while a request may come, or one that was answered goes on.
 
         The wait for another request without a byte of it is uvicorn's keep-alive.
         """
-        theirs, ours = self.conn.their_state, self.conn.our_state
-        comes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and ours is h11.DONE)
-        if not comes or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+        if self._answers or self.timeout_keep_alive_task is not None or self.transport.is_closing():
             self._stop_late()
         elif self._late is None:
             self._late = self.loop.call_later(HEAD_S, self._is_late)
@@ -175,27 +276,39 @@ class BoundedConnection(H11Protocol):
         logger.warning("a client read nothing for %g s: it is cut off", self.send_timeout_s, extra=told)
         self.transport.abort()
 
-    def send_400_response(self, msg: str) -> None:
-        """Say in the API's shape what is wrong. uvicorn calls it while it handles h11's error."""
-        error = sys.exception()
-        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        if hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-            self._refuse(HTTPStatus(hint), f"the head is over {HEAD_BYTES} bytes")
-        else:
-            self._refuse(HTTPStatus(hint), f"this is not valid HTTP/1.1: {error or msg}")
-
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answer, unless an answer has begun, and close."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        """Answer, unless an answer has begun, and close; an earlier request is answered first."""
+        if self._answers and not self._is_in_body:
+            self._is_broken, self.cycle.keep_alive = True, False
+            return
+        is_next = not self.cycle.response_started if self._answers else not self._is_in_body
+        if is_next and not self.pipeline:
             answer = error_response(why, status, status.phrase)
-            head = h11.Response(
-                status_code=status,
-                headers=[*answer.raw_headers, (b"connection", b"close")],
-                reason=status.phrase.encode(),
-            )
-            for part in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(part))
+            lines = [(b"connection", b"close"), *answer.raw_headers]
+            head = b"".join(b"%b: %b\r\n" % line for line in lines)
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + bytes(answer.body))
         self.transport.close()
+
+
+def _unchunked(app: Any, cycle: RequestResponseCycle) -> Any:
+    """Answer without chunks: what has no length ends with its connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = False
+
+        async def sent(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if is_open:
+                    cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+            elif is_open and not message.get("more_body", False):
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answer
 
 
 def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: Any) -> uvicorn.Config:
@@ -209,7 +322,6 @@ def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: A
         app,
         http=protocol,
         ws="none",
-        h11_max_incomplete_event_size=HEAD_BYTES,
         proxy_headers=False,  # a client's address is its connection's, whatever it says
         **options,
     )

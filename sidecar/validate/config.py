@@ -121,7 +121,7 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
             "rank-too-high",
             CONFIG_FILE,
             "r" if largest == rank else "rank_pattern",
-            f"is {largest}, above the engine's --max-lora-rank {max_rank}",
+            f"LoRA rank {largest} is greater than max_lora_rank {max_rank}, the engine's",
             hint=f"start the engine with --max-lora-rank of at least {largest}",
         )
     saved = config.get("modules_to_save")

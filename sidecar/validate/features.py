@@ -2,7 +2,7 @@
 
 vLLM refuses the first group itself; the second it ignores without a word and serves plain
 LoRA instead. A field counts as set by the same truth test vLLM uses, so that no adapter passes
-here that the engine refuses.
+here that the engine refuses. Of what vLLM refuses the message has vLLM's own phrase: clients look for it.
 
 Source: vllm 0.32, ``lora/peft_helper.py::PEFTHelper._validate_features``; peft 0.21,
 ``tuners/lora/config.py``.
@@ -48,30 +48,30 @@ def _modules_are_not_heads(value: object) -> bool:
 
 
 FEATURES = (
-    Feature("use_dora", "dora", "the adapter is DoRA, which vLLM does not serve"),
-    Feature("lora_bias", "lora-bias", "the LoRA layers have biases, which vLLM does not serve"),
+    Feature("use_dora", "dora", "vLLM does not yet support DoRA"),
+    Feature("lora_bias", "lora-bias", "vLLM does not support LoRA bias (lora_bias)"),
     Feature(
         "bias",
         "bias",
-        'must be "none": vLLM does not serve trained biases',
+        'must be "none": Adapter bias is not supported',
         is_set=_bias_is_trained,
     ),
     Feature(
         "init_lora_weights",
         "init",
-        "this initialisation changed the base model's weights in training",
+        "vLLM does not support init_lora_weights that changed the base model's weights in training",
         "convert it with PEFT's path_initial_model_for_weight_conversion, or set it to true if "
         "the served base model holds the changed weights",
         _init_changes_base,
     ),
-    Feature("alora_invocation_tokens", "alora", "activated LoRA is not served by vLLM"),
-    Feature("layer_replication", "layer-replication", "vLLM does not replicate base layers"),
-    Feature("use_bdlora", "bdlora", "block-diagonal LoRA is not served by vLLM"),
-    Feature("use_qalora", "qalora", "QALoRA is not served by vLLM"),
+    Feature("alora_invocation_tokens", "alora", "vLLM does not support Activated LoRA (aLoRA)"),
+    Feature("layer_replication", "layer-replication", "vLLM does not support layer_replication"),
+    Feature("use_bdlora", "bdlora", "vLLM does not support block-diagonal LoRA (BD-LoRA)"),
+    Feature("use_qalora", "qalora", "vLLM does not support QALoRA"),
     Feature(
         "modules_to_save",
         "modules-to-save",
-        "vLLM loads only a classification head (classifier, score), no other whole module",
+        "Unsupported modules_to_save: vLLM loads a head (classifier, score) and no other whole module",
         is_set=_modules_are_not_heads,
     ),
     # Ignored by vLLM: the answers would be another model's.

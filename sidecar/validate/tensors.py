@@ -31,8 +31,8 @@ BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weigh
 _FUSED_EXPERTS = (".experts", ".experts.base_layer")
 # A part of the name → the code of the feature it belongs to, and what to say
 _FOREIGN = (
-    ("lora_magnitude_vector", "dora", "is DoRA's, which vLLM does not serve"),
-    ("lora_B.bias", "lora-bias", "is a LoRA bias, which vLLM does not serve"),
+    ("lora_magnitude_vector", "dora", "is DoRA's: vLLM does not yet support DoRA"),
+    ("lora_B.bias", "lora-bias", "is a bias: vLLM does not support LoRA bias"),
     ("trainable_tokens", "added-tokens", "is a trained token embedding, which vLLM ignores"),
     (
         "embed_tokens.weight",

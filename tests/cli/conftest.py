@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli, run
 from lora_fs.sidecar.model import AdapterStatus, EngineLimits, Phase, ReplicaStatus
@@ -51,6 +52,12 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def propose(*words: str) -> list[str]:
+    """What a shell would propose for the last word, asked in this process."""
+    completion = ShellComplete(cli, {}, "lora-fs", "_LORA_FS_COMPLETE")
+    return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
 
 
 def parse(words: Sequence[str]) -> click.Context:

@@ -20,7 +20,7 @@ HIGH = EngineLimits(max_lora_rank=8, runtime_loading=True)
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        (LOW, "r: is 4, above the engine's --max-lora-rank 2"),
+        (LOW, "r: LoRA rank 4 is greater than max_lora_rank 2"),
         (EngineLimits(base_models=("acme/big",), strict_base_model=True), "the base model here is acme/big"),
         (
             EngineLimits(base_config={"model_type": "llama", "hidden_size": 8}),

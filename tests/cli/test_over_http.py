@@ -13,6 +13,7 @@ import re
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
-from tests.cli.conftest import MODEL, Ran
+from tests.cli.conftest import MODEL, Ran, propose
 from tests.reconcile.conftest import FakeEngine
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import serving
@@ -209,6 +210,33 @@ def test_the_same_session(mounted: Side, remote: Side) -> None:
     for line in SAME:
         here, there = (plain(side(line), side) for side in (mounted, remote))
         assert there == here, line
+
+
+def test_completion_asks_the_server(remote: Side, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and revisions are proposed that it has registered, and none that its token may not read."""
+    for name, folder in (("support", "v1"), ("support", "v2"), ("billing", "v3"), ("gone", "v1")):
+        assert remote(f"register {name} ./{folder}").code == 0
+    assert remote("unregister gone").code == 0
+    assert propose("show", *remote.at, "") == ["billing", "support"]
+    assert propose(*remote.at, "show", "su") == ["support"]
+    assert propose("promote", *remote.at, "support", "") == ["v1", "v2"]
+    assert propose("show", *remote.at, "-n", "team-a", "") == []
+    capsys.readouterr()
+    assert propose("show", "--server", remote.url, "") == []
+    assert capsys.readouterr().err == ""
+
+
+def test_completion_waits_little_for_a_server(
+    tmp_path: Path, lora_fs: Callable[..., Ran], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that takes the connection and never answers proposes nothing, within 10 s, without a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        assert propose("show", "--server", f"http://127.0.0.1:{silent.getsockname()[1]}", "s") == []
+        assert time.monotonic() - began < 10
+    token = ("--token-file", str(tmp_path / "token"))
+    assert propose("show", "--server", "http://nowhere.invalid", *token, "s") == []
+    assert capsys.readouterr().err == ""
 
 
 def test_what_replicas_say_is_the_same(remote: Side) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli
-from tests.cli.conftest import LORA_FS, LoraFs, interruptible
+from tests.cli.conftest import LORA_FS, LoraFs, interruptible, propose
 
 
 def test_help_of_every_command(lora_fs: LoraFs) -> None:
@@ -123,12 +122,6 @@ def complete(words: str, incomplete: str, shell: str = "bash") -> list[str]:
     if shell == "zsh":
         return ran.stdout.splitlines()[1::3]
     return [line.partition(",")[2].partition("\t")[0] for line in ran.stdout.splitlines() if line]
-
-
-def propose(*words: str) -> list[str]:
-    """The same in this process: what would be proposed for the last word."""
-    completion = ShellComplete(cli, {}, "lora-fs", "_LORA_FS_COMPLETE")
-    return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
 
 
 @pytest.fixture

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import LoraFs
+from lora_fs.sidecar.model import Phase
+from tests.cli.conftest import LORA_FS, LoraFs
 
 HEAVY = (
     "aiohttp",
@@ -26,23 +29,33 @@ HEAVY = (
     "watchdog",
     "yaml",
 )
-OF_LIST = (
+NOT_OF_A_LOOK = (
     "aiohttp",
+    "anyio",
+    "asyncio",
     "fastapi",
+    "filelock",
     "huggingface_hub",
     "lora_fs.sidecar.validate",
     "numpy",
+    "pydantic_settings",
     "rich.console",
+    "ssl",
+    "subprocess",
+    "uvicorn",
     "vllm",
+    "watchdog",
+    "yaml",
 )
 MOST_MODULES = 160  # of --help, the interpreter's own included; 372 before
+MOST_OF_A_LOOK = 300
 
 
 def imported(*words: str) -> set[str]:
     """The modules that are there after a command line."""
     code = (
-        "import sys; from lora_fs.sidecar.cli.main import run; run(sys.argv[1:]);"
-        "print('\\n' + ' '.join(sys.modules), file=sys.stderr)"
+        "import sys; from lora_fs.sidecar.cli.main import run; code = run(sys.argv[1:]);"
+        "print('\\n' + ' '.join(sys.modules), file=sys.stderr); sys.exit(code)"
     )
     ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     return set(ran.stderr.splitlines()[-1].split())
@@ -56,6 +69,25 @@ def test_help_is_light(words: list[str]) -> None:
     assert len(modules) <= MOST_MODULES
 
 
-def test_list_imports_what_reads_records(lora_fs: LoraFs, root: Path) -> None:
-    """A list needs no server, no hub, and nothing that draws or reads tensors."""
-    assert sorted(imported("list") & set(OF_LIST)) == []
+@pytest.mark.parametrize("words", ["list", "show a", "status", "unregister a --dry-run"])
+def test_a_look_at_the_registry_is_light(
+    lora_fs: LoraFs, folder: Callable[[int], str], report: Callable[..., None], words: str
+) -> None:
+    """It needs no event loop, no server, no hub, and nothing that locks, draws or reads tensors."""
+    assert lora_fs("register", "a", folder(1)).code == 0
+    report("pod", phases={"a": Phase.READY})
+    modules = imported(*words.split())
+    assert sorted(modules & set(NOT_OF_A_LOOK)) == []
+    assert len(modules) <= MOST_OF_A_LOOK
+
+
+def test_no_plugin_of_pydantic_is_loaded(root: Path, tmp_path: Path) -> None:
+    """To look for one the command would read the metadata of each package that is installed."""
+    about = tmp_path / "site" / "plugged-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[pydantic]\nplugged = plugged:it\n")
+    (about.parent / "plugged.py").write_text("import sys; it = print('loaded', file=sys.stderr)")
+    environment = {**os.environ, "PYTHONPATH": str(about.parent)}
+    ran = subprocess.run([LORA_FS, "list", "-o", "name"], env=environment, capture_output=True, check=True)
+    assert b"loaded" not in ran.stderr

@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from lora_fs.sidecar.cli.command import Command, Setting
+from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.values import Count, Duration, Size
+from lora_fs.sidecar.settings import Settings, variables
 from tests.cli.conftest import LoraFs
 
 
@@ -79,3 +83,46 @@ def test_every_command_reads_them_alike(lora_fs: LoraFs, folder: Callable[[int],
     assert lora_fs("show", "a", "-o", "json").json["revisions"][0]["spec"]["policy"]["ttl_s"] == 172_800
     assert lora_fs("quota", "--bytes", "5GB", "-o", "json").json["quota"]["size_bytes"] == 5 * 10**9
     assert lora_fs("wait", "a", "--timeout", "1ms").code == 6
+
+
+def above_settings() -> list[Setting]:
+    """Every option of a command that stands above a setting."""
+    options = [option for name in cli.commands for option in cli.commands[name].params]
+    return [option for option in (*cli.params, *options) if isinstance(option, Setting)]
+
+
+def test_an_option_shows_the_variables_that_the_settings_read() -> None:
+    """Their order is that of the settings: the first that is set counts."""
+    for option in above_settings():
+        shown = option.get_help_extra(click.Context(cli))["envvars"]
+        assert list(shown) == variables(str(option.name)), option.name
+
+
+def test_the_sidecars_options_are_made_from_the_settings(lora_fs: LoraFs) -> None:
+    """Each tells what the field means, and the default that counts where neither it nor a variable is set."""
+    shown = " ".join(lora_fs("sidecar", "--help").out.split())
+    sidecar = cli.commands["sidecar"]
+    assert isinstance(sidecar, Command)
+    own = [option for option in sidecar.own if option.name != "create"]
+    assert len(own) >= 18
+    for option in own:
+        field = Settings.model_fields[str(option.name)]
+        assert isinstance(option, Setting)
+        assert option.help == field.description
+    for told in ("LORA_FS_PORT; default: 8001", "default: 8Gi", "default: 1h", "default: /stage"):
+        assert told in shown
+    assert "replica's status file; by default the host's name [env var: LORA_FS_REPLICA_ID]" in shown
+
+
+@pytest.mark.parametrize(
+    "server", ["http://ci:pa55@word@h", "htp://ci:pa55word@h", "http://ci:pa55word@[::1"]
+)
+def test_no_message_repeats_a_password(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is refused is shown without what stands before the @."""
+    monkeypatch.setenv("LORA_FS_SERVER", server)
+    said = CliRunner().invoke(cli, ["list"])
+    assert said.exit_code == 2
+    assert "LORA_FS_SERVER=" in said.output
+    assert "://***@" in said.output
+    assert "pa55" not in said.output
+    assert "word" not in said.output

@@ -44,6 +44,7 @@ class Live:
     root: Path
     registry: Registry
     sources: Path
+    engine: FakeEngine
     reports: dict[str, ReplicaStatus] = field(default_factory=dict)
 
     def register(self, name: str, scope: Scope = SCOPE, labels: Mapping[str, str] | None = None) -> None:
@@ -138,11 +139,12 @@ def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(atomic, "UNLINK_AFTER_S", 0.0)
         registry = Registry(root, create=True)
-    settings = Settings(root=root, model="tiny", replica_id=HERE, stage_dir=folder / "stage", **given)  # type: ignore[arg-type]
+    settings = Settings(root=root, model="tiny", replica_id=HERE, stage_dir=folder / "stage", **given)
     servers: list[uvicorn.Server] = []
+    engine = FakeEngine()
 
     async def serve() -> None:
-        assembly = await assemble(settings, Expectation(("tiny",)), FakeEngine())
+        assembly = await assemble(settings, Expectation(("tiny",)), engine)
         app = create_app(
             assembly.replica,
             engine_url="http://127.0.0.1:9",
@@ -165,7 +167,7 @@ def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterat
         while client.get("/readyz").status_code != httpx.codes.OK:
             threading.Event().wait(0.02)
     try:
-        yield Live(url, root, registry, folder / "sources")
+        yield Live(url, root, registry, folder / "sources", engine)
     finally:
         servers[0].should_exit = True
         thread.join(20)

@@ -20,7 +20,9 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import Download, Phase, RevisionUsage
+from lora_fs.sidecar.reconcile.telemetry.events import KEPT
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -290,7 +292,7 @@ def test_an_adapters_requests_and_load_time_are_shown(live: Live, open_page: Ope
 
 
 def test_events_are_grouped(live: Live, open_page: Open) -> None:
-    """Those of one reason are one line, and each adapter that fails has its own."""
+    """Those of one reason are one line, with their number and some of the names."""
     page = open_page(live.url)
     expect(page.locator("#events")).to_contain_text("none")
     for name in ("a", "b", "c", "d", "e"):
@@ -299,6 +301,27 @@ def test_events_are_grouped(live: Live, open_page: Open) -> None:
     expect(lines.filter(has_text="Registered")).to_have_count(1)
     expect(lines.filter(has_text="Registered")).to_contain_text("×5")
     expect(lines.filter(has_text="Registered")).to_contain_text("and 2 more")
+
+
+def test_a_failure_outlives_a_flood_of_events(live: Live, open_page: Open) -> None:
+    """Each adapter that fails keeps its own line, after more events than a replica keeps."""
+    for name in ("bad", "worse"):
+        live.engine.refuses[name] = EngineRejected(f"{name} does not fit", reason="rank")
+        live.register(name)
+        answer = httpx.post(f"{live.url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=20)
+        assert answer.is_error
+    for number in range(KEPT):
+        live.register(f"a{number}")
+    page = open_page(live.url)
+    lines = page.locator("#events li")
+    registered = lines.filter(has_text="Registered")
+    expect(registered).to_contain_text(re.compile(r"a127.* and \d+ more"))
+    expect(registered).to_have_count(1)
+    failures = page.locator("#events li.warning")
+    expect(failures).to_have_count(2)
+    expect(failures.filter(has_text="bad does not fit")).to_have_count(1)
+    expect(failures.filter(has_text="worse does not fit")).to_have_count(1)
+    expect(page.locator("#incident")).to_have_text("2 adapters failing")
 
 
 def test_the_axis_fits_the_data(live: Live, open_page: Open) -> None:

@@ -1,4 +1,4 @@
-"""The image's health check, run for real against a small server on loopback."""
+"""The health checks of the image and of an engine in its pod, run for real against a small server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+
+from tests.deploy import test_helm, test_kubernetes
+from tests.deploy.test_kubernetes import Object
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 
@@ -37,26 +40,56 @@ def answering(status: int) -> Iterator[int]:
             thread.join()
 
 
-def check(port: int) -> int:
-    """Run the command of HEALTHCHECK; return its exit code."""
+def of_the_image() -> list[str]:
+    """The command of HEALTHCHECK."""
     (line,) = [
         line.partition("CMD ")[2]
         for line in DOCKERFILE.read_text().splitlines()
         if line.lstrip().startswith("CMD [") and "/health" in line
     ]
-    command = json.loads(line)
-    assert "python" not in " ".join(command), "an interpreter starts every 10 s"
+    command: list[str] = json.loads(line)
+    return command
+
+
+def of_the_engine(pod: Object) -> list[str]:
+    """The command of both probes of an engine that listens inside its pod only."""
+    (engine,) = pod["containers"]
+    startup, liveness = (engine[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness"))
+    assert startup == liveness
+    command: list[str] = startup
+    return command
+
+
+COMMANDS = {
+    "image": of_the_image(),
+    "manifest": of_the_engine(test_kubernetes.POD),
+    "chart": of_the_engine(test_helm.pod(test_helm.objects({}))),
+}
+
+
+def check(command: list[str], port: int) -> int:
+    """Run it against this port, as the kubelet or Docker does; return its exit code."""
     environment = {"LORA_FS_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+    here = [word.replace("/127.0.0.1/8000 ", f"/127.0.0.1/{port} ") for word in command]
+    return subprocess.run(here, env=environment, capture_output=True, check=False).returncode
 
 
+@pytest.mark.parametrize("which", COMMANDS)
+def test_no_interpreter_starts_for_a_check(which: str) -> None:
+    """A Python takes 100 ms of a core to start, at every probe of every replica."""
+    assert COMMANDS[which][0] == "bash"
+    assert "python" not in " ".join(COMMANDS[which])
+
+
+@pytest.mark.parametrize("which", COMMANDS)
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (500, 1), (503, 1)])
-def test_exit_code_follows_the_answer(status: int, code: int) -> None:
+def test_exit_code_follows_the_answer(which: str, status: int, code: int) -> None:
     """Healthy is 0 and an HTTP error is 1, whatever proxy the environment names."""
     with answering(status) as port:
-        assert check(port) == code
+        assert check(COMMANDS[which], port) == code
 
 
-def test_no_server_is_unhealthy() -> None:
-    """Nobody listening is a failure."""
-    assert check(1) == 1
+@pytest.mark.parametrize("which", COMMANDS)
+def test_no_server_is_unhealthy(which: str) -> None:
+    """A port where nobody listens is a failure."""
+    assert check(COMMANDS[which], 1) == 1

@@ -279,6 +279,10 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             {"engine": {"args": ["--shutdown-timeout=300"]}},
             "does not fit terminationGracePeriodSeconds (120): requests would be cut; set that to 330",
         ),
+        (
+            {"storage": {"readOnly": True}, "nim": {"claim": "store"}},
+            "storage.readOnly does not go with nim.claim",
+        ),
         ({"stage": {"maxBytes": "21474836480"}}, "stage.maxBytes (21474836480) is not below stage.sizeLimit"),
     ],
 )

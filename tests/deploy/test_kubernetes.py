@@ -283,6 +283,26 @@ def test_a_stop_leaves_requests_their_time() -> None:
         assert slack_s(pod) >= 20, folder
 
 
+def test_a_rollout_has_the_time_that_a_model_takes_to_load() -> None:
+    """A new pod waits for the startup probe, after an old one ended, and 600 s for its images."""
+    for folder in ("", "plugin/"):
+        spec = read(f"{folder}deployment.yaml")["spec"]
+        pod = spec["template"]["spec"]
+        startup = pod["containers"][0]["startupProbe"]
+        starts_s = startup["periodSeconds"] * startup["failureThreshold"]
+        wanted_s = starts_s + pod["terminationGracePeriodSeconds"] + 600
+        assert spec["progressDeadlineSeconds"] == wanted_s, folder
+
+
+def test_replicas_spread_over_nodes() -> None:
+    """One node that fails takes as few replicas as it can."""
+    for folder in ("", "plugin/"):
+        spec = read(f"{folder}deployment.yaml")["spec"]
+        (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert spread["labelSelector"] == spec["selector"], folder
+
+
 def test_bounds_agree_with_the_engine_and_the_stage() -> None:
     """Nothing is registered that the engine refuses, nor loaded that it or the stage folder cannot keep."""
     variables = {name: entry.get("value", "") for name, entry in environment(SIDECAR).items()}

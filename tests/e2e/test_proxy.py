@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.waiting import wait_until
+from lora_fs.sidecar.model import public_of
 
 Adapters = Callable[[int], Path]
 Register = Callable[..., None]
@@ -39,7 +41,10 @@ METRICS_CALL = '"GET /metrics'
 class Pausable(SidecarReplica):
     """Its engine can be held between two tokens, and then let go on."""
 
-    engine_env: ClassVar[Mapping[str, str]] = {"VLLM_SERVER_DEV_MODE": "1"}
+    engine_env: ClassVar[Mapping[str, str]] = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+    }
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -160,6 +165,29 @@ def test_a_chat_is_passed_on(pair: Pair[Replica], register: Register, adapters: 
     assert reply("chatty") != reply("tiny")
 
 
+def test_no_answer_has_the_engines_name(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
+    """Answers, events of streams, errors, and an answer that vLLM stored: all say what was asked for."""
+    register("asked", adapters(26))
+    pair.a.answer("asked")
+    chat = {"model": "asked", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+    response = {"model": "asked", "input": PROMPT, "max_output_tokens": 4}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"model": "asked", "prompt": PROMPT, "max_tokens": 4}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", response),
+    ]
+    for path, body in calls:
+        for more in ({}, {"stream": True}):
+            told = pair.a.http.post(path, json=body | more).raise_for_status()
+            assert set(re.findall(r'"model": ?"([^"]*)"', told.text)) == {"asked"}, told.text
+            assert "asked@" not in told.text + str(told.headers), path
+    refused = pair.a.http.post("/v1/completions", json=calls[0][1] | {"max_tokens": 10**6})
+    assert (refused.status_code, "asked@" in refused.text) == (400, False)
+    made = pair.a.openai.responses.create(model="asked", input=PROMPT, max_output_tokens=4, store=True)
+    assert pair.a.openai.responses.retrieve(made.id).model == made.model == "asked"
+
+
 def test_many_first_requests_make_one_load(
     pair: Pair[Replica], register: Register, adapters: Adapters
 ) -> None:
@@ -204,14 +232,16 @@ def test_a_promotion_beside_a_stream(pair: Pair[Replica], register: Register, ad
 def test_a_stream_on_the_engines_own_port(
     pair: Pair[Pausable], register: Register, adapters: Adapters
 ) -> None:
-    """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it."""
+    """A request the proxy never saw keeps its adapter too, as the engine's metric tells of it.
+
+    Its client asks for the name that the engine lists.
+    """
     register("direct", adapters(43))
     pair.a.answer("direct")
     direct = openai.OpenAI(base_url=f"{pair.a.engine_url}/v1", api_key="unused", max_retries=0)
     options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
-    stream = direct.completions.create(
-        model="direct", stream=True, extra_body={"ignore_eos": True}, **options
-    )
+    (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
+    stream = direct.completions.create(model=name, stream=True, extra_body={"ignore_eos": True}, **options)
     assert next(stream).choices[0].text
     with pair.a.paused():
         pair.b.http.post("/v1/unload_lora_adapter", json={"lora_name": "direct"}).raise_for_status()

@@ -7,12 +7,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
+from lora_fs.sidecar.model import public_of, tells_bytes
+from lora_fs.sidecar.reconcile.stage.cache import digest_at
 
 Served = dict[str, str]
 
@@ -33,6 +36,18 @@ def served(
 def answers(replica: Replica, served: Served) -> Served:
     """What ``replica`` answers to the same names."""
     return {name: replica.answer(name) for name in served}
+
+
+def engine_paths(replica: SidecarReplica) -> dict[str, str]:
+    """The adapters that the engine lists, and where each was loaded from."""
+    listed = httpx.get(f"{replica.engine_url}/v1/models", trust_env=False).raise_for_status()
+    return {card["id"]: card["root"] for card in listed.json()["data"] if card["parent"]}
+
+
+def engine_call(replica: SidecarReplica, act: str, **body: str) -> None:
+    """Load or unload past the sidecar."""
+    url = f"{replica.engine_url}/v1/{act}_lora_adapter"
+    httpx.post(url, json=body, trust_env=False, timeout=30).raise_for_status()
 
 
 def wait_answered(replica: Replica, served: Served) -> None:
@@ -103,6 +118,25 @@ def test_a_sidecar_that_died_alone(pair: Pair[SidecarReplica], served: Served) -
     pair.a.start_sidecar()
     pair.a.wait_ready()
     assert answers(pair.a, served) == served
+
+
+def test_a_sidecar_of_an_older_lora_fs(pair: Pair[SidecarReplica], served: Served) -> None:
+    """What it loaded under plain names goes, and is loaded under names that tell its bytes."""
+    a = pair.a
+    a.sidecar.kill()
+    old: dict[str, str] = {}
+    for name, path in engine_paths(a).items():
+        engine_call(a, "unload", lora_name=name)
+        old |= {public_of(name): path, f"{public_of(name)}@v1~{name.rpartition('@')[2]}": path}
+    assert "eager" in old
+    for name, path in old.items():
+        engine_call(a, "load", lora_name=name, lora_path=path)
+    a.start_sidecar()
+    a.wait_ready()
+    assert answers(a, served) == served
+    wait_until("the old names are gone", lambda: not engine_paths(a).keys() & old.keys(), timeout_s=BACK_S)
+    assert answers(a, served) == served
+    assert all(tells_bytes(name, digest_at(path)) for name, path in engine_paths(a).items())
 
 
 def test_a_replica_that_died_whole(pair: Pair[SidecarReplica], served: Served) -> None:

@@ -65,6 +65,7 @@ def test_embeddings(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: 
         assert plugin.client.metric("lora_fs_blank_runs_total") == 0
 
 
+@pytest.mark.since("0.31", "no adapter brings a classification head before it")
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 def test_classes(farm: EngineFarm, model_dir: Path, tmp_path: Path, kernels: str) -> None:
     """An adapter that brings a head of its own: its requests have that one, the base model's the base's."""

@@ -14,8 +14,10 @@ import yaml
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.reconcile.catalog import Served, Trial
 from lora_fs.sidecar.server.routes.observe import Revisions, Scrape
 from lora_fs.worker_patch.api.metrics import Tiers
+from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeReplica
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,8 @@ VARIABLES = {"$__rate_interval": "5m", "$job": ".+", "$instance": ".+", "${datas
 
 def families() -> Iterator[Metric]:
     """Every family that a sidecar or the plugin serves, with a series of each."""
-    replica = FakeReplica(("a", "b"), phases={"b": Phase.FAILED}, ready=False)
+    trials = {"a": Trial(Served("a@v1", RECORD), 20)}
+    replica = FakeReplica(("a", "b"), phases={"b": Phase.FAILED}, ready=False, trials=trials)
     yield from Scrape(replica).collect()
     seen = {
         "engine": "0",
@@ -100,6 +103,18 @@ def test_what_is_asked_for_is_served(title: str, expression: str) -> None:
         assert one.name in SERVED, one.name
         named = {matcher.name for matcher in one.matchers.matchers}
         assert named <= SERVED[one.name] | FROM_PROMETHEUS, (one.name, named)
+
+
+def test_every_count_of_a_revision_has_a_panel() -> None:
+    """The dashboard draws each series by revision: requests, errors, loads, the share of a canary."""
+    families = {family.name for family in Revisions(FakeReplica(("a",))).collect()}
+    assert {"lora_fs_revision_requests", "lora_fs_revision_errors", "lora_fs_canary_percent"} <= families
+    drawn = [
+        one.name or ""
+        for _, expression in grafana_expressions()
+        for one in selectors(promql_parser.parse(expression))
+    ]
+    assert {one for one in families if not any(name.startswith(one) for name in drawn)} == set()
 
 
 @pytest.mark.parametrize("panel", GRAFANA["panels"], ids=lambda panel: panel["title"])

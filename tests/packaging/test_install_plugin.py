@@ -563,7 +563,7 @@ def test_it_says_what_to_set(lora_fs: LoraFs, root: Path, tmp_path: Path) -> Non
     assert f"  PYTHONPATH={tmp_path / 'it'}\n  VLLM_PLUGINS=lora_fs\n  LORA_FS_ROOT={root}  #" in ran.out
     assert "LORA_FS_MODEL=tiny" in ran.out
     assert "LORA_FS_STAGE_DIR=/stage" in ran.out
-    assert "tested on vLLM 0.31, 0.32, 0.33" in ran.out
+    assert "tested on vLLM 0.30, 0.31, 0.32, 0.33" in ran.out
     assert "in place of" not in ran.out
     assert f"in place of {importlib.metadata.version(OURS)}" in lora_fs("install-plugin", "it").out
 

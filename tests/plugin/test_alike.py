@@ -32,6 +32,10 @@ INPUTS = 16
 PARTS = ["q_proj", "k_proj", "v_proj"]
 SHAPES = {"m.qkv_proj": Shape(INPUTS, (24, 8, 8)), "m.o_proj": Shape(INPUTS, (16,))}
 
+PATTERNS = pytest.mark.since(
+    "0.32", "rank_pattern and alpha_pattern are ignored before it: such an adapter is refused"
+)
+
 
 class Linear(BaseLinearLayerWithLoRA):  # type: ignore[misc]
     """One of vLLM's, without a model."""
@@ -156,7 +160,7 @@ def test_the_second_of_a_kind_is_what_the_reader_makes_of_it(
         {"layers": ("q_proj", "o_proj")},
         pytest.param(
             {"rank_pattern": {"o_proj": 4}},
-            marks=pytest.mark.since("0.32", "rank_pattern is ignored before it: such an adapter is refused"),
+            marks=PATTERNS,
         ),
     ],
     ids=str,
@@ -179,7 +183,7 @@ def test_base_and_order_of_targets_make_no_other_kind(tmp_path: Path) -> None:
     assert manager.read == 1
 
 
-@pytest.mark.since("0.32", "rank_pattern and alpha_pattern are ignored before it: such an adapter is refused")
+@PATTERNS
 @pytest.mark.parametrize("zeros", [False, True])
 def test_what_was_computed_on_the_way_is_read_again(tmp_path: Path, zeros: bool) -> None:
     """Scales that differ within a layer are multiplied into B, and one of zeros does not show it."""

@@ -39,7 +39,7 @@ def test_this_vllm_is_one_it_was_tested_on() -> None:
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("0.29.1", "it is version 0.29.1, and the oldest that is served is 0.31"),
+        ("0.29.1", "it is version 0.29.1, and the oldest that is served is 0.30"),
         ("0.3.2", "it is version 0.3.2"),
         ("0.1.dev17160+g1a2b3c4d5", "it is version 0.1.dev17160"),
         ("dev", "its version, 'dev', is none"),
@@ -53,7 +53,7 @@ def test_an_older_one_does_not_start(version: str, says: str, monkeypatch: pytes
         plugin.register()
     told = str(ended.value)
     assert says in told
-    assert "Use vLLM 0.31, 0.32, 0.33; or set LORA_FS_UNFIT=serve-base" in told
+    assert "Use vLLM 0.30, 0.31, 0.32, 0.33; or set LORA_FS_UNFIT=serve-base" in told
     assert "\n" not in told
     check_not_hooked()
 
@@ -64,7 +64,7 @@ def test_a_newer_one_starts_and_is_told(version: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(vllm, "__version__", version)
     assert compat.fits()
     assert compat.untested() == (
-        f"VllmUntested: this is vLLM {version}, and lora-fs was tested on 0.31, 0.32, 0.33"
+        f"VllmUntested: this is vLLM {version}, and lora-fs was tested on 0.30, 0.31, 0.32, 0.33"
     )
 
 

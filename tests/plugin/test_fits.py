@@ -148,7 +148,7 @@ def test_other_sizes_do_not_fit(world: int, kind: Kind) -> None:
 @kinds
 def test_a_rank_over_the_engines(world: int, kind: Kind) -> None:
     """However many ranks share the model."""
-    with pytest.raises(DoesNotFit, match=f"rank {MOST_RANK + 1} is over this engine's --max-lora-rank"):
+    with pytest.raises(DoesNotFit, match=f"LoRA rank {MOST_RANK + 1} is greater than max_lora_rank"):
         check(layer(kind), kind.outputs, rank=MOST_RANK + 1)
 
 

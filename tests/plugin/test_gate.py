@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.lora.request import LoRARequest
 
-from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import EngineRejected, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.worker_patch.api import gate
@@ -287,6 +287,7 @@ async def test_an_adapter_that_will_not_stay(site: Site) -> None:
     ("error", "status"),
     [
         (EngineRejected("the engine cannot load sql: rank 64", reason="rank 64"), 400),
+        (InvalidAdapter("sql", []), 400),
         (WaitTimeout("sql is still loading after 5 s"), 503),
     ],
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from lora_fs.worker_patch.api.metrics import COUNTERS, Tiers
+from lora_fs.worker_patch.api.metrics import COUNTERS, Tiers, public
 
 
 def resident(name: str, level: str = "cpu", rank: int = 8) -> dict[str, Any]:
@@ -110,3 +110,27 @@ def test_the_counters_of_all_workers(counter: str, engines: str) -> None:
     seen = [worker(engine, {}, **{counter: number}) for engine, number in zip(engines, (4, 3), strict=True)]
     together = engines == "00" and counter not in {"blank_runs", "gpu_load_bytes", "host_load_bytes"}
     assert told_of(seen)[f"lora_fs_{counter}_total"] == (4 if together else 7)
+
+
+def test_requests_are_told_by_the_names_that_clients_know() -> None:
+    """Of two contents of one name the latest is told: no series is there twice. Static names stay."""
+    registry, old, new = CollectorRegistry(), f"@{'0a' * 6}", f"@{'0b' * 6}"
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    gauge = Gauge("vllm:lora_requests_info", "Running stats", labels, registry=registry)
+    Gauge("vllm:other", f"sql{old}", registry=registry).set(7)
+    for running, waiting, at in [
+        (f"sql{old}", "", 3.5),
+        (f"sql{new}", "", 9.25),
+        (f"sql{old},sql{new},a/law@v2{new}", f"kept{old}", 5.0),
+        ("", "", 1.0),
+    ]:
+        gauge.labels("2", running, waiting).set(at)
+    exposed = public(generate_latest(registry), {f"kept{old}"}).decode()
+    families = {one.name: one for one in text_string_to_metric_families(exposed)}
+    told = [(tuple(one.labels.values()), one.value) for one in families["vllm:lora_requests_info"].samples]
+    assert told == [
+        (("2", "sql", ""), 9.25),
+        (("2", "sql,a/law@v2", f"kept{old}"), 5.0),
+        (("2", "", ""), 1.0),
+    ]
+    assert families["vllm:other"].documentation == f"sql{old}"

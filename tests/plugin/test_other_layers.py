@@ -95,7 +95,7 @@ def test_a_words_rank(make: Make, kernels: str, name: str) -> None:
     manager = make(kernels, model=Speaking)
     inputs, outputs = (HIDDEN, WORDS) if name == "lm_head" else (WORDS, HIDDEN)
     large = LoRALayerWeights(name, 32, 32, torch.zeros(32, inputs), torch.zeros(outputs, 32))
-    with pytest.raises(DoesNotFit, match=f"{name}: rank 32 is over this engine's --max-lora-rank 16"):
+    with pytest.raises(DoesNotFit, match=f"{name}: LoRA rank 32 is greater than max_lora_rank 16"):
         packed(manager, LoRAModel(101, 32, {name: large}))
     torn = LoRALayerWeights(name, 4, 4, torch.zeros(4, inputs), torch.zeros(outputs, 8))
     with pytest.raises(DoesNotFit, match=f"{name}: A has rank 4, B has rank 8"):

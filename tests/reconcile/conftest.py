@@ -21,7 +21,17 @@ from lora_fs.sidecar.errors import (
     NotFound,
     VolumeUnavailable,
 )
-from lora_fs.sidecar.model import AdapterKey, Canary, Pointer, Policy, Record, Scope, State, side_name
+from lora_fs.sidecar.model import (
+    AdapterKey,
+    Canary,
+    Pointer,
+    Policy,
+    Record,
+    Scope,
+    State,
+    public_of,
+    tells_bytes,
+)
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.reconciler import Limits
@@ -38,14 +48,14 @@ SCOPE = Scope("default", "tiny")
 class FakeEngine:
     """Loads at once unless ``gate`` is closed; refuses a copy whose name holds one of ``refuses``.
 
-    A call for one of ``stuck`` hangs until ``unstick`` is set; an unload of one of ``keeps`` fails.
+    A call for one of ``stuck`` hangs until ``unstick`` is set; an unload of one of ``keeps`` fails. These,
+    ``busy``, ``loads`` and ``unloads`` hold public names.
     """
 
     adapters: dict[str, str] = field(default_factory=dict)
     base: tuple[str, ...] = ("tiny",)
     loads: list[str] = field(default_factory=list)
     refuses: dict[str, LoraFsError] = field(default_factory=dict)
-    refuses_taken: bool = False  # as a real one does: a name that has other bytes
     busy: set[str] = field(default_factory=set)
     has_metrics: bool = True
     up: bool = True
@@ -87,16 +97,30 @@ class FakeEngine:
         self._check_up()
         if not self.has_metrics:
             raise EngineUnavailable("/metrics answered 500")
-        return Activity(frozenset(self.busy))
+        return Activity(frozenset(name for name in self.adapters if public_of(name) in self.busy))
+
+    def public(self) -> set[str]:
+        """The public names of what it has."""
+        return set(map(public_of, self.adapters))
+
+    def copies(self) -> dict[str, str]:
+        """Public name → copy; of one whose bytes are replaced the one that came last."""
+        return {public_of(name): path for name, path in self.adapters.items()}
+
+    def name(self, public: str) -> str:
+        """What it calls the one adapter of a public name."""
+        (found,) = (name for name in self.adapters if public_of(name) == public)
+        return found
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         self.policies = policies
 
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         self._check_up()
-        self.loads.append(name)
+        assert tells_bytes(name, record.spec.digest), "no plain name reaches an engine"
+        self.loads.append(public_of(name))
         await self._begin(name)
-        if self.refuses_taken and self.adapters.get(name, path) != path:
+        if self.adapters.get(name, path) != path:  # as a real one does
             raise NameTaken(f"{name} is taken", reason="taken", path=self.adapters[name])
         for fragment, error in self.refuses.items():
             if fragment in path.rpartition("/")[2]:  # not in the digest before it
@@ -105,16 +129,16 @@ class FakeEngine:
 
     async def unload(self, name: str) -> None:
         self._check_up()
-        self.unloads.append(name)
+        self.unloads.append(public_of(name))
         await self._begin(name)
-        if name in self.keeps:
+        if public_of(name) in self.keeps:
             raise EngineUnavailable("engine cannot unload now (503)")
         self.adapters.pop(name, None)
 
     async def _begin(self, name: str) -> None:
         self.asked.set()
         await self.gate.wait()
-        if name in self.stuck:
+        if public_of(name) in self.stuck:
             await self.unstick.wait()
         self._check_up()
 
@@ -149,10 +173,6 @@ class FakeStager:
 
     def path(self, record: Record) -> str:
         return f"/stage/{record.spec.digest[7:]}/{record.name}-{record.revision}"
-
-    def beside(self, record: Record) -> str:
-        """The engine's name for it while the public name is busy."""
-        return side_name(record.name, record.revision, record.spec.digest)
 
     def owns(self, path: str) -> bool:
         return path.startswith("/stage/")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.model import Canary, Policy, PolicyKind, Record
+from lora_fs.sidecar.model import Canary, Policy, PolicyKind, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial, place
 from tests.reconcile.conftest import SCOPE, Rig
 from tests.reconcile.test_plan import RECORD
@@ -110,13 +110,14 @@ async def test_it_is_loaded_before_it_is_asked(make_rig: MakeRig, kind: PolicyKi
     rig = make_rig(max_loaded=4)
     trial(rig, Policy(kind=kind))
     await rig.settle()
-    assert rig.engine.adapters.keys() == {"a", "a@v2"}
+    assert rig.engine.public() == {"a", "a@v2"}
     rig.clock.now += 10_000
     await rig.settle()
-    assert rig.engine.adapters.keys() == {"a", "a@v2"}
+    assert rig.engine.public() == {"a", "a@v2"}
     told, _ = rig.replica.notable()
     assert told.keys() == {"a", "a@v2"}
-    assert {name: policy.kind for name, policy in rig.engine.policies.items()} == {"a": kind, "a@v2": kind}
+    policies = {public_of(name): policy.kind for name, policy in rig.engine.policies.items()}
+    assert policies == {"a": kind, "a@v2": kind}
 
 
 @anyio
@@ -130,7 +131,7 @@ async def test_a_lazy_one_is_loaded_when_it_is_asked(make_rig: MakeRig) -> None:
     assert served is not None
     chosen = rig.replica.choose(served, "somebody")
     async with rig.replica.hold(chosen.name, 5) as name:
-        assert name == "a@v2"
+        assert public_of(name) == "a@v2"
     assert (chosen.record, served.record) == (second, first)
     counted = {key.revision: used.requests for key, used in rig.replica.usage().revisions.items()}
     assert counted == {"v1": 0, "v2": 1}
@@ -150,10 +151,10 @@ async def test_it_is_finished_without_a_load(make_rig: MakeRig) -> None:
     loads = list(rig.engine.loads)
     rig.volume.point("a", "v2")
     async with rig.replica.hold("a", 5) as name:
-        assert name == "a@v2"
+        assert public_of(name) == "a@v2"
     await rig.settle()
     assert rig.engine.loads == loads
-    assert rig.engine.adapters.keys() == {"a@v2"}
+    assert rig.engine.public() == {"a@v2"}
 
 
 @anyio

@@ -141,7 +141,7 @@ async def test_an_adapters_life(make_rig: MakeRig) -> None:
         await rig.settle()
     await rig.settle()
     assert {"Withdrawn", "Removed", "Drained"} <= set(told(rig))
-    assert "a" not in rig.engine.adapters
+    assert "a" not in rig.engine.public()
 
 
 @anyio
@@ -274,7 +274,7 @@ async def test_events_are_published(
     site = Site(make_rig(), tmp_path / "root", monkeypatch)
     log = site.rig.replica.events
     await site.report()
-    assert not site.registry.layout.events.exists()
+    assert not site.registry.layout.event_list("r0").exists()
     log.tell("Loaded")
     await site.report()
     assert [event.reason for event in site.events().events] == ["Loaded"]

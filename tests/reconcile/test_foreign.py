@@ -53,6 +53,18 @@ async def test_of_one_namespace(make_rig: MakeRig) -> None:
     }
 
 
+async def test_another_sidecars_copies_under_names_that_tell_their_bytes(make_rig: MakeRig) -> None:
+    """No client knows these names: none is listed or passed through. Another folder's digest is none."""
+    rig, digest = make_rig(), "0a" * 32
+    ours = {f"{name}@{digest[:12]}": f"/other-stage/{digest}/sql" for name in ("sql", "sql@v1", "team-b/sql")}
+    others = {f"sql@{'0b' * 6}": f"/other-stage/{digest}/sql", f"law@{digest[:12]}": f"/models/{digest}/tax"}
+    rig.engine.adapters = {**ours, **others}
+    await rig.settle()
+    listed = {str(card["id"]) for card in rig.replica.base_cards()}
+    assert listed == {"tiny", *others}
+    assert not any(map(rig.replica.passes_through, ours))
+
+
 async def test_of_several_namespaces(make_rig: MakeRig) -> None:
     """The namespace stands in the name, registered or not."""
     adapters = {"a/x": "/x", "b/y@v2": "/y", "c/z": "/z", "sql": COPY + "sql", "own": "", "a@b": "/a"}

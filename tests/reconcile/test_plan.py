@@ -60,11 +60,9 @@ absents = st.lists(
 )
 
 
-def wanting(resident: list[Resident], absent: list[Absent]) -> dict[str, PolicyKind]:
-    """What is to be loaded if there is room: what is absent, and what is loaded always and superseded."""
-    stale = [e for e in resident if e.wanted is not None and not e.current and not e.in_flight]
-    found = {e.name: e.policy.kind for e in stale if e.policy.kind in ALWAYS}
-    return found | {one.name: one.policy.kind for one in absent if one.may_try}
+def wanting(absent: list[Absent]) -> dict[str, PolicyKind]:
+    """What is to be loaded if there is room."""
+    return {one.name: one.policy.kind for one in absent if one.may_try}
 
 
 @given(residents, absents, st.none() | st.integers(1, 6))
@@ -91,7 +89,7 @@ def test_the_plan_keeps_its_promises(
             assert missing.name not in decided.load
     if capacity is not None and decided.load:
         assert len(resident) - len(decided.unload) + len(decided.load) <= capacity
-    may_load = wanting(resident, absent)
+    may_load = wanting(absent)
     assert may_load.keys() >= {*decided.load}
     left = {kind for name, kind in may_load.items() if name not in decided.load}
     if capacity is None:
@@ -120,7 +118,7 @@ def test_pinned_adapters_leave_one_place(
     pinned_before = sum(policies[name] is PolicyKind.PINNED for name in stay)
     pinned_loaded = sum(policies[name] is PolicyKind.PINNED for name in decided.load)
     assert pinned_loaded == 0 or pinned_before + pinned_loaded <= capacity - 1
-    left = wanting(resident, absent).items() - {(name, policies[name]) for name in decided.load}
+    left = wanting(absent).items() - {(name, policies[name]) for name in decided.load}
     if PolicyKind.PINNED in dict(left).values() and pinned_before + pinned_loaded < capacity - 1:
         others = [e for e in resident if e.name in stay and e.policy.kind is not PolicyKind.PINNED]
         assert all(entry.in_flight for entry in others)
@@ -137,12 +135,16 @@ def test_the_pinned_that_stay_are_those_of_the_highest_priority() -> None:
     assert decide(resident, [], 2).unload.keys() == {"p2"}
 
 
-@pytest.mark.parametrize("kind", sorted(ALWAYS))
-def test_a_superseded_one_is_loaded_anew(kind: PolicyKind) -> None:
-    """Unasked, in the pass that unloads its old bytes; one that is current is left alone."""
-    stale, current = (Resident("sql", RECORD, now, 0, 1.0, Policy(kind=kind)) for now in (False, True))
-    assert decide([stale], [], None).load == ("sql",)
-    assert decide([current], [], None).load == ()
+def test_an_outdated_name_goes_whatever_its_policy() -> None:
+    """No request is sent to it; one that is in use waits for its end."""
+    for in_flight in (0, 1):
+        old = Resident("sql", RECORD, False, in_flight, 1.0, PINNED, unknown=True, outdated=True)
+        decided = decide([old], [], None)
+        assert (
+            (list(decided.unload), list(decided.draining)) == (["sql"], [])
+            if not in_flight
+            else ([], ["sql"])
+        )
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=6, unique=True))

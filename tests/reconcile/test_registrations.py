@@ -12,7 +12,14 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from lora_fs.sidecar.errors import Conflict, RegistryLost, VolumeUnavailable, WaitTimeout
+from lora_fs.sidecar.errors import (
+    Conflict,
+    InputError,
+    NotFound,
+    RegistryLost,
+    VolumeUnavailable,
+    WaitTimeout,
+)
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.admin import service
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
@@ -330,3 +337,16 @@ async def test_a_registry_that_is_lost_is_not_empty(site: Site, kept: bool) -> N
     site.registry.layout.root.rename(site.folder / "elsewhere")
     with pytest.raises(RegistryLost):
         await site.http.unregister("a", served, "test")
+
+
+async def test_a_folder_that_is_not_there(site: Site) -> None:
+    """It is not found, in vLLM's words; on a volume that is lost nothing is known not to be there."""
+    told = "No adapter found for '.*/none': no such folder on this machine"
+    with pytest.raises(NotFound, match=told):
+        await site.http.register(LoadRequest("a", str(site.folder / "none"), False), "http")
+    (site.folder / "file").touch()
+    with pytest.raises(InputError, match="is a file: give the folder"):
+        await site.http.register(LoadRequest("a", str(site.folder / "file"), False), "http")
+    site.registry.layout.marker.unlink()
+    with pytest.raises(RegistryLost):
+        await site.http.register(LoadRequest("a", str(site.folder / "none"), False), "http")

@@ -19,11 +19,12 @@ from lora_fs.sidecar.errors import (
     EngineRejected,
     EngineUnavailable,
     InvalidAdapter,
+    NameTaken,
     NotFound,
     VolumeUnavailable,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
+from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record, public_of, tells_bytes
 from lora_fs.sidecar.reconcile import reconciler
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
@@ -40,9 +41,9 @@ PINNED = Policy(kind=PolicyKind.PINNED)
 
 
 async def use(rig: Rig, name: str) -> str:
-    """One request, from start to end."""
+    """One request, from start to end; what the engine calls its adapter, as clients know it."""
     async with rig.replica.hold(name, 5) as engine_name:
-        return engine_name
+        return public_of(engine_name)
 
 
 async def test_one_load_for_any_number_of_waiters(make_rig: MakeRig) -> None:
@@ -139,9 +140,9 @@ async def test_an_engine_that_forgot_everything(make_rig: MakeRig) -> None:
     await use(rig, "lazy")
     rig.engine.adapters.clear()
     await rig.settle()
-    assert set(rig.engine.adapters) == {"eager"}
+    assert rig.engine.public() == {"eager"}
     await use(rig, "lazy")
-    assert set(rig.engine.adapters) == {"eager", "lazy"}
+    assert rig.engine.public() == {"eager", "lazy"}
 
 
 async def test_a_sidecar_that_restarts_finds_what_it_loaded(make_rig: MakeRig) -> None:
@@ -164,10 +165,10 @@ async def test_an_idle_lazy_adapter_is_evicted(make_rig: MakeRig) -> None:
     await use(rig, "sticky")
     rig.clock.now += 59
     await rig.settle()
-    assert set(rig.engine.adapters) == {"lazy", "sticky"}
+    assert rig.engine.public() == {"lazy", "sticky"}
     rig.clock.now += 2
     await rig.settle()
-    assert set(rig.engine.adapters) == {"sticky"}
+    assert rig.engine.public() == {"sticky"}
     assert rig.replica.statuses()["lazy"].phase is Phase.UNLOADED
 
 
@@ -179,13 +180,13 @@ async def test_requests_that_bypass_the_proxy_count_as_use(make_rig: MakeRig) ->
     rig.engine.busy.add("a")
     rig.clock.now += 600
     await rig.settle()
-    assert "a" in rig.engine.adapters
+    assert "a" in rig.engine.public()
     rig.volume.remove("a")
     await rig.settle()
-    assert "a" in rig.engine.adapters
+    assert "a" in rig.engine.public()
     rig.engine.busy.clear()
     await rig.settle()
-    assert "a" not in rig.engine.adapters
+    assert "a" not in rig.engine.public()
 
 
 async def test_an_engine_whose_metrics_fail_unloads_nothing(make_rig: MakeRig) -> None:
@@ -199,14 +200,14 @@ async def test_an_engine_whose_metrics_fail_unloads_nothing(make_rig: MakeRig) -
     rig.volume.remove("withdrawn")
     rig.volume.put("eager", policy=EAGER)
     await rig.settle()
-    assert set(rig.engine.adapters) == {"idle", "withdrawn", "eager"}
+    assert rig.engine.public() == {"idle", "withdrawn", "eager"}
     assert rig.replica.readiness().ready
     assert rig.replica.readiness().conditions == (
         "ActivityUnknown: nothing is unloaded until it is known: /metrics answered 500",
     )
     rig.engine.has_metrics = True
     await rig.settle()
-    assert set(rig.engine.adapters) == {"eager"}
+    assert rig.engine.public() == {"eager"}
     assert rig.replica.readiness().conditions == ()
 
 
@@ -217,7 +218,7 @@ async def test_a_withdrawn_adapter_drains(make_rig: MakeRig) -> None:
     async with rig.replica.hold("a", 5):
         rig.volume.remove("a")
         await rig.settle()
-        assert "a" in rig.engine.adapters
+        assert "a" in rig.engine.public()
         assert rig.replica.statuses()["a"].phase is Phase.DRAINING
         with pytest.raises(NotFound):
             await use(rig, "a")
@@ -279,22 +280,22 @@ async def test_an_engine_that_cannot_be_asked_has_what_it_had(make_rig: MakeRig)
 async def test_a_promotion_under_a_request(make_rig: MakeRig) -> None:
     """New requests get the new revision beside the old one, which goes when it is free."""
     rig = make_rig()
-    rig.volume.put("a", "v1")
+    first = rig.volume.put("a", "v1")
     async with rig.replica.hold("a", 5) as old:
-        beside = rig.stager.beside(rig.volume.put("a", "v2"))
-        assert await use(rig, "a") == beside
+        second = rig.volume.put("a", "v2")
+        async with rig.replica.hold("a", 5) as new:
+            assert new != old
         await rig.settle()
-        assert set(rig.engine.adapters) == {old, beside}
+        assert rig.engine.adapters == {old: rig.stager.path(first), new: rig.stager.path(second)}
         assert rig.replica.statuses()["a@v1"].phase is Phase.DRAINING
-        assert rig.replica.residency()["a"]["engine_name"] == "a@v2"
+        assert rig.replica.residency()["a"]["path"] == rig.stager.path(second)
     await rig.settle()
-    assert set(rig.engine.adapters) == {beside}
+    assert rig.engine.adapters == {new: rig.stager.path(second)}
 
 
 async def test_a_revision_overwritten_again_and_again_under_streams(make_rig: MakeRig) -> None:
     """Each content of one revision has an engine's name of its own, and no client sees any of them."""
     rig = make_rig()
-    rig.engine.refuses_taken = True
     async with AsyncExitStack() as streams:
         for content in range(4):
             record = rig.volume.put("a", "v1", content=content)
@@ -305,7 +306,9 @@ async def test_a_revision_overwritten_again_and_again_under_streams(make_rig: Ma
             await rig.settle()
             assert set(rig.replica.residency()) <= {"a", "a@v1"}
             assert set(rig.replica.statuses()) <= {"a", "a@v1"}
-            assert "~" not in str([*rig.replica.residency().items(), *rig.replica.events.events()])
+            shown = [{**one, "path": ""} for one in rig.replica.residency().values()]
+            told = str([*shown, *rig.replica.events.events()])
+            assert not [one for one in rig.engine.adapters if one in told]
         assert len(set(rig.engine.adapters.values())) == 4
         with pytest.raises(NotFound):
             await use(rig, name)
@@ -314,10 +317,89 @@ async def test_a_revision_overwritten_again_and_again_under_streams(make_rig: Ma
     assert rig.replica._residents.failures == {}
 
 
-async def test_a_side_copy_goes_after_a_roll_back(make_rig: MakeRig) -> None:
-    """A copy the plain name no longer serves is lazy, even of a sticky adapter."""
+async def test_a_name_that_comes_back_with_other_bytes(make_rig: MakeRig) -> None:
+    """It has another name in the engine: vLLM up to 0.30 finds cached prefixes by the name alone."""
     rig = make_rig()
-    rig.volume.put("a", "v1", STICKY)
+    names = []
+    for content in (0, 1, 0):
+        rig.volume.put("a", content=content)
+        async with rig.replica.hold("a", 5) as name:
+            names.append(name)
+        rig.volume.remove("a")
+        await rig.settle()
+        assert rig.engine.adapters == {}
+    assert names[0] == names[2] != names[1]
+
+
+async def test_what_an_older_sidecar_loaded_under_plain_names(make_rig: MakeRig) -> None:
+    """It takes no request, and goes when nobody uses it; what is asked for is loaded under its own name."""
+    rig = make_rig()
+    record = rig.volume.put("a")
+    path = rig.stager.path(record)
+    rig.engine.adapters = dict.fromkeys(("a", "a@v1", f"a@v1~{record.spec.digest[7:19]}"), path)
+    rig.engine.busy = {"a@v1"}
+    async with rig.replica.hold("a", 5) as name:
+        assert tells_bytes(name, record.spec.digest)
+        await rig.settle()
+        assert rig.engine.adapters == {"a@v1": path, name: path}
+    rig.engine.busy.clear()
+    await rig.settle()
+    assert rig.engine.adapters == {name: path}
+    told = [one.message for one in rig.replica.events.events()]
+    assert any("Outdated: its name in the engine does not tell its bytes" in one for one in told)
+
+
+async def test_an_old_name_that_looks_like_a_new_one(make_rig: MakeRig) -> None:
+    """A revision called by twelve hexadecimal digits, of other bytes: the copy's path tells."""
+    rig = make_rig()
+    record = rig.volume.put("a", "0123456789ab")
+    rig.engine.adapters = {"a@0123456789ab": rig.stager.path(record)}
+    async with rig.replica.hold("a", 5) as name:
+        assert tells_bytes(name, record.spec.digest)
+    await rig.settle()
+    assert rig.engine.adapters == {name: rig.stager.path(record)}
+
+
+async def test_another_sidecars_copy_of_the_same_bytes(make_rig: MakeRig) -> None:
+    """Under the name that tells them it is served as it is, and is never unloaded; other bytes are not it."""
+    rig = make_rig()
+    record = rig.volume.put("a")
+    digest = record.spec.digest.removeprefix("sha256:")
+    theirs = {f"a@{digest[:12]}": f"/other-stage/{digest}/a"}
+    rig.engine.adapters = dict(theirs)
+    await rig.settle()
+    async with rig.replica.hold("a", 5) as name:
+        assert {name} == theirs.keys()
+    assert rig.replica.statuses()["a"].phase is Phase.READY
+    assert (rig.replica.passes_through(name), rig.replica.lookup(name)) == (False, None)
+    rig.clock.now += 600
+    rig.volume.remove("a")
+    await rig.settle()
+    assert rig.engine.adapters == theirs
+    assert rig.engine.loads == []
+
+
+async def test_another_sidecar_that_was_quicker(make_rig: MakeRig) -> None:
+    """It loaded the same bytes since the last look: the engine's "already loaded" is no failure."""
+    rig = make_rig()
+    record = rig.volume.put("a")
+    await rig.settle()
+    digest = record.spec.digest.removeprefix("sha256:")
+    rig.engine.adapters = {f"a@{digest[:12]}": f"/other-stage/{digest}/a"}
+    async with rig.replica.hold("a", 5) as name:
+        assert {name} == rig.engine.adapters.keys()
+    other = f"{digest[:12]}{'0' * 52}"
+    rig.engine.adapters = {name: f"/other-stage/{other}/a"}
+    await rig.settle()
+    with pytest.raises(NameTaken):
+        async with rig.replica.hold("a", 5):
+            pass
+
+
+async def test_a_side_copy_goes_after_a_roll_back(make_rig: MakeRig) -> None:
+    """A copy the plain name no longer serves goes, even of a sticky adapter."""
+    rig = make_rig()
+    first = rig.volume.put("a", "v1", STICKY)
     async with rig.replica.hold("a", 5):
         rig.volume.put("a", "v2", STICKY)
         await use(rig, "a")
@@ -325,17 +407,19 @@ async def test_a_side_copy_goes_after_a_roll_back(make_rig: MakeRig) -> None:
         assert await use(rig, "a") == "a"
     rig.clock.now += rig.limits.default_policy.ttl_s + STICKY.ttl_s
     await rig.settle()
-    assert set(rig.engine.adapters) == {"a"}
+    assert rig.engine.copies() == {"a": rig.stager.path(first)}
+    assert len(rig.engine.adapters) == 1
 
 
-async def test_a_promotion_at_rest_takes_the_plain_name(make_rig: MakeRig) -> None:
-    """With no request on the old bytes the engine's plain name is the new revision's."""
+async def test_a_promotion_at_rest(make_rig: MakeRig) -> None:
+    """With no request on the old bytes they go, and the new revision is what the plain name means."""
     rig = make_rig()
     rig.volume.put("a", "v1")
     await use(rig, "a")
     record = rig.volume.put("a", "v2")
     assert await use(rig, "a") == "a"
-    assert rig.engine.adapters == {"a": rig.stager.path(record)}
+    await rig.settle()
+    assert rig.engine.adapters == {rig.engine.name("a"): rig.stager.path(record)}
 
 
 async def test_one_revision_asked_for_by_name(make_rig: MakeRig) -> None:
@@ -345,7 +429,7 @@ async def test_one_revision_asked_for_by_name(make_rig: MakeRig) -> None:
     new = rig.volume.put("a", "v2")
     assert await use(rig, "a") == "a"
     assert await use(rig, "a@v1") == "a@v1"
-    assert rig.engine.adapters == {"a": rig.stager.path(new), "a@v1": rig.stager.path(old)}
+    assert rig.engine.copies() == {"a": rig.stager.path(new), "a@v1": rig.stager.path(old)}
 
 
 async def test_a_refused_adapter_waits_out_its_delay(make_rig: MakeRig) -> None:
@@ -390,7 +474,7 @@ async def test_an_eager_adapter_that_fails_delays_no_other(make_rig: MakeRig) ->
         rig.volume.put(name, policy=EAGER)
     rig.stager.refuses["bad"] = InvalidAdapter("bad", [])
     await rig.settle()
-    assert set(rig.engine.adapters) == {"one", "two"}
+    assert rig.engine.public() == {"one", "two"}
     assert rig.stager.staged["bad"] == 1
     rig.clock.now += 2
     await rig.settle()
@@ -435,7 +519,7 @@ async def test_no_more_are_loaded_than_may_be(make_rig: MakeRig, learned: bool) 
                     pass
             requests = [asyncio.create_task(use(rig, name)) for name in "cde"]
             await rig.settle()
-            assert set(rig.engine.adapters) == {"a", "b", "another's"}
+            assert rig.engine.public() == {"a", "b", "another's"}
         assert await asyncio.gather(*requests) == ["c", "d", "e"]
     assert most == 3
     assert rig.replica.readiness().conditions == ()
@@ -478,7 +562,7 @@ async def test_a_bound_that_the_engine_does_not_answer_for_a_moment(make_rig: Ma
     engine.silent = True
     rig.replica.engine_failed("no answer")
     await rig.settle()
-    assert (rig.replica.capacity(), set(engine.adapters)) == (4, set("abcd"))
+    assert (rig.replica.capacity(), engine.public()) == (4, set("abcd"))
     engine.silent, engine.max_cpu_loras = False, 3
     await rig.settle()
     assert (rig.replica.capacity(), len(engine.adapters)) == (3, 3)
@@ -517,7 +601,7 @@ async def test_a_load_that_ends_while_the_engine_is_read_moves_no_bound(make_rig
 
     rig.engine.loaded = late  # type: ignore[method-assign]
     await rig.replica.reconcile()
-    assert set(rig.engine.adapters) == {"a", "b"}
+    assert rig.engine.public() == {"a", "b"}
     assert rig.replica.capacity() == 3
 
 
@@ -581,7 +665,7 @@ async def test_capacity_evicts_the_least_recently_used(make_rig: MakeRig) -> Non
         rig.clock.now += 1
         await use(rig, name)
         await rig.settle()
-        assert set(rig.engine.adapters) == {"pinned", name}
+        assert rig.engine.public() == {"pinned", name}
 
 
 @dataclass
@@ -632,7 +716,7 @@ async def test_what_bounds_how_many_are_loaded(
     for name in "abc":
         rig.volume.put(name, policy=PINNED)
     await rig.settle()
-    assert set(rig.engine.adapters) == {"a", "b", "c"}
+    assert rig.engine.public() == {"a", "b", "c"}
     assert await metadata_of(rig) == {"max_loras": 2, "loaded_count": 3, "available_slots": free}
     assert rig.replica.capacity() == rig.replica.figures().get("capacity") == capacity
     troubles = [one.partition(":")[0] for one in rig.replica.readiness().conditions]
@@ -659,7 +743,7 @@ async def test_an_unread_volume_is_unknown_not_empty(make_rig: MakeRig) -> None:
     rig.volume.read_once = False
     rig.engine.adapters["a"] = "/stage/0/a"
     await rig.settle()
-    assert "a" in rig.engine.adapters
+    assert "a" in rig.engine.public()
     assert not rig.replica.readiness().ready
 
 
@@ -750,17 +834,18 @@ async def test_a_resident_whose_record_cannot_be_read(make_rig: MakeRig) -> None
         rig.volume.desired = Desired(whole.version + 1, no_records(), pointers)
         rig.replica = rig.start()
         await rig.settle()
-        assert "a" in rig.engine.adapters
+        assert "a" in rig.engine.public()
     rig.volume.desired = whole
     rig.volume.remove("a")
     await rig.settle()
-    assert "a" not in rig.engine.adapters
+    assert "a" not in rig.engine.public()
 
 
 async def test_adapters_of_a_namespace_that_was_served_before_take_places(make_rig: MakeRig) -> None:
     """Nobody can ask for them here: no more are loaded beside them than may be, and they give way first."""
     rig = make_rig(max_loaded=2)
-    before = {"x": "/stage/0/x", "y": "/stage/0/y"}
+    digest = "0" * 64
+    before = {f"{name}@{digest[:12]}": f"/stage/{digest}/{name}" for name in "xy"}
     rig.engine.adapters = dict(before)
     for name in "abc":
         rig.volume.put(name)
@@ -769,7 +854,7 @@ async def test_adapters_of_a_namespace_that_was_served_before_take_places(make_r
     for name, left in (("a", {"a", "x"}), ("b", {"a", "b"}), ("c", {"b", "c"})):
         rig.clock.now += 1
         await use(rig, name)
-        assert set(rig.engine.adapters) in (left, {"y" if one == "x" else one for one in left})
+        assert rig.engine.public() in (left, {"y" if one == "x" else one for one in left})
 
 
 async def test_who_registers_once_it_is_ready_was_not_there_at_the_start(make_rig: MakeRig) -> None:
@@ -784,7 +869,7 @@ async def test_who_registers_once_it_is_ready_was_not_there_at_the_start(make_ri
     assert rig.replica.readiness().ready
     rig.volume.put("late")
     await rig.settle()
-    assert set(rig.engine.adapters) == {"early"}
+    assert rig.engine.public() == {"early"}
 
 
 async def test_an_engine_without_runtime_loading(make_rig: MakeRig) -> None:
@@ -916,7 +1001,7 @@ async def test_a_stage_folder_that_hangs_holds_up_no_pass(
         async with asyncio.timeout(5):
             for name in "ab":
                 rig.volume.put(name, policy=EAGER)
-                while name not in rig.engine.adapters:
+                while name not in rig.engine.public():
                     rig.replica.wake()
                     await asyncio.sleep(0.01)
             assert sweeps == 1

@@ -13,8 +13,8 @@ import pytest
 
 from lora_fs.sidecar import errors
 from lora_fs.sidecar.engine.protocol import Loaded
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NameTaken, NoSpareRoom
-from lora_fs.sidecar.model import Finding, Phase, Policy, PolicyKind, Record, Severity
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, LoraFsError, NoSpareRoom
+from lora_fs.sidecar.model import Finding, Phase, Policy, PolicyKind, Record, Severity, public_of
 from lora_fs.sidecar.reconcile.residents import backoff
 from tests.reconcile.conftest import Rig
 
@@ -31,8 +31,8 @@ async def test_what_the_engine_lost_it_lost_under_every_name(make_rig: MakeRig) 
     async with AsyncExitStack() as held:
         for name in ("sql", "sql@v1", "other"):
             await held.enter_async_context(rig.replica.hold(name, 5))
-    rig.replica.forget("sql")
-    assert set(rig.replica._residents.paths) == {"other"}
+    rig.replica.forget(rig.engine.name("sql"))
+    assert set(rig.replica._residents.paths) == {rig.engine.name("other")}
 
 
 async def test_a_load_that_has_just_ended_is_not_joined(
@@ -49,9 +49,9 @@ async def test_a_load_that_has_just_ended_is_not_joined(
     reloads = 0
 
     async def request(not_found: asyncio.Event) -> None:
-        async with rig.replica.hold("sql", 5):
+        async with rig.replica.hold("sql", 5) as name:
             await not_found.wait()
-        rig.replica.forget("sql")
+        rig.replica.forget(name)
         async with rig.replica.hold("sql", 5):
             pass
 
@@ -80,10 +80,10 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
     rig = make_rig()
     rig.volume.put("sql", "v1")
     await rig.settle()
-    async with rig.replica.hold("sql", 5):
+    async with rig.replica.hold("sql", 5) as engine_name:
         pass
     residents, loading = rig.replica._residents, asyncio.Event()
-    lock = residents.locks.of("sql")
+    lock = residents.locks.of(engine_name)
 
     async def load_another() -> None:
         async with lock:
@@ -92,7 +92,7 @@ async def test_a_request_that_comes_before_the_unloads_lock_keeps_the_adapter(ma
     await lock.acquire()
     other = asyncio.create_task(load_another())
     await asyncio.sleep(0)
-    unloading = asyncio.create_task(residents.unload("sql", "idle"))
+    unloading = asyncio.create_task(residents.unload(engine_name, "idle"))
     lock.release()
     await asyncio.sleep(0)
     async with rig.replica.hold("sql", 5) as name:
@@ -123,17 +123,17 @@ async def test_an_unload_that_is_cancelled_may_not_have_been_done(make_rig: Make
     rig = make_rig()
     rig.volume.put("sql")
     await rig.settle()
-    async with rig.replica.hold("sql", 5):
+    async with rig.replica.hold("sql", 5) as name:
         pass
-    residents, path = rig.replica._residents, rig.engine.adapters["sql"]
+    residents, path = rig.replica._residents, rig.engine.adapters[name]
     rig.engine.gate.clear()
     rig.engine.asked.clear()
-    unloading = asyncio.create_task(residents.unload("sql", "idle"))
+    unloading = asyncio.create_task(residents.unload(name, "idle"))
     await rig.engine.asked.wait()
     assert residents.copies_in_use() == {path}
     unloading.cancel()
     await asyncio.gather(unloading, return_exceptions=True)
-    assert residents.paths == {"sql": path}
+    assert residents.paths == {name: path}
     rig.engine.adapters.clear()
     await rig.settle()
     assert residents.copies_in_use() == set()
@@ -153,7 +153,7 @@ async def test_an_answer_from_before_a_change_is_not_believed(
             pass
     residents, loaded = rig.replica._residents, rig.engine.loaded
     answered, comes = asyncio.Event(), asyncio.Event()
-    rig.engine.adapters.pop("gone")
+    del rig.engine.adapters[rig.engine.name("gone")]
 
     async def slow() -> Loaded:
         answer = await loaded()
@@ -168,11 +168,11 @@ async def test_an_answer_from_before_a_change_is_not_believed(
         async with rig.replica.hold("sql", 5):
             pass
     else:
-        await residents.unload("sql", "idle")
+        await residents.unload(rig.engine.name("sql"), "idle")
     comes.set()
     await reading
     assert residents.paths.keys() == rig.engine.adapters.keys()
-    assert residents.paths.keys() == ({"sql", "law"} if change == "load" else {"law"})
+    assert rig.engine.public() == ({"sql", "law"} if change == "load" else {"law"})
     del reading
     gc.collect()
     assert not residents.locks._changing, "of a read that is over nothing is kept"
@@ -221,37 +221,19 @@ async def test_the_last_request_of_a_draining_one_wakes_the_replica(make_rig: Ma
     assert rig.replica._loop._wake.is_set()
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_what_was_forgotten_and_is_there_makes_room(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, streams: bool
-) -> None:
-    """The engine says that it has another copy of ours under the name: it is replaced as any is."""
+async def test_what_was_forgotten_and_is_there_is_no_hindrance(make_rig: MakeRig) -> None:
+    """The engine has other bytes of the name under theirs: new ones are loaded, and the old ones go."""
     rig = make_rig()
     rig.volume.put("sql", "v1")
     await rig.settle()
-    load = rig.engine.load
-
-    async def load_once(name: str, path: str, record: Record, *, spare: bool = False) -> None:
-        there = rig.engine.adapters.get(name)
-        if there not in (None, path):
-            raise NameTaken(f"{name} is taken", reason="taken", status=400, path=there)
-        await load(name, path, record)
-
-    monkeypatch.setattr(rig.engine, "load", load_once)
-    async with AsyncExitStack() as stack:
-        if streams:
-            old = await stack.enter_async_context(rig.replica.hold("sql", 5))
-            assert old == "sql"
-        else:
-            async with rig.replica.hold("sql", 5):
-                pass
-        rig.replica.forget("sql")
+    async with rig.replica.hold("sql", 5) as old:
+        rig.replica.forget(old)
         record = rig.volume.put("sql", "v2")
-        await rig.settle()
-        async with rig.replica.hold("sql", 5) as name:
-            assert name == (rig.stager.beside(record) if streams else "sql")
-            assert rig.engine.adapters[name].endswith("v2")
-        assert rig.replica._residents.failures == {}
+        async with rig.replica.hold("sql", 5) as new:
+            assert rig.engine.adapters[new] == rig.stager.path(record)
+    await rig.settle()
+    assert rig.engine.adapters.keys() == {new}
+    assert rig.replica._residents.failures == {}
 
 
 class Request:
@@ -329,7 +311,7 @@ async def test_nobody_makes_room_for_what_no_request_asks_for(
     asked: list[tuple[str, bool]] = []
 
     async def bounded(name: str, path: str, record: Record, *, spare: bool = False) -> None:
-        asked.append((name, spare))
+        asked.append((public_of(name), spare))
         if len(rig.engine.adapters) >= size:
             if spare:
                 raise NoSpareRoom("no room")
@@ -379,4 +361,4 @@ async def test_a_request_that_joins_what_nobody_asked_for(
         holding = asyncio.create_task(held.enter_async_context(rig.replica.hold("a", 5)))
         await asyncio.sleep(0)
         go.set()
-        assert await holding == "a"
+        assert public_of(await holding) == "a"

@@ -22,7 +22,7 @@ from lora_fs.sidecar.errors import (
     VolumeUnavailable,
     WaitTimeout,
 )
-from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.model import Policy, PolicyKind, Record, Scope, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import eviction
 from lora_fs.sidecar.reconcile.residents.eviction import TRY_S
@@ -119,7 +119,7 @@ class Pod:
 
     @property
     def loaded(self) -> set[str]:
-        return set(self.engine.adapters)
+        return self.engine.public()
 
     @property
     def staged(self) -> set[str]:
@@ -179,7 +179,7 @@ async def test_the_old_bytes_of_a_name_give_way_to_its_new_ones(make_pod: MakePo
     await pod.use("a")
     record = pod.put("a", revision="v2")
     await pod.use("a")
-    assert pod.engine.adapters == {"a": pod.stager.path(record)}
+    assert pod.engine.adapters == {pod.engine.name("a"): pod.stager.path(record)}
 
 
 async def test_who_is_in_use_stays(make_pod: MakePod) -> None:
@@ -276,7 +276,7 @@ async def test_a_copy_stays_until_the_engine_let_it_go(make_pod: MakePod, restar
         await pod.stager.stage(pod.record("a"))  # as what is made ahead
     pod.engine.gate.clear()
     pod.engine.asked.clear()
-    unloading = asyncio.create_task(pod.rig.replica._residents.unload("a", "idle"))
+    unloading = asyncio.create_task(pod.rig.replica._residents.unload(pod.engine.name("a"), "idle"))
     await pod.engine.asked.wait()
     await pod.refused("b")
     assert pod.staged == {"a"}
@@ -410,7 +410,7 @@ async def test_who_waits_in_vain_is_told_of_the_room(
     unload = pod.engine.unload
 
     async def refuse(name: str) -> None:
-        if name == "a":
+        if public_of(name) == "a":
             raise EngineUnavailable("it did not answer in 60 s")
         await unload(name)
 
@@ -438,7 +438,7 @@ async def test_a_load_whose_answer_did_not_come(make_pod: MakePod, monkeypatch: 
 
     async def silent(name: str, path: str, record: Record, *, spare: bool = False) -> None:
         await load(name, path, record)
-        if name == "a":
+        if public_of(name) == "a":
             raise EngineUnavailable("it did not answer in 60 s")
 
     monkeypatch.setattr(pod.engine, "load", silent)
@@ -510,7 +510,7 @@ async def test_what_was_unloaded_a_moment_ago_goes_first(make_pod: MakePod) -> N
     """Its copy makes room at once; nobody is unloaded for it."""
     pod = make_pod(3, "abcd")
     await pod.use("a", "b", "c")
-    await pod.rig.replica._residents.unload("a", "idle")
+    await pod.rig.replica._residents.unload(pod.engine.name("a"), "idle")
     assert pod.loaded == {"b", "c"}
     assert pod.staged == {"a", "b", "c"}
     async with pod.rig.replica.hold("d", 5):
@@ -553,7 +553,7 @@ async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakeP
     pod.engine.rereads = True
     await pod.rig.settle()
     await pod.use("a", "b")
-    weights, folder = (Path(pod.engine.adapters[name]) for name in "ab")
+    weights, folder = (Path(pod.engine.copies()[name]) for name in "ab")
     size = (weights / "adapter_model.safetensors").stat().st_size
     os.truncate(weights / "adapter_model.safetensors", 10)
     shutil.rmtree(folder)
@@ -572,7 +572,7 @@ async def test_a_copy_that_the_engine_may_read_again_is_verified(make_pod: MakeP
     pod.stager.stage = stuck  # type: ignore[method-assign]
     waits = asyncio.create_task(pod.use("b"))
     await hung.wait()
-    await pod.rig.replica._residents.unload("b", "idle")
+    await pod.rig.replica._residents.unload(pod.engine.name("b"), "idle")
     assert "b" in pod.loaded, "a request that waits for its copy keeps it"
     with pytest.raises(WaitTimeout, match="b is still staged anew"):
         await pod.use("b", within_s=0.05)
@@ -597,8 +597,8 @@ async def test_many_that_come_at_once(make_pod: MakePod, seed: int) -> None:
             name = dice.choice("abcdefgh")
             pod.rig.clock.now += 1
             async with AsyncExitStack() as held, asyncio.timeout(60):
-                await held.enter_async_context(pod.rig.replica.hold(name, 50))
-                assert Path(pod.engine.adapters[name], "adapter_config.json").is_file()
+                engine_name = await held.enter_async_context(pod.rig.replica.hold(name, 50))
+                assert Path(pod.engine.adapters[engine_name], "adapter_config.json").is_file()
                 await asyncio.sleep(dice.random() / 200)
             served += 1
 

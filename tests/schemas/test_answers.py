@@ -118,7 +118,7 @@ def test_bodies_of_vllms_clients_are_taken(http: httpx.Client, path: str, body: 
         ("get", "/readyz", "200", "application/json", "readiness"),
         ("get", "/readyz", "503", "application/json", "readiness"),
         ("post", "/v1/load_lora_adapter", "200", "text/plain", None),
-        ("post", "/v1/load_lora_adapter", "422", "application/json", "error"),
+        ("post", "/v1/load_lora_adapter", "400", "application/json", "error"),
         ("post", "/v1/unload_lora_adapter", "200", "text/plain", None),
         ("post", "/v1/unload_lora_adapter", "404", "application/json", "error"),
     ],

@@ -66,8 +66,9 @@ def anyio_backend() -> str:
 
 @pytest.mark.anyio
 async def test_use(sidecar: Sidecar, token_file: Path, engine: FakeEngine, replica: Tenants) -> None:
-    """A request that names an adapter its sender may not read gets the 404 of a name that does not exist,
-    from the sidecar and from the plugin."""
+    """A request for an adapter that its sender may not read gets the 404 of a name that does not exist. The
+    plugin answers the same.
+    """
     http = sidecar(token_file, ("-",))
     told = []
     for name in ("team-b/law", "team-b/nothing"):
@@ -120,8 +121,9 @@ def in_detail(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.R
 
 
 def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url: str) -> None:
-    """An adapter that is in the engine and that this sidecar did not load, as after a restart with another
-    stage folder, is seen and used by those alone who may read its namespace."""
+    """Only those who may read its namespace see or use an adapter in the engine that this sidecar did not
+    load. A restart with another stage folder leaves such adapters.
+    """
     held, admin, admitted = (
         InMemory({"static": "/models/static"}),
         Admin(token_file, ("-",)),
@@ -131,9 +133,11 @@ def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url:
     with tenants(tmp_path, admin, held) as http:
         body = {"lora_name": "team-b/law", "lora_path": source}
         assert http.post("/v1/load_lora_adapter", json=body, headers=admitted).status_code == 200
-    elsewhere = held.adapters["team-b/law"]
-    held.adapters |= {"team-b/law@v1": elsewhere, "team-b/unknown": "/elsewhere", "law": elsewhere}
-    hidden = held.adapters.keys() - {"static"}
+    (by_bytes,) = held.adapters.keys() - {"static"}  # no client's name for it
+    elsewhere = held.adapters[by_bytes]
+    held.adapters |= dict.fromkeys(("team-b/law", "team-b/law@v1", "law"), elsewhere)
+    held.adapters["team-b/unknown"] = "/elsewhere"
+    hidden = held.adapters.keys() - {"static", by_bytes}
 
     def listed(headers: dict[str, str]) -> set[str]:
         return {card["id"] for card in http.get("/v1/models", headers=headers).json()["data"]} - {"tiny"}
@@ -147,13 +151,15 @@ def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url:
             for headers in ({}, bearer("the-engines-key"), bearer(CI_A)):
                 assert listed(headers) == {"static"}
                 for ask in (used, shown):
-                    answers = [(name, ask(http, name, headers)) for name in (*hidden, "team-b/nothing")]
+                    asked = (*hidden, by_bytes, "team-b/nothing")
+                    answers = [(name, ask(http, name, headers)) for name in asked]
                     alike = {(one.status_code, one.text.replace(name, "NAME")) for name, one in answers}
                     assert [status for status, _ in alike] == [404], (alike, headers)
             assert listed(admitted) == {"static", *hidden}
             for ask in (used, shown):
                 assert {ask(http, name, admitted).status_code for name in hidden} == {200}
                 assert ask(http, "static", {}).status_code == 200
+                assert ask(http, by_bytes, admitted).status_code == 404
     assert held.adapters["team-b/law"] == elsewhere
 
 

@@ -24,7 +24,7 @@ from lora_fs.sidecar.errors import NotFound
 from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record, RevisionUsage
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
-from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.residents.engine_state import COUNTERS
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
@@ -65,9 +65,11 @@ class FakeReplica:
     uploaded: list[tuple[str, bytes]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     refusal: Exception | None = None
+    load_refusal: Exception | None = None
     users: list[str | None] = field(default_factory=list)
     answers: list[tuple[str, int]] = field(default_factory=list)
     testers: tuple[str, ...] = ()
+    trials: Mapping[str, Trial] = field(default_factory=dict)
     since: Since = field(default_factory=Since)
     events: EventLog = field(default_factory=EventLog)
     administration: Any = None  # tests of its routes have a real one
@@ -77,7 +79,7 @@ class FakeReplica:
     def catalog(self) -> Catalog:
         if self._catalog is None or self._catalog[:2] != (self.version, id(self.names)):
             served = {name: Served(name, RECORD) for name in sorted(self.names)}
-            self._catalog = self.version, id(self.names), Catalog(self.version, served)
+            self._catalog = self.version, id(self.names), Catalog(self.version, served, trials=self.trials)
         return self._catalog[2]
 
     def lookup(self, name: str) -> Served | None:
@@ -132,6 +134,8 @@ class FakeReplica:
         self.looks += 1
 
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+        if self.load_refusal is not None:
+            raise self.load_refusal
         return RECORD
 
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:

@@ -22,14 +22,15 @@ from yarl import URL
 
 from lora_fs.sidecar.engine.protocol import Activity, Facts
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
-from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, VolumeUnavailable
-from lora_fs.sidecar.model import Phase, side_name
+from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
+from lora_fs.sidecar.model import Finding, Phase, Severity, engine_name
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
-SIDE_NAME = side_name("a1", "v2", RECORD.spec.digest)
+DAMAGED = InvalidAdapter("a1", [Finding(code="header", severity=Severity.ERROR, file="x", message="damaged")])
+ENGINE_NAME = engine_name("a1@v2", RECORD.spec.digest)
 
 
 @pytest.fixture
@@ -240,16 +241,36 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
 
 @pytest.mark.parametrize(
     ("refusal", "status"),
-    [(EngineUnavailable("slow"), 503), (EngineRejected("no", reason="rank"), 400)],
+    [(EngineUnavailable("slow"), 503), (EngineRejected("no", reason="rank"), 400), (DAMAGED, 400)],
 )
 def test_a_refused_load_is_the_requests_own_error(
     http: httpx.Client, replica: FakeReplica, refusal: Exception, status: int
 ) -> None:
-    """Temporary refusals say when to come back; final ones do not."""
+    """Temporary refusals say when to come back; final ones do not, and are bad requests, as vLLM has them."""
     replica.refusal = refusal
     answer = http.post("/v1/completions", json={"model": "a1"})
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) is (status == 503)
+    assert answer.json()["error"]["type"] == {503: "ServiceUnavailableError", 400: "BadRequestError"}[status]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "a9", "lora_path": "/x"}, 400),
+        ("/adapters", {"name": "a9", "src": "/x"}, 400),
+        ("/v1/loras", {"lora_name": "a9", "source": {"uri": "file:///x"}}, 422),
+    ],
+)
+def test_an_adapter_that_is_invalid(
+    http: httpx.Client, replica: FakeReplica, path: str, body: dict[str, object], status: int
+) -> None:
+    """On vLLM's routes it is a bad request, as to vLLM; on others 422."""
+    replica.load_refusal = DAMAGED
+    answer = http.post(path, json=body)
+    kind = {400: "BadRequestError", 422: "UnprocessableEntityError"}[status]
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+    assert answer.headers["x-lora-fs-error"] == "InvalidAdapter"
 
 
 def test_a_body_over_the_bound_is_413(http: httpx.Client, engine: FakeEngine) -> None:
@@ -326,17 +347,17 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 
     No answer says where the copy lies, nor under which name the engine was to load it.
     """
-    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", SIDE_NAME))
+    body = json.loads(json.dumps(body).replace("{path}", str(tmp_path)).replace("{name}", ENGINE_NAME))
     fails = Route("/v1/load_lora_adapter", lambda _: JSONResponse(body, status), methods=["POST"])
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=5).load(SIDE_NAME, str(tmp_path), RECORD)
+            await VllmHttp(session, url, timeout_s=5).load(ENGINE_NAME, str(tmp_path), RECORD)
 
     with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
         asyncio.run(load(url))
     assert str(tmp_path) not in str(told.value)
-    assert SIDE_NAME not in str(told.value)
+    assert ENGINE_NAME not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.proxy.canary import Renamed
+from lora_fs.sidecar.server.proxy.canary import Renamed, Stored
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 
@@ -130,3 +133,34 @@ def test_whole_events_are_not_kept_back() -> None:
     assert renamed.feed(b'data: {"model":"a1@v2"}\n\n') == b'data: {"model":"a1"}\n\n'
     assert renamed.feed(b"data: [DONE]\n\n") == b"data: [DONE]\n\n"
     assert renamed.end() == b""
+
+
+@given(texts, st.lists(st.integers(1, 7), max_size=60), st.booleans())
+def test_any_cut_of_a_stored_answer(text: str, cuts: list[int], spaced: bool) -> None:
+    """Its request named no model: every name that only the engine has is the public one, and texts stay."""
+    digest, known = "0a" * 6, "elsewhere@" + "0b" * 6
+    separators = (", ", ": ") if spaced else (",", ":")
+
+    def told(*names: str) -> bytes:
+        bodies = [{"id": text, "model": name, "text": f'"model":"{name}'} for name in names]
+        return b"".join(json.dumps(body, separators=separators).encode() + b"\n\n" for body in bodies)
+
+    data = told(f"a/sql@v2@{digest}", "tiny", known, f"sql@{digest}").rstrip()
+    stored, at, out = Stored(lambda name: name in {"tiny", known}), 0, b""
+    for cut in cuts:
+        out += stored.feed(data[at : at + cut])
+        at += cut
+    out += stored.feed(data[at:]) + stored.end()
+    right = ["a/sql@v2", "tiny", known, "sql"]
+    lines = [json.loads(line) for line in out.split(b"\n\n")]
+    assert [(line["id"], line["model"]) for line in lines] == [(text, name) for name in right]
+
+
+def test_a_stored_answer_has_no_name_of_the_engines(replica: FakeReplica) -> None:
+    """vLLM keeps an answer with the name that it was asked for: a client that fetches it sees its own."""
+    body = {"id": "resp_1", "model": f"a1@v2@{'0a' * 6}", "output": [{"text": "x"}]}
+    stores = Starlette(routes=[Route("/v1/responses/{name}", lambda _: JSONResponse(body))])
+    with serving(stores) as engine:
+        app = create_app(replica, engine_url=engine, admin=Admin(None))
+        with serving(app) as url:
+            assert httpx.get(f"{url}/v1/responses/resp_1").json() == {**body, "model": "a1@v2"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.server.proxy import json_fields
-from lora_fs.sidecar.server.proxy.json_fields import BLANKS, MAX_FIELDS, find_own_fields
+from lora_fs.sidecar.server.proxy.json_fields import BLANKS, MAX_FIELDS, SLICE_BYTES, find_own_fields
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields, hides_its_model
 from tests.server.at_once import at_once, in_turns
 
@@ -42,7 +42,7 @@ def values(body: bytes) -> dict[str, object] | None:
 
 @given(
     ITEMS,
-    st.integers(1, 9),
+    st.integers(1, 9) | st.just(SLICE_BYTES),
     st.sampled_from([None, 1]),
     st.booleans(),
     st.sampled_from(["", " \n"]),
@@ -56,7 +56,10 @@ def test_fields_are_those_of_pythons_parser(
     blanks: str,
     part: float,
 ) -> None:
-    """Whatever nests, repeats, is escaped or is cut by the end of a slice. A part of an object has none."""
+    """Whatever nests, repeats, is escaped, is cut by the end of a slice or fits into one.
+
+    A part of an object has none.
+    """
     text = ",".join(
         f"{json.dumps(name, ensure_ascii=plain)}:{json.dumps(value, ensure_ascii=plain, indent=indent)}"
         for name, value in items
@@ -71,7 +74,7 @@ def test_fields_are_those_of_pythons_parser(
 
 
 @pytest.mark.parametrize("escapes", range(7))
-@pytest.mark.parametrize("slice_bytes", range(1, 9))
+@pytest.mark.parametrize("slice_bytes", [*range(1, 9), SLICE_BYTES])
 def test_a_run_of_backslashes_over_slices(
     escapes: int, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def sidecar(root: Path, engine_url: str, **given: object) -> Iterator[httpx.Clie
         allowed_sources=(str(root.parent),),
         resync_s=0.2,
         settle_s=0.1,
-        **given,  # type: ignore[arg-type]
+        **given,
     )
     assembly = asyncio.run(assemble(settings, Expectation(), Engine(base=(BASE,))))
     app = create_app(

@@ -198,6 +198,21 @@ def test_what_connection_names_goes_no_further(replica: FakeReplica) -> None:
     assert not {b"x-engine-hop", b"proxy-connection", b"access-control-allow-origin"} & names
 
 
+def test_an_engines_cookie_is_its_clients(replica: FakeReplica) -> None:
+    """It is passed on to the client that it was set for, and sent with no other's request."""
+    seen: list[str | None] = []
+
+    async def answer(request: Request) -> Response:
+        seen.append(request.headers.get("cookie"))
+        return JSONResponse({}, headers={"Set-Cookie": "who=first"})
+
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    with serving(app) as engine_url, sidecar(replica, engine_url.replace("127.0.0.1", "localhost")) as url:
+        answers = [httpx.post(f"{url}/v1/completions", json={"model": "a1"}) for _ in range(2)]
+    assert [one.headers["set-cookie"] for one in answers] == ["who=first"] * 2
+    assert seen == [None, None]
+
+
 def test_connections_to_the_engine_are_bounded(
     replica: FakeReplica, engine: FakeEngine, engine_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,16 +60,21 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
-def vllm_objects(config: dict[str, Any]) -> bool:
+def vllms_error(config: dict[str, Any]) -> Exception | None:
     """Ask vLLM's own rules, as its worker does before it loads an adapter."""
     from vllm.lora.peft_helper import PEFTHelper
 
     try:
         helper = PEFTHelper.from_dict(copy.deepcopy(config))
         helper.validate_legal(SimpleNamespace(max_lora_rank=16))
-    except (ValueError, TypeError):
-        return True
-    return False
+    except (ValueError, TypeError) as error:
+        return error
+    return None
+
+
+def vllm_objects(config: dict[str, Any]) -> bool:
+    """Whether they refuse it."""
+    return vllms_error(config) is not None
 
 
 @pytest.mark.parametrize("change", REFUSED, ids=json.dumps)
@@ -78,6 +83,30 @@ def test_refused_by_both(draft: Draft, change: dict[str, Any]) -> None:
     draft.config |= change
     assert vllm_objects(draft.config)
     assert not validate(draft.write(), Expectation(max_rank=16)).ok
+
+
+PHRASES: list[tuple[dict[str, Any], str]] = [
+    ({"use_dora": True}, "vLLM does not yet support DoRA"),
+    ({"lora_bias": True}, "vLLM does not support LoRA bias (lora_bias)"),
+    ({"bias": "all"}, "Adapter bias is not supported"),
+    ({"modules_to_save": ["lm_head"]}, "Unsupported modules_to_save"),
+    ({"alora_invocation_tokens": [5]}, "vLLM does not support Activated LoRA (aLoRA)"),
+    ({"layer_replication": [[0, 1]]}, "vLLM does not support layer_replication"),
+    ({"use_bdlora": {"nblocks": 2}}, "vLLM does not support block-diagonal LoRA (BD-LoRA)"),
+    ({"use_qalora": True}, "vLLM does not support QALoRA"),
+    ({"init_lora_weights": "pissa"}, "vLLM does not support init_lora_weights"),
+    ({"r": 64}, "LoRA rank 64 is greater than max_lora_rank"),
+    ({"rank_pattern": {"up_proj": 64}}, "LoRA rank 64 is greater than max_lora_rank"),
+]
+
+
+@pytest.mark.parametrize(("change", "phrase"), PHRASES, ids=str)
+def test_refused_in_the_same_words(draft: Draft, change: dict[str, Any], phrase: str) -> None:
+    """Who looks for vLLM's phrase in an error finds it."""
+    draft.config |= change
+    said = "".join(one.message for one in validate(draft.write(), Expectation(max_rank=16)).errors)
+    assert phrase in str(vllms_error(draft.config))
+    assert phrase in said
 
 
 @pytest.mark.parametrize("change", ACCEPTED, ids=json.dumps)

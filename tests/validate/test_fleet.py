@@ -27,7 +27,7 @@ def said(folder: Path, *peers: Peer, **expected: object) -> list[tuple[str, Seve
 @pytest.mark.parametrize(
     ("judge", "loads", "why"),
     [
-        (LOW, None, "above the engine's --max-lora-rank 3"),
+        (LOW, None, "LoRA rank 4 is greater than max_lora_rank 3"),
         (ANOTHER, True, "is acme/tiny-llama; the base model here is acme/other"),
         (NARROW, None, "the base model's layer takes 8"),
         (ANYTHING, False, "its engine can load no adapter"),
@@ -48,7 +48,7 @@ def test_each_replica_has_its_reason(adapter: Path) -> None:
     """Those that judge alike are named together."""
     peers = (Peer("a", LOW), Peer("b", ANYTHING, False), Peer("c", LOW))
     first, second = said(adapter, *peers)
-    assert first[2].startswith("a, c cannot serve it: adapter_config.json: r: is 4, above")
+    assert first[2].startswith("a, c cannot serve it: adapter_config.json: r: LoRA rank 4 is")
     assert second[2].startswith("b cannot serve it: its engine can load no adapter")
 
 

@@ -77,6 +77,7 @@ class Endpoint:
     def __init__(self, *, fit: bool) -> None:
         self._fit = fit
         self._late = _Late()
+        self._static: frozenset[str] = frozenset()  # names of --lora-modules
         self._series = CollectorRegistry()
         self._assembly: Assembly | None = None
         self._behind: Behind | None = None
@@ -200,7 +201,8 @@ class Endpoint:
         self._assembly.stager.aside = engine.step_aside
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
-        replica.names.of_engine = frozenset(bases.union(serving.lora_requests))  # the engine is asked later
+        self._static = frozenset(serving.lora_requests)
+        replica.names.of_engine = self._static.union(bases)  # the engine is asked later
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
@@ -211,11 +213,13 @@ class Endpoint:
         """vLLM's series and ours. Its own registry is another one where there are several API servers."""
         from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+        from lora_fs.worker_patch.api.metrics import public
+
         router, by_vllm = APIRouter(), get_prometheus_registry()
 
         @router.get("/metrics", include_in_schema=False)
         async def metrics() -> Response:
-            theirs = await anyio.to_thread.run_sync(generate_latest, by_vllm)
+            theirs = await anyio.to_thread.run_sync(lambda: public(generate_latest(by_vllm), self._static))
             return Response(theirs + await observe.exposed(self._series), media_type=CONTENT_TYPE_LATEST)
 
         return router

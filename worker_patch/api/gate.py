@@ -177,7 +177,7 @@ def _refusal(scope: Scope, error: Exception) -> JSONResponse:
     """The answer to an error, in the shape that vLLM's have at this path."""
     match error:
         case LoraFsError():
-            answer = respond(error, None if isinstance(error, TooLarge) else "model")
+            answer = respond(error, None if isinstance(error, TooLarge) else "model", as_vllm=True)
         case HTTPException():
             answer = refuse(error)
         case _:  # nobody reads it

@@ -6,15 +6,24 @@ not. Read at each scrape from the last ``sync``: a series goes when its adapter 
 Of data-parallel engines each has its tiers and does its loads: they are summed. The workers of one
 engine do everything together, each with its share: the first one's numbers are the engine's, save
 for bytes, and for blank runs, of which none may be hidden behind another worker's.
+
+vLLM's own ``vllm:lora_requests_info`` has the engine's names. Gateways compare them with the models that
+clients ask for: ``public`` gives them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
+
+from lora_fs.sidecar.model import public_of
+
+_NAMES = re.compile(r'(_lora_adapters=")([^"]*)')
+_REQUESTS = "vllm:lora_requests_info{"
 
 COUNTERS = {
     "gpu_hits": "An adapter's requests began with it in a slot",
@@ -76,6 +85,33 @@ class Tiers(Collector):
         for name, told in COUNTERS.items():
             of = workers if name in OF_ALL_WORKERS else engines
             yield CounterMetricFamily(f"lora_fs_{name}", told, value=_counted(of, name))
+
+
+def public(exposed: bytes, static: Collection[str]) -> bytes:
+    """vLLM's series with the names that clients know; of those that then have one name the latest is told.
+
+    Args:
+        static: names of ``--lora-modules``, which are as they are.
+    """
+    lines, at = [], {}
+    for line in exposed.decode().splitlines(keepends=True):
+        if not line.startswith(_REQUESTS):
+            lines.append(line)
+            continue
+        series, _, value = _NAMES.sub(lambda found: found[1] + _public(found[2], static), line).rpartition(
+            " "
+        )
+        if series not in at:
+            at[series] = len(lines)
+            lines.append(f"{series} {value}")
+        elif float(lines[at[series]].rpartition(" ")[2]) < float(value):
+            lines[at[series]] = f"{series} {value}"
+    return "".join(lines).encode()
+
+
+def _public(names: str, static: Collection[str]) -> str:
+    known = (name if name in static else public_of(name) for name in names.split(","))
+    return ",".join(dict.fromkeys(known))
 
 
 def _sum(workers: Iterable[dict[str, Any]], what: str) -> float:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
+from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.peft_helper import PEFTHelper
 
@@ -30,7 +32,19 @@ def reads_patterns() -> bool:
     return (weights.rank, weights.scaling) == (2, 4.0)
 
 
+def keeps_modules() -> bool:
+    """Whether an adapter may bring a classification head of its own."""
+    return hasattr(LoRAModel(1, 1, {}), "modules_to_save")
+
+
+def modules_to_save(adapter: LoRAModel) -> dict[str, Any]:
+    """An adapter's whole heads, by name; none where vLLM has no place for them."""
+    found: dict[str, Any] = getattr(adapter, "modules_to_save", {})
+    return found
+
+
 # What it is → the last minor that does it the old way, and whether this vLLM does it the new one.
 DIFFERENCES: Mapping[str, tuple[str, Callable[[], bool]]] = {
+    "modules_to_save": ("0.30", keeps_modules),
     "rank_pattern and alpha_pattern": ("0.31", reads_patterns),
 }

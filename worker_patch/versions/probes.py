@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+from lora_fs.sidecar.model import engine_name
 from lora_fs.worker_patch.versions import layers
 
 
@@ -20,17 +21,16 @@ def layer_kinds() -> str | None:
 
 
 def prefix_blocks() -> str | None:
-    """Two revisions' requests, named and placed as the plugin does, share no prefix block."""
+    """Two revisions, named as the plugin does, share no prefix block: 0.30 looks at the name alone."""
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
-    def keys(path: str) -> object:
-        request = SimpleNamespace(
-            lora_request=LoRARequest("sql", 1, path), mm_features=[], cache_salt=None, prompt_embeds=None
-        )
+    def keys(digest: str) -> object:
+        lora = LoRARequest(engine_name("sql", digest), 1, f"/stage/{digest}")
+        request = SimpleNamespace(lora_request=lora, mm_features=[], cache_salt=None, prompt_embeds=None)
         return generate_block_hash_extra_keys(request, 0, 16, 0)[0]
 
-    if keys("/stage/1/sql") == keys("/stage/2/sql"):
+    if keys("sha256:" + "1" * 64) == keys("sha256:" + "2" * 64):
         return "two revisions of a name share prefix blocks: one would be answered from the other's"
     return None
 

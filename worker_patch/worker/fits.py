@@ -134,7 +134,9 @@ def _check_layer(
         if rank != b.shape[1]:
             raise DoesNotFit(f"{name}: A has rank {rank}, B has rank {b.shape[1]}")
         if rank > most_rank:
-            raise DoesNotFit(f"{name}: rank {rank} is over this engine's --max-lora-rank {most_rank}")
+            raise DoesNotFit(
+                f"{name}: LoRA rank {rank} is greater than max_lora_rank {most_rank}: raise --max-lora-rank"
+            )
         if (has_in, has_out) != (wanted_in, wanted_out):
             raise DoesNotFit(
                 f"{name}: the adapter's layer is {has_in} → {has_out}, "
@@ -154,7 +156,9 @@ def _check_words(name: str, module: Any, a: torch.Tensor, b: torch.Tensor) -> No
     if a.shape[0] != b.shape[1]:
         raise DoesNotFit(f"{name}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
     if a.shape[0] > most_rank:
-        raise DoesNotFit(f"{name}: rank {a.shape[0]} is over this engine's --max-lora-rank {most_rank}")
+        raise DoesNotFit(
+            f"{name}: LoRA rank {a.shape[0]} is greater than max_lora_rank {most_rank}: raise --max-lora-rank"
+        )
     if hidden != wanted:
         raise DoesNotFit(f"{name}: the adapter's hidden size is {hidden}, the model's is {wanted}")
     if words > most_words:

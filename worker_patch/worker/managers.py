@@ -21,6 +21,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from lora_fs.worker_patch.versions.differences import modules_to_save
 from lora_fs.worker_patch.worker.alike import WEIGHTS, Alike, Kind
 from lora_fs.worker_patch.worker.fits import check_finite, check_patterns
 from lora_fs.worker_patch.worker.ids import check_room
@@ -147,7 +148,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
         lora = self._load_adapter(request)
         check_patterns(folder)
-        if not lora.loras and not lora.modules_to_save:
+        if not lora.loras and not modules_to_save(lora):
             raise ValueError(f"{folder} holds no LoRA weights")
         if not os.path.isfile(os.path.join(folder, WEIGHTS)):  # a pickle, whose values nobody has read
             check_finite(lora)

@@ -15,6 +15,7 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.slabs import Slab
+from lora_fs.worker_patch.versions.differences import modules_to_save
 
 
 class Resident(LoRAModel):  # type: ignore[misc]
@@ -29,7 +30,7 @@ class Resident(LoRAModel):  # type: ignore[misc]
         taken = slab.places
         rest = {name: weights for name, weights in adapter.loras.items() if name not in taken}
         super().__init__(adapter.id, adapter.rank, rest, adapter.is_3d_lora_weight)
-        self.modules_to_save = adapter.modules_to_save
+        self.modules_to_save = modules_to_save(adapter)
         self.slab, self.alike = slab, alike
         if PIN_MEMORY:
             _change(rest.values(), torch.Tensor.pin_memory)

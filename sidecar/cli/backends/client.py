@@ -38,15 +38,24 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 class Client:
-    """``url``: the sidecar's, with or without a path before ``/v1``. ``token_file``: None: no token."""
+    """A connection to ``url``, the sidecar's, with or without a path before ``/v1``.
 
-    def __init__(self, url: str, token_file: Path | None) -> None:
+    Args:
+        token_file: None: no token.
+        answer_s: bound on the pauses in an answer; and on connecting, which has CONNECT_S at most.
+        quiet: do not warn that others may read the token.
+    """
+
+    def __init__(
+        self, url: str, token_file: Path | None, answer_s: float = ANSWER_S, *, quiet: bool = False
+    ) -> None:
         self.url, self._token_file = url, token_file
         headers = {"User-Agent": f"lora-fs/{__version__}"}
         if token_file is not None:
             headers[HEADER] = read_token(token_file)
-            self._warn_if_overheard()
-        timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
+            if not quiet:
+                self._warn_if_overheard()
+        timeout = httpx.Timeout(answer_s, connect=min(answer_s, CONNECT_S))
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, follow_redirects=False)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from lora_fs.sidecar import __version__
-from lora_fs.sidecar.cli.backends.client import Client
+from lora_fs.sidecar.cli.backends.client import ANSWER_S, Client
 from lora_fs.sidecar.cli.backends.port import Named
 from lora_fs.sidecar.cli.backends.sending import Sending
 from lora_fs.sidecar.cli.validation import reading
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Body = TypeVar("Body", bound=BaseModel)
 
 ADAPTERS: Final = "/v1/lora_adapters"
+COMPLETION_S: Final = 1.0  # a shell waits for what it proposes, and the person in front of it
 
 
 class OverHttp:
@@ -38,7 +39,8 @@ class OverHttp:
 
     def __init__(self, context: Context, url: str) -> None:
         self._context, self.place = context, url
-        self._client = Client(url, context.settings.client_token_file)
+        answer_s = COMPLETION_S if context.completes else ANSWER_S
+        self._client = Client(url, context.settings.client_token_file, answer_s, quiet=context.completes)
 
     def close(self) -> None:
         """End the connections."""
@@ -76,6 +78,10 @@ class OverHttp:
             pointers=ByScope(no_pointers().scope_of, pointers),
             problems={at: why for body in bodies.values() for at, why in body.problems.items()},
         )
+
+    def names(self, scope: Scope, beginning: str) -> list[str]:
+        body = self._read(ScopeBody, self._client.get(_path(scope)))
+        return [one.name for one in body.records if one.present and one.name.startswith(beginning)]
 
     def named(self, scope: Scope, name: str) -> Named:
         body = self._read(NameBody, self._client.get(_path(scope, name)))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +40,9 @@ class Backend(Protocol):
 
     def desired(self, scopes: Sequence[Scope]) -> Desired:
         """Read what is registered in scopes; ``problems`` is what could not be read."""
+
+    def names(self, scope: Scope, beginning: str) -> Iterable[str]:
+        """List registered names that begin so, some twice, for a shell. An unreadable one is among them."""
 
     def named(self, scope: Scope, name: str) -> Named:
         """Read one name afresh."""

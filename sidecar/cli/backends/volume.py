@@ -5,11 +5,13 @@ What only a write needs is imported by a write: ``list`` begins sooner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lora_fs.sidecar.cli.backends.port import Named
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.registry.view.reports import Happened, Reports
+
+MAX_LOOKED_AT: Final = 200  # records read for one completion; beyond it withdrawn names are proposed, too
 
 
 class OnVolume:
@@ -49,6 +53,20 @@ class OnVolume:
         view.refresh()
         return view.desired
 
+    def names(self, scope: Scope, beginning: str) -> Iterator[str]:
+        looked_at = 0
+        for revision, listing in self._registry.scan(scope).revisions.items():
+            for name, generation in listing.records.items():
+                if not name.startswith(beginning):
+                    continue
+                looked_at += 1
+                series = self._registry.records(AdapterKey(*scope, revision, name))
+                try:
+                    if looked_at > MAX_LOOKED_AT or self._registry.read(series, generation).present:
+                        yield name
+                except LoraFsError:
+                    yield name
+
     def named(self, scope: Scope, name: str) -> Named:
         from lora_fs.sidecar.registry.lifecycle import release
 
@@ -67,9 +85,11 @@ class OnVolume:
         return read_events(self._registry.layout)
 
     def do(self, scope: Scope, name: str, act: Act) -> Done:
-        from lora_fs.sidecar.cli.backends import writing
+        from lora_fs.sidecar.registry.lifecycle.acts import By
+        from lora_fs.sidecar.settings import writer_id
 
-        return writing.do(self._context, scope, name, act)
+        with self._context.opened(dry_run=act.dry_run) as registry:
+            return act.do(registry, scope, name, By(writer_id(), self._context.default_policy()))
 
     def register(
         self, scope: Scope, name: str, source: str, said: RegisterAs, *, link: bool, plugin: str | None

@@ -1,4 +1,4 @@
-"""Writes to a registry whose volume is mounted here. What one leaves half done is tidied at its end."""
+"""Register in a registry whose volume is mounted here. What is left half done is tidied at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lora_fs.sidecar.reconcile.admin import fetching
 from lora_fs.sidecar.reconcile.limits import with_fleet
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.lifecycle import ingest, register_as
-from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 from lora_fs.sidecar.settings import Settings, writer_id
@@ -22,12 +21,6 @@ from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import redacted
-
-
-def do(context: Context, scope: Scope, name: str, act: Act) -> Done:
-    """Do an act; see ``Backend.do``."""
-    with context.opened(dry_run=act.dry_run) as registry:
-        return act.do(registry, scope, name, By(writer_id(), context.default_policy()))
 
 
 def register(

@@ -91,7 +91,7 @@ class Downloads(Generic[Result]):
         await asyncio.wait({job.task}, timeout=self.wait_s)
         if not job.task.done():
             raise WaitTimeout(
-                f"{told.name} is not registered yet: {progress(job.told)} of {told.source}. It goes on: ask "
+                f"{told.name} is not registered yet: {job.told.progress()} of {told.source}. It goes on: ask "
                 "again, or look for it in /v1/lora_adapters"
             )
         if self._jobs.get(what) is job:  # who waited beside us may have taken it, and begun another
@@ -141,9 +141,3 @@ def begun(name: str, namespace: str, source: str) -> Download:
     """One that begins now."""
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Download(name=name, namespace=namespace, source=source, phase=Phase.DOWNLOADING, since=at)
-
-
-def progress(told: Download) -> str:
-    """``120 of 500 MB``, as far as it is known."""
-    here = f"{told.received_bytes / 1e6:.1f}"
-    return f"{here} MB" if told.size_bytes is None else f"{here} of {told.size_bytes / 1e6:.1f} MB"

@@ -30,7 +30,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.downloader import downloaded
 from lora_fs.sidecar.sources.known import is_remote
-from lora_fs.sidecar.sources.local import path_of
+from lora_fs.sidecar.sources.local import path_of, resolve
 from lora_fs.sidecar.sources.offer import Options
 from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
@@ -103,6 +103,7 @@ class Registrations:
 
             def call() -> Effect:
                 source = self.source(request.lora_path, scope.namespace, request.reads)
+                self._check_there(source, request.lora_path)
                 before = release.active(self.registry, scope, name)
                 wanted = Registration(
                     name,
@@ -278,6 +279,15 @@ class Registrations:
             f"lora_path {redacted(lora_path)[:200]!r} is not under an allowed folder: "
             "put it on the volume, where you may read, or name its folder in LORA_FS_ALLOWED_SOURCES"
         )
+
+    def _check_there(self, source: Path, lora_path: str) -> None:
+        """Raise NotFound, in vLLM's words, if a source is not there, InputError if it is no folder."""
+        try:
+            resolve(str(source))
+        except NotFound as error:
+            self.registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            told = redacted(lora_path)[:200]
+            raise NotFound(f"No adapter found for {told!r}: no such folder on this machine") from error
 
     def read_back(self, call: Callable[[], Result]) -> Result:
         """Do ``call``, and read what it wrote. Blocking."""

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
-from lora_fs.sidecar.model import Phase, Record, public_of, side_name
+from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
 from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
+from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
@@ -32,6 +33,7 @@ class EngineState:
 
     Attributes:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
+        elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names that are to be unloaded when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
@@ -50,6 +52,7 @@ class EngineState:
         self._engine, self._stager, self._events, self._clock = engine, stager, events, clock
         self.locks = NameLocks()
         self.paths: dict[str, str] = {}
+        self.elsewhere: dict[str, str] = {}
         self.tiers: Mapping[str, str] = {}
         self.records: dict[str, Record] = {}
         self.draining: frozenset[str] = frozenset()
@@ -73,10 +76,12 @@ class EngineState:
 
     def name_of(self, served: Served) -> str | None:
         """The engine's name for exactly these bytes, None if it does not hold them."""
-        path, record = self._stager.path(served.record), served.record
-        beside = side_name(served.name, record.revision, record.spec.digest)
-        names = (served.name, beside, public_of(beside))
-        return next((name for name in names if self.paths.get(name) == path), None)
+        path, digest = self._stager.path(served.record), served.record.spec.digest
+        of_revision = f"{served.name.partition('@')[0]}@{served.record.revision}"
+        for name in (engine_name(served.name, digest), engine_name(of_revision, digest)):
+            if self.paths.get(name) == path or self.elsewhere.get(name) == digest:
+                return name
+        return None
 
     def in_flight(self, name: str) -> int:
         """Requests that need the engine's ``name``: our own, or one if the engine has some or cannot tell."""
@@ -91,6 +96,10 @@ class EngineState:
         """Whether a failure of this record is waiting out its delay."""
         failure = self.failures.get(served.name)
         return failure is not None and failure.concerns(served.record) and self._clock() < failure.retry_at
+
+    def has_public(self, public: str) -> bool:
+        """Whether ``has`` is true of any bytes of a public name."""
+        return any(public_of(name) == public for name in (*self.paths, *self._under_unload))
 
     def has(self, name: str) -> bool:
         """Whether the engine has ``name``, or may have it until an unload ends."""
@@ -119,8 +128,12 @@ class EngineState:
         """Believe the engine, except about names that were changing while it was asked."""
         changing = meanwhile.names | self.locks.locked()
         known = {name: path for name, path in self.paths.items() if name in changing}
+        self.elsewhere = {}
         for name, path in loaded.adapters.items():
-            if self._stager.owns(path) and name not in changing:
+            if not self._stager.owns(path):
+                if (digest := copy_of(name, path)) is not None:
+                    self.elsewhere[name] = digest
+            elif name not in changing:
                 known[name] = path
         self._doubtful = {name: path for name, path in self._doubtful.items() if name in changing}
         for name in self.paths.keys() - known.keys():
@@ -178,6 +191,7 @@ class EngineState:
 
     def forget(self, name: str) -> None:
         """The engine does not have ``name`` after all, nor these bytes under another."""
+        self.elsewhere.pop(name, None)
         path = self.paths.pop(name, None)
         self.paths = {other: at for other, at in self.paths.items() if at != path}
         self._note_use()

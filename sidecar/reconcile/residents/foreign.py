@@ -2,7 +2,8 @@
 
 An adapter from elsewhere may be a tenant's all the same: an engine outlives a sidecar, whose next one may
 have another stage folder, and two sidecars may share an engine. Who may read its namespace may see it, as if
-it were served. It is not unloaded: it may be the other sidecar's. Pure: no I/O.
+it were served. It is not unloaded: it may be the other sidecar's. One that the engine calls by its bytes
+(``copy_of``) is served as this replica's own is. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import InvalidName
-from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, model_slug, public_of
+from lora_fs.sidecar.model import AdapterKey, JsonObject, Scope, model_slug, public_of, tells_bytes
+from lora_fs.sidecar.reconcile.stage.cache import digest_at
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 UNKNOWN: Final = ""  # no namespace has this name: who may read every one may read it
@@ -37,7 +39,7 @@ class Foreign:
     def of(cls, loaded: Loaded, ours: Callable[[str], bool]) -> Foreign:
         """``ours``: whether a path is one of this replica's copies."""
         elsewhere = {name: loaded.adapters[name] for name in loaded.cards if not ours(loaded.adapters[name])}
-        roots = {name: path for name, path in elsewhere.items() if not _is_side_copy(name, path)}
+        roots = {name: path for name, path in elsewhere.items() if copy_of(name, path) is None}
         cards = (*loaded.base_cards, *map(loaded.cards.__getitem__, roots))
         return cls(tuple(map(dict, cards)), roots, loaded.base_cards)
 
@@ -91,6 +93,7 @@ def _is_copy(plain: str, root: str) -> bool:
     return last == plain.rpartition("/")[2] and _DIGEST.fullmatch(folder) is not None
 
 
-def _is_side_copy(name: str, root: str) -> bool:
-    """Whether another sidecar loaded it beside its public name: no client knows it by this name."""
-    return public_of(name) != name and _is_copy(name.partition("@")[0], root)
+def copy_of(name: str, root: str) -> str | None:
+    """The digest of a sidecar's copy, if the engine calls it as sidecars do, and no client does."""
+    plain, digest = public_of(name).partition("@")[0], digest_at(root)
+    return f"sha256:{digest}" if _is_copy(plain, root) and tells_bytes(name, digest) else None

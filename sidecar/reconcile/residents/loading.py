@@ -25,10 +25,11 @@ from lora_fs.sidecar.errors import (
     WaitTimeout,
 )
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import Phase, Record, public_of, side_name
+from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents import backoff
 from lora_fs.sidecar.reconcile.residents.engine_state import EngineState
+from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.validate import needs_newer, too_old
@@ -85,7 +86,8 @@ class Residents(EngineState):
                 await self._make_whole(served, left_s)
             asked = self._clock()
             yield name
-            self._memory.used(name, asked)
+            if name in self.paths:
+                self._memory.used(name, asked)
         finally:
             self._holds[name] -= 1
             self._used_at[name] = self._clock()
@@ -168,11 +170,11 @@ class Residents(EngineState):
                 if waited:  # long enough, perhaps, for the copy to be damaged
                     await self._stager.stage(record)
                 try:
-                    name = await self._place_alone(served, path, spare)
+                    name = await self._place(served, path, spare)
                 except EngineRejected:
                     if not await self._stager.mend(record):
                         raise
-                    name = await self._place_alone(served, path, spare)
+                    name = await self._place(served, path, spare)
             finally:
                 self._taken -= 1
         except LoraFsError as error:
@@ -217,7 +219,7 @@ class Residents(EngineState):
         )
         try:
             async with self._places:
-                while self.limit is not None and len(self._names()) + self._taken >= self.limit:
+                while self._is_full() and self.name_of(served) is None:
                     waited = True
                     if not await self.find_place(served.record, since):
                         raise NoSpareRoom(f"no place for {served.name}: {self.limit} adapters are loaded")
@@ -226,33 +228,22 @@ class Residents(EngineState):
             del self._no_place[load]
         return waited
 
-    async def _place_alone(self, served: Served, path: str, spare: bool) -> str:
-        async with self.locks.change(served.name):
-            self.phases[served.name] = Phase.LOADING
-            return await self._place(served, path, spare)
+    def _is_full(self) -> bool:
+        return self.limit is not None and len(self._names()) + self._taken >= self.limit
 
     async def _place(self, served: Served, path: str, spare: bool) -> str:
-        """Load ``path`` under the public name, or beside it while requests need the old bytes."""
-        name, record, old = served.name, served.record, self.paths.get(served.name)
-        if old == path:
-            return name
-        if old is not None and self.in_flight(name):
-            beside = side_name(name, record.revision, record.spec.digest)
-            async with self.locks.change(beside):
-                await self._load_as(beside, path, record, spare)
-            return beside
-        if old is not None:
-            await self._unload(name)
-            self._tell("Evicted", "another revision takes its place", name)
-        try:
-            await self._load_as(name, path, record, spare)
-        except NameTaken as error:
-            ours = error.path is not None and self._stager.owns(error.path)
-            if old is not None or name in self.paths or not ours:
-                raise
-            self.paths[name] = str(error.path)  # it goes as any that is replaced
-            self._note_use()
-            return await self._place(served, path, spare)
+        """Load ``path`` under the name of its bytes, beside others that the public name had."""
+        record = served.record
+        name = self.name_of(served) or engine_name(served.name, record.spec.digest)
+        async with self.locks.change(name):
+            self.phases[served.name] = Phase.LOADING
+            if self.name_of(served) != name:
+                try:
+                    await self._load_as(name, path, record, spare)
+                except NameTaken as error:
+                    if copy_of(name, error.path or "") != record.spec.digest:
+                        raise
+                    self.elsewhere[name] = record.spec.digest
         return name
 
     async def _load_as(self, name: str, path: str, record: Record, spare: bool) -> None:

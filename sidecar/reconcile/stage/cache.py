@@ -321,6 +321,11 @@ def _name(record: Record) -> str:
     return record.spec.digest.removeprefix(_DIGEST)
 
 
+def digest_at(path: str) -> str:
+    """The digest, without its kind, that a copy's folder is called by, in whatever stage folder."""
+    return os.path.basename(os.path.dirname(path))
+
+
 def _names_of(folder: Path) -> list[str]:
     """The copy under each of its names; none where another process removed it, or it is no folder."""
     try:

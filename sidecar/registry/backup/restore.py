@@ -42,7 +42,7 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
     layout = Layout(path)
     check_empty(path)
     atomic.make_folder(path, inherit=False)
-    for folder in (layout.leases, layout.replicas):
+    for folder in (layout.leases, layout.replicas, layout.events):
         atomic.make_folder(folder)
     tier = find_tier(path)
     away = [one for one in contents.records.values() if one.present and not is_whole(layout, one)]

@@ -106,8 +106,8 @@ def create(root: Path) -> Created:
         return Created(_read_fresh_marker(root), made=False)
     if was_written_to(root):
         raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
-    atomic.make_folder(layout.leases)
-    atomic.make_folder(layout.replicas)
+    for folder in (layout.leases, layout.replicas, layout.events):  # there to be mounted one by one
+        atomic.make_folder(folder)
     tier = find_tier(root)
     if layout.head.name not in names:
         first = Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))

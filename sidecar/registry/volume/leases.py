@@ -20,13 +20,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
+from typing import TYPE_CHECKING
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.volume import atomic
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLease
 
 LEASE_S = 10.0
 ABANDONED_S = 10.0
@@ -50,6 +52,8 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
         path: the lockfile; its folder exists.
         wait_s: seconds to wait for it; 0 asks once.
     """
+    from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout  # who only reads needs none of it
+
     with _guard:
         lock = _contended.pop(str(path), None)
     if lock is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NOSNIFF = (b"x-content-type-options", b"nosniff")
+NO_STORE = (b"cache-control", b"no-store")
+JSON = b"application/json"
 
 
 class AnswerHeaders:
@@ -15,10 +18,12 @@ class AnswerHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def added(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("x-content-type-options", "nosniff")
-                if headers.get("content-type", "").startswith("application/json"):
-                    headers.setdefault("cache-control", "no-store")
+                headers = message.setdefault("headers", [])
+                given = {name.lower(): value for name, value in headers}
+                if NOSNIFF[0] not in given:
+                    headers.append(NOSNIFF)
+                if NO_STORE[0] not in given and given.get(b"content-type", b"").startswith(JSON):
+                    headers.append(NO_STORE)
             await send(message)
 
         await self._app(scope, receive, added)

@@ -45,6 +45,9 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
 )
 
 NAME: Final = "X-Lora-Fs-Error"  # the error's own name, for our command line: types are OpenAI's
+# vLLM's own routes to load. There, and where a model is asked, a bad adapter is a bad request, as to vLLM.
+VLLMS: Final = frozenset({"/v1/load_lora_adapter", "/adapters"})
+AS_VLLM: Final = (400, "BadRequestError")
 LOST_S = 10  # until somebody who lost the registry may have mounted it again
 
 KINDS = {
@@ -65,9 +68,15 @@ def error_response(
     return JSONResponse(body, status, headers)
 
 
-def respond(error: LoraFsError, param: str | None = None) -> JSONResponse:
-    """Turn an error into its response; temporary ones say when to come back."""
+def respond(error: LoraFsError, param: str | None = None, *, as_vllm: bool = False) -> JSONResponse:
+    """Turn an error into its response; temporary ones say when to come back.
+
+    Args:
+        as_vllm: the route is one of vLLM's own.
+    """
     status, kind = next((s, k) for t, s, k in TABLE if isinstance(error, t))
+    if as_vllm and isinstance(error, InvalidAdapter):
+        status, kind = AS_VLLM
     headers = {NAME: name_of(error)}
     if isinstance(error, TemporaryError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -85,7 +94,7 @@ def refuse(error: HTTPException) -> JSONResponse:
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """FastAPI's handler for the whole tree."""
     assert isinstance(error, LoraFsError)
-    return respond(error)
+    return respond(error, as_vllm=getattr(request.scope.get("route"), "path", None) in VLLMS)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

@@ -17,6 +17,9 @@ class Traced:
         self._app, self._name = app, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not tracing.is_on():
+            await self._app(scope, receive, send)
+            return
         path = scope["raw_path"].decode("latin-1")[:MAX_PATH]
         about = {"http__request__method": scope["method"], "url__path": path}
         with tracing.span(self._name, carrier=Headers(scope=scope), **about):

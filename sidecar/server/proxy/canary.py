@@ -5,16 +5,18 @@ A client asks for a plain name and is answered under it, whatever the engine cal
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
-from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.model import Record, public_of
 
 ADAPTER: Final = b"x-lora-fs-adapter"
 REVISION: Final = b"x-lora-fs-revision"
+_MODEL = re.compile(rb'("model": ?")([^"\\]+)"')
 _NAMED = ("application/json", "text/event-stream")
 
 
@@ -43,13 +45,17 @@ def counted(send: Send, count: Callable[[int], None]) -> Send:
 class Renamed:
     """An answer's bytes with the model's name in place of the engine's, as they come.
 
-    A text cannot hold ``"model":"name"`` unescaped, so only fields are meant, and vLLM's message about a
-    name that it does not know. What may be the beginning of one is kept until the next bytes come.
+    A text cannot hold ``"model":"name"`` unescaped, so that of an answer only fields are meant. What may be
+    the beginning of one is kept until the next bytes come.
+
+    Args:
+        is_error: the answer is one, in which the name is the engine's wherever it stands.
     """
 
-    def __init__(self, engine_name: str, name: str) -> None:
-        forms = ('"model":"{}"', '"model": "{}"', '"message":"The model `{}`')
+    def __init__(self, engine_name: str, name: str, *, is_error: bool = False) -> None:
+        forms = ("{}",) if is_error else ('"model":"{}"', '"model": "{}"')
         self._forms = [(form.format(engine_name).encode(), form.format(name).encode()) for form in forms]
+        self._first, self._longest = self._forms[0][0][:1], max(len(form) for form, _ in self._forms)
         self._kept = b""
 
     @staticmethod
@@ -62,16 +68,45 @@ class Renamed:
         data = self._kept + data
         for engines, ours in self._forms:
             data = data.replace(engines, ours)
-        ends = max(_ends_with_the_beginning_of(form, data) for form, _ in self._forms)
-        self._kept = data[len(data) - ends :]
-        return data[: len(data) - ends]
+        at = self._begun(data)
+        self._kept = data[at:]
+        return data[:at]
 
     def end(self) -> bytes:
         """The rest, when nothing more comes."""
         rest, self._kept = self._kept, b""
         return rest
 
+    def _begun(self, data: bytes) -> int:
+        """Where a form begins that may go on with the next bytes; the end, if none does."""
+        ends_at = data.rfind(b"\n") + 1  # no form has a line's end, and an event ends in one
+        at = data.find(self._first, max(ends_at, len(data) - self._longest + 1))
+        while at >= 0 and not any(form.startswith(data[at:]) for form, _ in self._forms):
+            at = data.find(self._first, at + 1)
+        return at if at >= 0 else len(data)
 
-def _ends_with_the_beginning_of(form: bytes, data: bytes) -> int:
-    longest = min(len(form) - 1, len(data))
-    return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
+
+class Stored:
+    """As ``Renamed``, of an answer whose request names no model: what the engine stored has its own names.
+
+    Sent line by line, as events are.
+
+    Args:
+        is_known: whether clients know a name of the engine's as it is.
+    """
+
+    def __init__(self, is_known: Callable[[str], bool]) -> None:
+        self._is_known, self._kept = is_known, b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole."""
+        whole, end, self._kept = (self._kept + data).rpartition(b"\n")
+        return _MODEL.sub(self._public, whole + end)
+
+    def end(self) -> bytes:
+        """The rest, when nothing more comes."""
+        return _MODEL.sub(self._public, self._kept)
+
+    def _public(self, found: re.Match[bytes]) -> bytes:
+        name = found[2].decode(errors="replace")
+        return found[0] if self._is_known(name) else found[1] + public_of(name).encode() + b'"'

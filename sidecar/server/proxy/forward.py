@@ -30,11 +30,12 @@ from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, held
 from lora_fs.sidecar.server.middleware.errors import refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
-from lora_fs.sidecar.server.proxy.canary import Renamed, answered_by, counted, user_of
+from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, answered_by, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
+_STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 # What aiohttp would add where there is none.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -141,7 +142,7 @@ class Proxy:
                 self._replica.forget(engine_name)
         except LoraFsError as error:
             tracing.note(error__type=type(error).__name__)
-            await respond(error, "model")(scope, receive, send)
+            await respond(error, "model", as_vllm=True)(scope, receive, send)
         except HTTPException as error:
             await refuse(error)(scope, receive, send)
 
@@ -231,34 +232,34 @@ class Proxy:
     ) -> None:
         """Send the answer's head, what was read of it, and the rest as it comes."""
         raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
-        names: Renamed | None = None
+        names: Renamed | Stored | None = None
+        if Renamed.concerns(answer.headers.get("content-type", "")):
+            if through is not None:
+                names = Renamed(through.engine_name, through.asked, is_error=answer.status >= 400)
+            elif answer.url.path.startswith(_STORED):
+                names = Stored(self._replica.passes_through)
         if through is not None:
             raw += answered_by(through.served.record)
-            renamed = through.engine_name != through.asked
-            if renamed and Renamed.concerns(answer.headers.get("content-type", "")):
-                names = Renamed(through.engine_name, through.asked)
-                raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
+        if names is not None:
+            raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
-            async for chunk in _chunks(said, answer):
+            is_whole = False
+            while not is_whole:
+                chunk = said or await answer.content.readany()
+                said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if is_whole and names is not None:
+                    data += names.end()
+                if data or is_whole:
+                    await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
             self._replica.engine_failed(None)
             if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
                 self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
-            return  # without an end, so that the client's connection is closed, too
-        rest = b"" if names is None else names.end()
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
-
-
-async def _chunks(said: bytes, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    yield said
-    async for chunk in answer.content.iter_any():
-        yield chunk
+            # Without an end, so that the client's connection is closed, too.
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from lora_fs.sidecar.server.middleware.access import HEADER, address_of
@@ -39,11 +38,11 @@ def onward(headers: Iterable[Raw], *, coded: bool) -> Iterator[Raw]:
 
 def appended(headers: Iterable[Raw], scope: Scope) -> list[Raw]:
     """Add this hop to ``Via`` and ``X-Forwarded-*``; what stands there stays, in front."""
-    own = Headers(scope=scope)
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
     hop = {b"via": VIA, b"x-forwarded-for": address_of(scope).encode("latin-1", "replace")}
     first = {b"x-forwarded-proto": str(scope.get("scheme", "http")).encode()}
-    if "host" in own:
-        first[b"x-forwarded-host"] = own["host"].encode("latin-1")
+    if host is not None:
+        first[b"x-forwarded-host"] = host
     before: dict[bytes, list[bytes]] = {}
     kept = []
     for name, value in headers:

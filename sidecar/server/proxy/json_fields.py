@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Container
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ from lora_fs.sidecar.errors import InputError
 Body = bytes | bytearray
 
 SLICE_BYTES: Final = 1 << 17  # gone through before others have their turn: about 1 ms
+SMALL_BYTES: Final = 1 << 13  # numpy's calls cost more than all of a body up to this
 MAX_FIELDS: Final = 4_000  # of the object itself: each is looked at by itself
 MAX_KEY_BYTES: Final = 128
 BLANKS: Final = b" \t\r\n"
@@ -27,6 +29,8 @@ BLANKS: Final = b" \t\r\n"
 _QUOTE, _COMMA, _COLON = b'",:'
 _LOWER = 0x20  # what "{" and "}" have over "[" and "]"
 _OPEN, _CLOSE = b"{}"
+# A string, a list of numbers, a mark, or a quote that nothing closes.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{}:,"]', re.DOTALL)
 
 
 class Span(NamedTuple):
@@ -84,6 +88,26 @@ class _Scanner:
         return piece
 
 
+def _marks_of_small(body: Body, first: int) -> _Marks:
+    """Return the marks of a body from its first bracket, as places behind that one."""
+    own, depth = [], 0
+    for token in _TOKEN.finditer(body, first):
+        begin, end = token.span()
+        byte = body[begin]
+        if end - begin > 1:
+            continue
+        if byte == _QUOTE:
+            break
+        if byte in (_COMMA, _COLON):
+            if depth == 1:
+                own.append(begin - first)
+            continue
+        depth += 1 if byte | _LOWER == _OPEN else -1
+        if depth == 0:
+            return _Marks(own, begin - first)
+    return _Marks(own, -1)
+
+
 async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] | None:
     """Find the values of an object's own fields; of a name that is given twice, the last one.
 
@@ -104,7 +128,10 @@ async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] 
     for at in range(first, len(body), SLICE_BYTES):
         if at > first:
             await asyncio.sleep(0)
-        own, end = scanner.feed(bytes(memoryview(body)[at : at + SLICE_BYTES]))
+        if len(body) <= min(SMALL_BYTES, SLICE_BYTES):
+            own, end = _marks_of_small(body, first)
+        else:
+            own, end = scanner.feed(bytes(memoryview(body)[at : at + SLICE_BYTES]))
         for mark in own:
             place = at + mark
             if end >= 0 and mark > end:
@@ -129,8 +156,11 @@ def _key(body: Body, start: int, end: int) -> str:
     first, last = body.find(b'"', start, end), body.rfind(b'"', start, end)
     if first < 0 or last - first > MAX_KEY_BYTES:
         return ""
+    text = bytes(body[first : last + 1])
+    if b"\\" not in text:
+        return text[1:-1].decode(errors="replace")
     try:
-        return str(json.loads(body[first : last + 1]))
+        return str(json.loads(text))
     except ValueError:
         return ""
 

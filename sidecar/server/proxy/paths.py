@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import InputError
 
+# Looked for before a hundred paths of ours, each of which is a pattern.
+COMMON: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 # Besides all of /v1/. Each names its model in the body, or needs none.
 INFERENCE: Final = (
     "/tokenize",

@@ -52,7 +52,10 @@ async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(
         total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
     )
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+    jar = aiohttp.DummyCookieJar()  # what the engine gives to one client is no other's
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+    ) as session:
         yield session
 
 
@@ -79,6 +82,8 @@ def lost_the_adapter(said: bytes, engine_name: str) -> bool:
     The error says in whatever sentence that something was not found, and names the adapter or the field
     ``model``. The client's own name was resolved before, so it is no wrong name of the client's.
     """
+    if not said:
+        return False
     try:
         error = json.loads(said)["error"]
         kind, message = str(error["type"]).lower().replace("_", ""), str(error["message"])

@@ -32,7 +32,8 @@ from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served, full_
 from lora_fs.sidecar.server.routes.listing import Listing
 from lora_fs.sidecar.sources.uri import redacted
 
-# With a response class that has a media type of its own, FastAPI gives it to the errors, too.
+# With a response class that has a media type of its own, FastAPI gives it to the errors, too. Without a 422
+# it would describe one of its own.
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
     **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},

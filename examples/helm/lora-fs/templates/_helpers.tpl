@@ -153,6 +153,15 @@ seccompProfile:
 {{- define "lora-fs.mounts" -}}
 - name: adapters
   mountPath: /adapters
+{{- if .Values.storage.readOnly }}
+  readOnly: true
+# What a replica tells of itself is written, and nothing else.
+{{- range list ".replicas" ".events" }}
+- name: adapters
+  mountPath: /adapters/{{ . }}
+  subPath: {{ . }}
+{{- end }}
+{{- end }}
 - name: stage
   mountPath: /stage
 {{- if .Values.auth.enabled }}

@@ -12,6 +12,9 @@
 {{- if and (not $v.storage.existingClaim) (gt $replicas 1) (not (has "ReadWriteMany" $v.storage.accessModes)) -}}
 {{- fail (printf "%d replicas cannot mount one ReadWriteOnce volume from several nodes: set storage.accessModes to [ReadWriteMany], or replicas to 1" $replicas) -}}
 {{- end -}}
+{{- if and $v.storage.readOnly $v.nim.claim -}}
+{{- fail "storage.readOnly does not go with nim.claim: what lies in that store is registered by the pods; set storage.readOnly to false" -}}
+{{- end -}}
 {{- range $engine.args -}}
 {{- if hasPrefix "--shutdown-timeout=" . -}}
 {{- $given := trimPrefix "--shutdown-timeout=" . | int -}}
