@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from figures import arguments, heading, interval, table
@@ -32,15 +34,18 @@ TOKENS = 8
 class Client:
     """One kept connection, and nothing between its bytes and the clock."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str) -> None:
+        self._model = model
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
 
     def complete(self, *, stream: bool) -> tuple[str, float, float]:
         """Returns the text, and the seconds to the first and to the last byte of the body."""
-        request = {"model": "a0", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": stream}
+        request = {"model": self._model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
         started = time.perf_counter()
         headers = {"content-type": "application/json"}
-        self._connection.request("POST", "/v1/completions", json.dumps(request), headers)
+        self._connection.request(
+            "POST", "/v1/completions", json.dumps({**request, "stream": stream}), headers
+        )
         answer = self._connection.getresponse()
         first = answer.read1(65536)
         at_first = time.perf_counter() - started
@@ -52,6 +57,12 @@ class Client:
             return json.loads(body)["choices"][0]["text"], at_first, at_last
         events = [line[6:] for line in body.decode().splitlines() if line.startswith("data: {")]
         return "".join(json.loads(event)["choices"][0]["text"] for event in events), at_first, at_last
+
+
+def held_by(engine_url: str) -> list[str]:
+    """Return the engine's own names of the adapters that it holds."""
+    cards = httpx.get(f"{engine_url}/v1/models", trust_env=False).raise_for_status().json()["data"]
+    return [card["id"] for card in cards if card["id"] != "tiny"]
 
 
 def main() -> None:
@@ -67,7 +78,8 @@ def main() -> None:
         replica.wait_ready()
         volume.run("register", "a0", str(make_adapter(model, work / "adapters" / "a0", 0)), "--wait", "20")
         replica.answer("a0")
-        clients = {"engine": Client(replica.engine_url), "sidecar": Client(replica.url)}
+        (loaded,) = held_by(replica.engine_url)
+        clients = {"engine": Client(replica.engine_url, loaded), "sidecar": Client(replica.url, "a0")}
         samples: dict[str, list[float]] = {}
         for stream, measures in ((False, ("answer",)), (True, ("first event", "last event"))):
             texts = {name: client.complete(stream=stream)[0] for name, client in clients.items()}

@@ -38,9 +38,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, also
-    when it failed and, up to a rate, when it was refused; the name is left out where the body that has it
-    was not read, for want of a token."""
+    """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, failed
+    ones included. Refused ones are lines up to a rate. The name is left out where, for want of a token, the
+    body that has it was not read.
+    """
     caplog.set_level(logging.INFO, "lora_fs.audit")
     http = sidecar(token_file)
     http.post("/v1/load_lora_adapter", json=load("team-a/sql"), headers=bearer(CI_A))
@@ -70,8 +71,9 @@ def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest
 
 
 def test_refusals_without_end(sidecar: Sidecar, token_file: Path, tmp_path: Path) -> None:
-    """Of refused calls up to 20 of one address and 100 in all are lines in 10 s; the next line says how
-    many were left out, and `/metrics` counts all."""
+    """Of refused calls up to 20 of one address and 100 in all are lines in 10 s. The next line says how many
+    were left out, and `/metrics` counts all.
+    """
     http, now = sidecar(token_file), [0.0]
     for _ in range(300):
         assert http.post("/v1/unload_lora_adapter", json={"lora_name": "x"}).status_code == 401
@@ -162,8 +164,9 @@ def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
 
 
 def test_the_file(tmp_path: Path) -> None:
-    """The audit file is only appended to, may be read by its owner alone, and each of its lines is one JSON
-    object, whatever it reports."""
+    """The audit file is only appended to, and its owner alone may read it. Each of its lines is one JSON
+    object, whatever it reports.
+    """
     file = tmp_path / "audit"
     file.write_text("before\n")
     file.unlink()

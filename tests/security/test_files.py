@@ -118,7 +118,8 @@ async def test_places(
 
 def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
     """Over HTTP a folder of the registry is taken only from a namespace that the caller may read, or from the
-    one that he registers in; any other is refused as what is not allowed, be it there or not."""
+    one it registers in. Any other is refused as a folder that is not allowed, whether it exists or not.
+    """
     root, made = tmp_path / "volume", write_adapter(tmp_path / "sources" / "a")
     others = ("team-b/tiny/v1/law", "team-z/tiny/v1/law", "uploads/law")
     with tenants(tmp_path, Admin(token_file, ("-",))) as http:
@@ -267,8 +268,9 @@ async def test_pickles_of_others(
 async def test_folders_on_the_way(
     registry: Registry, scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A folder on the way that a symlink takes the place of once it was checked is not followed either, nor
-    is one that leads out of the allowed places when a dropped folder is adopted."""
+    """A symlink that takes the place of a folder on the path after the check is not followed either. Nor is
+    one that leads out of the allowed places when a dropped folder is adopted.
+    """
     upper, moved = registry.layout.revision(scope, "v1"), tmp_path / "moved"
 
     def swap() -> None:

@@ -49,8 +49,9 @@ def tree(registry: Registry) -> set[str]:
 def test_over_quota(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, bounds: dict[str, int]
 ) -> None:
-    """What would go over the quota in adapters or bytes is refused with what is used, what is allowed and
-    what to do, and nothing of it is left on the volume."""
+    """A registration over the quota in adapters or bytes is refused, and nothing of it is left on the volume.
+    The refusal says what is used, what is allowed and what to do.
+    """
     other = Scope("default", "another-model")
     put(registry, other, make_adapter())
     set_quota(registry, "default", bounds)
@@ -104,8 +105,9 @@ def _race(root: Path, source: Path, name: str, gate: object, told: object) -> No
 def test_writers_at_once(
     registry: Registry, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any number of writers at once no more get through than the quota has room for, and where a lease
-    fails them the later one takes its own back."""
+    """However many writers register at once, no more succeed than the quota has room for. Where a lease fails
+    them, the later writer withdraws its own registration.
+    """
     allow(registry, adapters=2)
     gate, told = FORK.Barrier(WRITERS), FORK.Queue()
     writers = [

@@ -66,8 +66,9 @@ def anyio_backend() -> str:
 
 @pytest.mark.anyio
 async def test_use(sidecar: Sidecar, token_file: Path, engine: FakeEngine, replica: Tenants) -> None:
-    """A request that names an adapter its sender may not read gets the 404 of a name that does not exist,
-    from the sidecar and from the plugin."""
+    """A request for an adapter that its sender may not read gets the 404 of a name that does not exist. The
+    plugin answers the same.
+    """
     http = sidecar(token_file, ("-",))
     told = []
     for name in ("team-b/law", "team-b/nothing"):
@@ -120,8 +121,9 @@ def in_detail(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.R
 
 
 def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url: str) -> None:
-    """An adapter that is in the engine and that this sidecar did not load, as after a restart with another
-    stage folder, is seen and used by those alone who may read its namespace."""
+    """Only those who may read its namespace see or use an adapter in the engine that this sidecar did not
+    load. A restart with another stage folder leaves such adapters.
+    """
     held, admin, admitted = (
         InMemory({"static": "/models/static"}),
         Admin(token_file, ("-",)),

@@ -58,8 +58,9 @@ def over_http(registry: Registry, scope: Scope, *remotes: str, plugin: str | Non
 
 
 async def test_what_is_fetched(registry: Registry, scope: Scope, web: WebServer, tmp_path: Path) -> None:
-    """A request makes a replica fetch from another machine only what `LORA_FS_ALLOWED_REMOTES` covers by
-    scheme, host and whole segments, redirects of web servers included; by default nothing."""
+    """A request makes a replica fetch only what `LORA_FS_ALLOWED_REMOTES` covers by scheme, host and whole
+    segments. By default that is nothing. A redirect of a web server must be covered, too.
+    """
     url = web.put("/loras/a.tar", tar_of(write_adapter(tmp_path / "a")))
     web.put("/loras/away.tar", b"", location=f"http://localhost:{web.port}/loras/a.tar")
     web.put("/loras/up.tar", b"", location="/private/a.tar")
@@ -109,8 +110,9 @@ INSIDE = (
 async def test_what_is_inside_the_network(
     registry: Registry, scope: Scope, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry that names no host, as `*` or `https://`, covers no loopback, link-local, private or other
-    address that is not public: each address that a host resolves to is checked when it is connected to."""
+    """An entry that names no host, as `*` or `https://`, covers public addresses alone: no loopback,
+    link-local or private one. Each address that a host resolves to is checked when it is connected to.
+    """
     web.put("/a.tar", data := tar_of(write_adapter(tmp_path / "a")))
     pin = f"#sha256={hashlib.sha256(data).hexdigest()}"
     answers: list[str] = []

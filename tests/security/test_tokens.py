@@ -149,8 +149,9 @@ def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("plugin", [False, True])
 async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool) -> None:
-    """Without a token of the file a load or unload is answered 401 before any of its body is read, and with
-    one, or where none is needed, a body of more than 1 MiB is 413 as soon as so much of it is there."""
+    """Without a token of the file a load or unload is answered 401 before any of its body is read. With one,
+    or where none is needed, a body of more than 1 MiB is answered 413 as soon as that much has arrived.
+    """
 
     async def asked(
         path: str, file: Path | None, token: str | None, address: str = "127.0.0.1"
@@ -216,8 +217,9 @@ def test_a_token_of_a_verb(sidecar: Sidecar, tmp_path: Path) -> None:
 
 
 def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that is added to the file, or taken out of it, counts at the next admin call, and for reading
-    within a second; nothing is restarted."""
+    """A token that is added to the file or removed from it takes effect at the next admin call, and for
+    reading within a second. No restart is needed.
+    """
     assert access.FRESH_S <= 1
     monkeypatch.setattr(access, "FRESH_S", 0)
     file = tmp_path / "tokens"
@@ -257,8 +259,9 @@ def test_a_file_that_is_none(sidecar: Sidecar, tmp_path: Path, text: str | None,
 
 
 def test_how_long_a_look_up_takes() -> None:
-    """A token is looked up by its SHA-256: the time taken says nothing of how much of one was right, and does
-    not grow with the number of tokens."""
+    """A token is looked up by its SHA-256. The time depends neither on how much of it was right nor on the
+    number of tokens.
+    """
     few, many = (
         parse("".join(f"token-{number} name=n{number}\n" for number in range(count))) for count in (1, 10_000)
     )
@@ -352,8 +355,9 @@ def test_who_may_use_an_engine_with_a_key(
 def test_what_is_no_file(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_on: list[object]
 ) -> None:
-    """A FIFO in the token file's place, or a file that hangs, holds up no request that needs no token for a
-    second; a good file counts at the next call, once the reads that hang have ended."""
+    """A FIFO in the token file's place, or a file that hangs, delays no request that needs no token by a
+    second. A good file takes effect at the next call after the hanging reads have ended.
+    """
     file, more, real = tmp_path / "tokens", access.AT_ONCE + 2, access._contents
     file.write_text(OPERATORS)
     over, began = threading.Event(), time.monotonic
