@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
 FILES = ("marker", "head", "record", "pointer", "quota", "replica-status")
 VOLUME, API = "Files on the volume", "Bodies of the HTTP API"
+DOCUMENTS, APPLIED = "Documents of apply", ("lora-adapter",)
 Schema = dict[str, Any]
 
 HTTP = """\
@@ -141,6 +142,7 @@ def stored_types() -> dict[str, dict[str, tuple[Schema, str]]]:
     found: dict[str, dict[str, tuple[Schema, str]]] = {
         "Files on the volume": {},
         "Bodies of the HTTP API": {},
+        DOCUMENTS: {},
     }
     parts: dict[str, tuple[Schema, str]] = {}
     names = sorted(path.stem for path in (ROOT / "schemas").glob("*.json"))
@@ -148,7 +150,7 @@ def stored_types() -> dict[str, dict[str, tuple[Schema, str]]]:
         names, key=lambda one: (one not in FILES, FILES.index(one) if one in FILES else 0, one)
     ):
         schema = json.loads((ROOT / f"schemas/{name}.json").read_text())
-        heading = VOLUME if name in FILES else API
+        heading = VOLUME if name in FILES else DOCUMENTS if name in APPLIED else API
         found[heading].setdefault(schema["title"], (schema, name))
         for title, part in schema.get("$defs", {}).items():
             parts.setdefault(title, (part, ""))

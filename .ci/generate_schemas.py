@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from lora_fs.sidecar.cli.declared.documents import LoraAdapter
 from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
 from lora_fs.sidecar.registry.lifecycle.acts import ACTS, Done
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
@@ -221,11 +222,14 @@ FIELDS: dict[str, dict[str, str]] = {
 }
 
 
+DOCUMENTS: dict[str, type[BaseModel]] = {"lora-adapter": LoraAdapter}
+
+
 def schema(name: str) -> dict[str, Any]:
     """The schema of one type: files and requests as they are read, answers as they are written."""
-    kind = {**STORED, **API}[name]
+    kind = {**STORED, **API, **DOCUMENTS}[name]
     mode: Literal["validation", "serialization"] = "serialization"
-    if name.endswith("-request") or name in STORED:
+    if name.endswith("-request") or name in STORED or name in DOCUMENTS:
         mode = "validation"
     body = kind.model_json_schema(mode=mode)
     if name in STORED:  # a file without its seal is no file, whatever the type defaults to
@@ -261,7 +265,7 @@ def render(name: str) -> str:
 
 def main() -> None:
     """Write them all, and remove those of types that are gone."""
-    names = {**STORED, **API}.keys()
+    names = {**STORED, **API, **DOCUMENTS}.keys()
     for path in FOLDER.glob("*.json"):
         if path.stem not in names:
             path.unlink()

@@ -19,6 +19,7 @@ from lora_fs.sidecar.errors import (
 
 FAILED: Final = 1
 USAGE: Final = 2
+DIFFERS: Final = 8
 INTERRUPTED: Final = 130
 EXIT_CODES: Final[tuple[tuple[type[LoraFsError], int], ...]] = (
     (NotFound, 3),

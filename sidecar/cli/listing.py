@@ -137,30 +137,61 @@ def show(context: Context, name: str, revision: str | None, output: Format) -> N
 @parameters.all_namespaces
 @parameters.no_headers
 @parameters.output
-@click.pass_context
+@click.pass_obj
 def get(
-    run: click.Context,
+    context: Context,
     name: str | None,
     revision: str | None,
     selector: str | None,
     all_namespaces: bool,
     output: Format,
 ) -> None:
-    """List the registered adapters, or show NAME.
+    """List the registered adapters, or show NAME; as YAML these are documents that apply reads.
 
     \b
     Examples:
       lora-fs get
       lora-fs get support -o yaml
     """
-    if name is None or set(name) & set("*?["):
+    is_list, run = name is None or bool(set(name) & set("*?[")), click.get_current_context()
+    if not is_list and (selector is not None or all_namespaces):
+        raise click.UsageError("--selector and --all-namespaces are for a list: leave NAME out")
+    if output is Format.YAML:
+        selection = Selection.parse(name, selector)
+        _write_documents(context, selection, revision, all_namespaces=all_namespaces)
+    elif is_list:
         run.invoke(
             list_adapters, pattern=name, selector=selector, all_namespaces=all_namespaces, output=output
         )
-    elif selector is not None or all_namespaces:
-        raise click.UsageError("--selector and --all-namespaces are for a list: leave NAME out")
     else:
         run.invoke(show, name=name, revision=revision, output=output)
+
+
+def _write_documents(
+    context: Context, selection: Selection, revision: str | None, *, all_namespaces: bool
+) -> None:
+    """Print a document for each name, of the revision that it serves; else of the last one."""
+    import yaml  # needed for this format alone
+
+    from lora_fs.sidecar.cli.declared.documents import document_of
+
+    scopes = context.scopes(all_namespaces=all_namespaces)
+    with _read(context, scopes) as desired:
+        chosen: dict[tuple[Scope, str], Record] = {}
+        for record, _ in sorted(_rows(desired), key=lambda row: row[1]):
+            if revision in (None, record.revision) and selection.covers(record.name, record):
+                chosen[record.key.scope, record.name] = record
+        if selection.pattern is not None and not chosen and not desired.problems:
+            what = selection.pattern if revision is None else f"{selection.pattern}@{revision}"
+            raise NotFound(f"{what} is not registered in {', '.join(map(str, scopes))}")
+        documents = [
+            document_of(chosen[name], desired.pointers.get(name)).model_dump(
+                mode="json", exclude_defaults=True
+            )
+            for name in sorted(chosen)
+        ]
+    if documents:
+        click.echo(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _show(context: Context, desired: Desired, name: str, revision: str | None, output: Format) -> None:

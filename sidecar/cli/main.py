@@ -31,6 +31,10 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "register",
             "Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://",
         ),
+        "apply": (
+            "applying",
+            "Register and change adapters as documents in YAML say; one that cannot be stops no other",
+        ),
         "validate": (
             "validation",
             "Check the adapter in PATH as register would; exit 5 if it cannot be served",
@@ -185,7 +189,7 @@ def cli(context: click.Context, /, **_: Any) -> None:
 
     \b
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapter,
-    6 timed out waiting, 7 over quota, 130 interrupted.
+    6 timed out waiting, 7 over quota, 8 apply --dry-run differs, 130 interrupted.
 
     \b
     Shell completion: eval "$(_LORA_FS_COMPLETE=bash_source lora-fs)", or zsh_source; for fish:

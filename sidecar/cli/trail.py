@@ -19,6 +19,7 @@ from lora_fs.sidecar.errors import LoraFsError
 ACTS: dict[str, tuple[str, ...]] = {
     "init": (),
     "register": (),
+    "apply": (),
     "unregister": (),
     "promote": (),
     "rollback": (),

@@ -26,6 +26,9 @@ NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
 FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
 INTERRUPTED = 130
 HUB_COMMIT = "a" * 40
+DOCUMENT = (
+    "apiVersion: lora-fs/v1\nkind: LoraAdapter\nmetadata: {name: support}\nspec: {source: support-lora}\n"
+)
 CONFIGMAP = "vLLMLoRAConfig: {ensureExist: {models: [{id: sql, source: yard1/sql-lora}]}}"
 
 
@@ -61,6 +64,7 @@ def shop(lora_fs: LoraFs, tmp_path: Path) -> LoraFs:
     assert lora_fs("export", "adapters.tar").code == 0
     write_adapter(tmp_path / "sql-lora", 4)
     write_adapter(tmp_path / "loras/one", 5)
+    (tmp_path / "adapters.yaml").write_text(DOCUMENT)
     (tmp_path / "configmap.yaml").write_text(CONFIGMAP)
     return lora_fs
 

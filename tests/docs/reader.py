@@ -28,7 +28,7 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import parse
-from tests.cli.test_examples import CONFIGMAP
+from tests.cli.test_examples import CONFIGMAP, DOCUMENT
 from tests.reconcile.conftest import FakeEngine as Engine
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import FakeEngine as Completions
@@ -80,6 +80,7 @@ class Reader:
         write_adapter(self.disk / "home/loras/one", 7, base=MODEL)
         write_adapter(self.disk / "home/sql-lora", 8, base=MODEL)
         (self.disk / "home/configmap.yaml").write_text(CONFIGMAP)
+        (self.disk / "home/adapters.yaml").write_text(DOCUMENT)
         with tarfile.open(self.disk / "home/support.tar", "w") as tar:
             tar.add(self.disk / "home/support-lora", "support-lora")
 

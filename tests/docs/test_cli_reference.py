@@ -10,7 +10,7 @@ import click
 import pytest
 
 from lora_fs.sidecar.cli.command import Command
-from lora_fs.sidecar.cli.exit_codes import EXIT_CODES
+from lora_fs.sidecar.cli.exit_codes import DIFFERS, EXIT_CODES
 from lora_fs.sidecar.cli.main import cli
 from tests.cli.conftest import parse
 
@@ -59,7 +59,7 @@ def test_the_groups_options_are_told() -> None:
 def test_every_exit_code_is_told() -> None:
     """Each code that an error may become has its line."""
     told = {int(code) for code in re.findall(r"^\| ([0-9]+) \|", TEXT, re.MULTILINE)}
-    assert told == {0, 2, 130, *(code for _, code in EXIT_CODES)}
+    assert told == {0, 2, DIFFERS, 130, *(code for _, code in EXIT_CODES)}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

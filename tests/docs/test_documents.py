@@ -103,6 +103,8 @@ def test_yaml_is_what_it_is_shown_for(block: Block) -> None:
             assert block.text.strip() in (ROOT / block.mark.removeprefix("from: ")).read_text(), str(block)
         elif isinstance(document, dict) and document.keys() == {"scrape_configs"}:
             Draft202012Validator(SCRAPE).validate(document)
+        elif isinstance(document, dict) and document.get("kind") == "LoraAdapter":
+            Draft202012Validator(schemas.load("lora-adapter")).validate(document)
         else:
             assert isinstance(document, dict)
             whole = manifest(document)

@@ -1,0 +1,190 @@
+"""Documents carried out one by one: what one of them lacks stops none of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.declared.documents import OWNER
+from lora_fs.sidecar.cli.declared.plan import (
+    Difference,
+    Name,
+    Offered,
+    Plan,
+    Refused,
+    Registered,
+    by_name,
+    pin_of,
+    plan,
+    plan_absent,
+    prunable,
+)
+from lora_fs.sidecar.cli.declared.reading import Declared, Problem
+from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError, NotFound, SourceUnavailable
+from lora_fs.sidecar.model import Pointer, Record, Scope
+from lora_fs.sidecar.registry.lifecycle.acts import Act, Unregister
+from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED, digest_of, hash_files
+from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
+from lora_fs.sidecar.sources.known import is_remote
+from lora_fs.sidecar.sources.local import resolve
+from lora_fs.sidecar.sources.uri import is_uri, parse
+
+ROUNDS = 4  # register, promote, try and keep are seen at the latest in the fourth plan
+
+
+@dataclass
+class Row:
+    """What became of a document, or of a name that was pruned."""
+
+    scope: Scope
+    name: str
+    outcome: str
+    differences: tuple[Difference, ...] = ()
+    declared: Declared | None = None
+    problem: Problem | None = None
+    written: dict[str, Record | Pointer] = field(default_factory=dict)
+    record: Record | None = None
+
+
+class Carrying:
+    """Of one run. ``dry_run``: nothing is written."""
+
+    def __init__(self, context: Context, owner: str, *, dry_run: bool) -> None:
+        self._context, self._owner, self._dry_run = context, owner, dry_run
+        self._there: dict[Name, Registered] = {}
+        self.unreadable: list[str] = []
+
+    def look(self, scopes: Collection[Scope]) -> None:
+        """Read what is registered; what of it cannot be read is in ``unreadable``."""
+        desired = self._context.backend.desired(sorted(scopes))
+        self._there = by_name(desired.records.values(), desired.pointers)
+        self.unreadable = [*desired.problems.values(), *filter(None, [desired.frozen])]
+
+    def apply(self, declared: Declared) -> Row:
+        """Carry one document out."""
+        row = Row(declared.scope, declared.key[1], "unchanged", declared=declared)
+        try:
+            self._apply(declared, row)
+        except Refused as refused:
+            row.problem = declared.problem(refused.path, str(refused))
+        except (LoraFsError, OSError) as error:
+            row.problem = declared.problem(_field_of(error), str(error))
+        if row.problem is not None:
+            row.outcome = "failed"
+        return row
+
+    def prune(self, declared: Collection[Name]) -> list[Row]:
+        """Remove what only an earlier ``apply`` of this owner made, and no document has."""
+        whole, mixed = prunable(self._there, declared, self._owner)
+        rows = [Row(*name, "kept") for name in mixed]
+        for name in whole:
+            gone = plan_absent(self._there[name], self._owner)
+            row = Row(*name, "removed", gone.differences)
+            try:
+                self._do(row, Unregister(all_revisions=True))
+            except LoraFsError as error:
+                row.outcome, row.problem = (
+                    "failed",
+                    Problem("--prune", 0, f"{name[0]}: {name[1]}", str(error)),
+                )
+            rows.append(row)
+        return rows
+
+    def _apply(self, declared: Declared, row: Row) -> None:
+        there = self._there.get(declared.key, Registered())
+        if declared.absent:
+            gone = plan_absent(there, self._owner)
+            row.differences, row.outcome = gone.differences, "removed" if gone.acts else "unchanged"
+            for act in gone.acts:
+                self._do(row, act)
+            return
+        offered = self._offered(declared)
+        wanted = plan(declared.document, there, offered, self._owner)
+        row.differences, row.record = wanted.differences, wanted.record
+        if wanted.differences:
+            row.outcome = "created" if not there.revisions else "changed"
+        if self._dry_run:
+            self._rehearse(declared, wanted, row)
+            return
+        for _ in range(ROUNDS):
+            if wanted.register is not None:
+                offered = self._register(declared, wanted, row)
+            for act in wanted.acts:
+                self._do(row, act)
+            if wanted.register is None and (wanted.acts or not wanted.differences):
+                return
+            wanted = plan(declared.document, self._afresh(declared.key), offered, self._owner)
+            row.record = wanted.record
+        raise Conflict("another writer changes it at the same time: apply again")
+
+    def _afresh(self, name: Name) -> Registered:
+        named = self._context.backend.named(*name)
+        present = {record.revision: record for record in named.revisions if record.present}
+        return Registered(present, named.pointer)
+
+    def _offered(self, declared: Declared) -> Offered:
+        """What the source has. A document with a digest is compared without its source."""
+        source = self._source(declared)
+        if is_remote(source, self._context.settings.lora_downloader_plugin):
+            return Offered(str(parse(source)) if is_uri(source) else source, declared.document.spec.digest)
+        digest = declared.document.spec.digest
+        known = self._there.get(declared.key, Registered()).revisions.values()
+        if digest is not None and any(record.spec.digest == digest for record in known):
+            return Offered(source, digest)
+        folder = resolve(source, self._context.settings.mounts())
+        files = [name for name in SERVED if (folder / name).is_file()]
+        return Offered(folder.as_uri(), digest_of(hash_files(folder, files)))
+
+    def _source(self, declared: Declared) -> str:
+        source = declared.document.spec.source
+        if is_uri(source) or self._context.settings.lora_downloader_plugin is not None:
+            return source
+        return str(declared.folder / source)
+
+    def _rehearse(self, declared: Declared, wanted: Plan, row: Row) -> None:
+        """Check what would be registered, where that needs no download."""
+        source = self._source(declared)
+        remote = is_remote(source, self._context.settings.lora_downloader_plugin)
+        if wanted.register is not None and not remote:
+            said = wanted.register.model_copy(update={"dry_run": True})
+            self._context.backend.register(*declared.key, source, said, link=False, plugin=None)
+
+    def _register(self, declared: Declared, wanted: Plan, row: Row) -> Offered:
+        assert wanted.register is not None
+        done = self._context.backend.register(
+            *declared.key, self._source(declared), wanted.register, link=False, plugin=None
+        )
+        self._check(declared, done)
+        row.written["record"] = done.record
+        if done.pointer is not None:
+            row.written["pointer"] = done.pointer
+        return Offered(done.record.spec.source.uri, done.record.spec.digest)
+
+    def _check(self, declared: Declared, done: Outcome) -> None:
+        """What was fetched has to be what the document names; else it is withdrawn, and was never served."""
+        spec, record = declared.document.spec, done.record
+        for field_name, wanted, found in (
+            ("digest", spec.digest, record.spec.digest),
+            ("pin", spec.pin, pin_of(record)),
+        ):
+            if wanted is not None and wanted != found:
+                if record.spec.labels.get(OWNER) == self._owner and done.changed:
+                    act = Unregister(revision=record.revision)
+                    self._context.backend.do(*declared.key, act)
+                raise Refused(("spec", field_name), f"what came from {spec.source} has {found}")
+
+    def _do(self, row: Row, act: Act) -> None:
+        if self._dry_run:
+            return
+        done = self._context.backend.do(row.scope, row.name, act)
+        for record in done.records:
+            row.written[f"record {record.revision}"] = record
+        if done.pointer is not None:
+            row.written["pointer"] = done.pointer
+
+
+def _field_of(error: Exception) -> tuple[str, ...]:
+    if isinstance(error, InvalidAdapter | NotFound | SourceUnavailable | OSError):
+        return ("spec", "source")
+    return ("spec",) if isinstance(error, Conflict) else ("metadata", "name")
