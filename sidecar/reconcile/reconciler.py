@@ -78,7 +78,7 @@ class Reconciler:
         max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
             are. None where the engine does not say.
         passes: how long they took.
-        version: what the engine said at the last look that its version is; None: nothing.
+        version: what the engine said last that its version is; None: nothing.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class Reconciler:
         self._pin_problem: str | None = None
         self._activity_problem: str | None = None
         self.version: str | None = None
+        self._to_ask_version = True
         self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
         self._to_ask = True  # how many: this engine was not asked yet, or did not answer
         residents.limit = limits.max_loaded
@@ -264,14 +265,20 @@ class Reconciler:
         await asyncio.shield(self._residents.load(served, spare=spare))
 
     async def read_engine(self) -> None:
-        """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown."""
+        """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown.
+
+        What it says once is asked again where it may have been restarted: it was silent, or lost an adapter.
+        A restart loses nothing where nothing is loaded: there its version is asked at each look.
+        """
         residents, changing = self._residents, self._residents.changing()
-        loaded, version = await self._engine.loaded(), await self._engine.version()
-        if version != self.version and self._engine_view is not None:
-            residents.failures = {}  # they tell of what the engine was before
-        self.version = version
+        loaded = await self._engine.loaded()
         self._cannot_load = loaded.cannot_load
         residents.note_loaded(loaded, changing)
+        restarted, residents.lost = self._problem is not None or residents.lost, False
+        self._to_ask = self._to_ask or restarted
+        self._to_ask_version = self._to_ask_version or restarted or not residents.paths
+        if self._to_ask_version:
+            await self._learn_version()
         activity: Activity | None = Activity()
         problem = None
         try:
@@ -290,6 +297,13 @@ class Reconciler:
             self.foreign, self._engine_view = Foreign.of(loaded, self._stager.owns), loaded
             self._names.of_engine = self.foreign.names
 
+    async def _learn_version(self) -> None:
+        version = await self._engine.version()
+        self._to_ask_version = False
+        if version != self.version and self._engine_view is not None:
+            self._residents.failures = {}  # they tell of what the engine was before
+        self.version = version
+
     async def _bound(self, loaded: Loaded, activity: Activity | None) -> None:
         """Learn how many adapters an engine keeps in memory; others' take places there.
 
@@ -297,8 +311,7 @@ class Reconciler:
         """
         if self._limits.max_loaded is not None or not self._engine.rereads:
             return
-        if self._problem is not None or self._to_ask:
-            self._to_ask = True
+        if self._to_ask:
             with suppress(EngineUnavailable):
                 self._keeps, self._to_ask = await self._engine.holds_most(), False
         if self._to_ask:

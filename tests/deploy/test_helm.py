@@ -276,6 +276,10 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
         ({"sidecar": {"maxLoaded": 33}}, "sidecar.maxLoaded (33) is over engine.maxCpuLoras (32)"),
         ({"storage": {"accessModes": ["ReadWriteOnce"]}}, "2 replicas cannot mount one ReadWriteOnce"),
         (
+            {"replicas": None, "storage": {"accessModes": ["ReadWriteOnce"]}},
+            "2 replicas cannot mount one ReadWriteOnce",
+        ),
+        (
             {"engine": {"args": ["--shutdown-timeout=300"]}},
             "does not fit terminationGracePeriodSeconds (120): requests would be cut; set that to 330",
         ),

@@ -46,6 +46,15 @@ def test_the_volume_is_read_only_but_for_two_folders(mode: str) -> None:
     assert {one["subPath"] for one in parts} == {".replicas", ".events"}
 
 
+def test_what_makes_and_cleans_the_registry_writes() -> None:
+    """The Job of `lora-fs init` and the CronJob of `lora-fs gc` are no pods that serve."""
+    kinds = objects(merged(VALUES, {"gc": {"enabled": True}}))
+    init, gc = kinds["Job"]["spec"], kinds["CronJob"]["spec"]["jobTemplate"]["spec"]
+    for job in (init, gc):
+        (container,) = job["template"]["spec"]["containers"]
+        assert container["volumeMounts"] == [{"name": "adapters", "mountPath": "/adapters"}]
+
+
 @pytest.fixture
 def volume(tmp_path: Path) -> Registry:
     """A registry as `lora-fs init` makes it, with one adapter."""

@@ -73,6 +73,7 @@ class FakeEngine:
     unloads: list[str] = field(default_factory=list)
     reads: int = 0
     says: str | None = "0.32.0"  # its version
+    says_asked: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -86,6 +87,7 @@ class FakeEngine:
 
     async def version(self) -> str | None:
         self._check_up()
+        self.says_asked += 1
         return self.says
 
     async def holds_most(self) -> int | None:

@@ -99,3 +99,42 @@ async def test_an_engine_that_does_not_say_its_version_now(make_rig: MakeRig) ->
     rig.engine.up = True
     await use(rig, "patterned")
     assert rig.engine.loads
+
+
+async def test_an_engine_that_serves_is_asked_once(make_rig: MakeRig) -> None:
+    """Looks at it, for a pass or for room, ask for its models alone."""
+    rig = make_rig(1)
+    for name in ("a", "b"):
+        rig.volume.put(name)
+    await rig.settle()
+    await use(rig, "a")
+    await rig.settle()
+    asked, reads = rig.engine.says_asked, rig.engine.reads
+    for name in ("b", "a"):
+        await use(rig, name)
+        await rig.settle()
+    assert rig.engine.says_asked == asked
+    assert rig.engine.reads > reads
+
+
+@pytest.mark.parametrize("sign", ["silence", "a lost adapter", "a request without its adapter"])
+async def test_an_engine_that_was_restarted_is_asked_again(make_rig: MakeRig, sign: str) -> None:
+    """Its version, and how many adapters it keeps in memory, are those of the new process."""
+    rig = make_rig()
+    rig.engine.rereads, rig.engine.max_cpu_loras = True, 4
+    rig.volume.put("a", policy=Policy(kind=PolicyKind.EAGER))
+    await rig.settle()
+    assert (rig.replica.engine_version, rig.replica.capacity()) == ("0.32.0", 4)
+    (loaded,) = rig.engine.adapters
+    rig.engine.says, rig.engine.max_cpu_loras = "0.33.0", 2
+    if sign == "silence":
+        rig.engine.up = False
+        await rig.settle()
+        rig.engine.up = True
+    else:
+        rig.engine.adapters.clear()
+    if sign == "a request without its adapter":
+        rig.replica.forget(loaded)
+        await use(rig, "a")
+    await rig.settle()
+    assert (rig.replica.engine_version, rig.replica.capacity()) == ("0.33.0", 2)

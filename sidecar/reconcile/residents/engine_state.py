@@ -39,6 +39,7 @@ class EngineState:
         failures, phases: by public name; counters: monotonic, by metric name.
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
+        lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
         on_free: called when a copy or its adapter comes out of use.
     """
 
@@ -61,6 +62,7 @@ class EngineState:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.usage = UsageCounters()
+        self.lost = False
         self.limit: int | None = None
         self._memory = EngineMemory()
         self.on_free: Callable[[], None] = lambda: None
@@ -137,6 +139,7 @@ class EngineState:
                 known[name] = path
         self._doubtful = {name: path for name, path in self._doubtful.items() if name in changing}
         for name in self.paths.keys() - known.keys():
+            self.lost = True
             self._memory.unloaded(name, self._clock() - self.idle_s(name))
             self._tell("Evicted", "the engine let it go", name)
         self.paths, self.tiers = known, loaded.tiers
@@ -191,6 +194,7 @@ class EngineState:
 
     def forget(self, name: str) -> None:
         """The engine does not have ``name`` after all, nor these bytes under another."""
+        self.lost = True
         self.elsewhere.pop(name, None)
         path = self.paths.pop(name, None)
         self.paths = {other: at for other, at in self.paths.items() if at != path}

@@ -2,7 +2,8 @@
 {{- define "lora-fs.refused" -}}
 {{- $v := .Values -}}
 {{- $engine := $v.engine -}}
-{{- $replicas := ternary $v.autoscaling.maxReplicas (default 1 $v.replicas) $v.autoscaling.enabled | int -}}
+{{- $given := ternary 2 $v.replicas (kindIs "invalid" $v.replicas) -}}{{- /* null: what scales them may want a second */ -}}
+{{- $replicas := ternary $v.autoscaling.maxReplicas $given $v.autoscaling.enabled | int -}}
 {{- if and (eq $v.mode "sidecar") (gt (int $engine.maxLoras) (int $engine.maxCpuLoras)) -}}
 {{- fail (printf "engine.maxLoras (%v) is over engine.maxCpuLoras (%v): vLLM does not start; raise engine.maxCpuLoras" $engine.maxLoras $engine.maxCpuLoras) -}}
 {{- end -}}
