@@ -146,7 +146,9 @@ def get(
     all_namespaces: bool,
     output: Format,
 ) -> None:
-    """List the registered adapters, or show NAME; as YAML these are documents that apply reads.
+    """List the registered adapters, or show NAME.
+
+    With -o yaml these are documents that apply reads.
 
     \b
     Examples:

@@ -19,6 +19,9 @@ from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
 from tests.cli.conftest import MODEL, LoraFs, seen
 from tests.registry.conftest import write_adapter
+from tests.sources.conftest import Hub, hub, web
+
+__all__ = ["hub", "web"]  # fixtures
 
 
 def document(name: str, source: str, **spec: Any) -> dict[str, Any]:
@@ -450,3 +453,25 @@ def test_the_model_of_a_document_is_its_scope(lora_fs: LoraFs, shop: Path) -> No
     assert served(lora_fs) == {}
     assert MODEL != "other/base"
     assert served(lora_fs, "-n", "team-a", "--model", "other/base").keys() == {"sql"}
+
+
+def test_what_is_fetched_is_checked(
+    lora_fs: LoraFs, shop: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URI is not fetched again; other bytes than the digest's never serve the name, and are withdrawn."""
+    hub.repo = "acme/support"
+    hub.publish(shop / "lora-1", "a" * 40)
+    file = write(shop / "a.yaml", document("sql", "hf://acme/support"))
+    assert lora_fs("apply", "-f", file).code == 0
+    assert lora_fs("apply", "-f", file, "--dry-run").code == 0
+    digest = served(lora_fs)["sql"][0]
+    before = lora_fs("list", "-o", "json").json
+    hub.publish(shop / "lora-2", "b" * 40)
+    source = "hf://acme/support@" + "b" * 40
+    ran = lora_fs("apply", "-f", write(shop / "a.yaml", document("sql", source, digest="sha256:" + "0" * 64)))
+    assert (ran.code, "spec.digest: what came from" in ran.err) == (1, True)
+    assert lora_fs("list", "-o", "json").json == before
+    write(shop / "a.yaml", document("sql", source, pin="b" * 40))
+    assert lora_fs("apply", "-f", file).code == 0
+    assert lora_fs("apply", "-f", file, "--dry-run").code == 0
+    assert served(lora_fs)["sql"][0] != digest

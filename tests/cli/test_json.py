@@ -12,6 +12,7 @@ import pytest
 
 from lora_fs.sidecar.model import Phase
 from tests.cli.conftest import LoraFs
+from tests.cli.test_examples import DOCUMENT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 SHAPES = dict(re.findall(r"^## (\S+)\n(?:(?!^## ).*\n)*?JSON: `(.*)`$", PAGE, re.MULTILINE))
@@ -42,6 +43,7 @@ def test_every_shape_is_promised() -> None:
 COMMANDS = {
     "init": "init",
     "register": "register b {source}",
+    "apply": "apply -f {documents}",
     "validate": "validate {source}",
     "unregister": "unregister a --all-revisions",
     "promote": "promote a v1",
@@ -69,7 +71,9 @@ COMMANDS = {
 def test_the_shape_is_kept(one: LoraFs, folder: Callable[[int], str], name: str) -> None:
     """stdout is one JSON object with exactly the names that are promised, stderr is empty."""
     source = folder(3)
-    words = COMMANDS[name].format(source=source, store=store_of(source)).split()
+    documents = Path(source).with_name("adapters.yaml")
+    documents.write_text(DOCUMENT.replace("support-lora", source))
+    words = COMMANDS[name].format(source=source, store=store_of(source), documents=documents).split()
     ran = one(*words, "-o", "json")
     assert set(ran.json) == keys(SHAPES[name])
     if name != "doctor":  # which may have found something

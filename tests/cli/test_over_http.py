@@ -105,7 +105,24 @@ wait support --for deleted --timeout 20
 unregister nobody
 rollback nobody
 list -o name
+apply -f adapters.yaml --dry-run
+apply -f adapters.yaml --wait 20
+apply -f adapters.yaml -o json
+apply -f adapters.yaml --owner other
+apply -f missing.yaml --prune
+get applied -o name
 """.strip().splitlines()
+DOCUMENTS = """
+apiVersion: lora-fs/v1
+kind: LoraAdapter
+metadata: {name: applied, labels: {team: care}}
+spec: {source: ./v1, policy: {kind: eager}, keepRevisions: 3}
+---
+apiVersion: lora-fs/v1
+kind: LoraAdapter
+metadata: {name: lost}
+spec: {source: ./missing}
+"""
 BY_THE_WAY = (
     (r"\d{4}-\d\d-\d\dT[\d:.+Z-]+", "<time>"),
     (r"sha256:[0-9a-f]{64}", "sha256:<digest>"),
@@ -156,6 +173,7 @@ def lora_fs(
         write_adapter(tmp_path / f"v{number}", number)
     broken = write_adapter(tmp_path / "broken", 4)
     (broken / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapters.yaml").write_text(DOCUMENTS)
     (tmp_path / "token").write_text(f"# mine\n{SECRET}\n")
     (tmp_path / "tokens").write_text(f"{SECRET} name=ops\nreads-7 name=looks namespaces=team-a verbs=read\n")
 
