@@ -20,6 +20,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import Tell
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import URI, Upload
 from lora_fs.sidecar.reconcile.catalog import public_name
+from lora_fs.sidecar.reconcile.limits import with_fleet
 from lora_fs.sidecar.registry.lifecycle import ingest, register_as, release
 from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
@@ -77,14 +78,14 @@ class Administration:
             WaitTimeout: it is fetched still; the same call again waits on. See ``ingest.register``.
         """
         AdapterKey.checked(*scope, said.revision or "v1", name)
-        ours, expectation = self._registrations, self._expectation(said)
+        ours, expected = self._registrations, partial(self._expectation, scope, said)
         if not is_remote(source, ours.fetching.plugin):
 
             def copied(wanted: Registration) -> Registered:
                 folder = ours.source(source, scope.namespace, reads)
                 ready = replace(wanted, source=folder, uri=folder.as_uri(), resolved=True)
                 return ingest.register(
-                    self._registry, scope, ready, expectation, writer=writer, dry_run=said.dry_run
+                    self._registry, scope, ready, expected(), writer=writer, dry_run=said.dry_run
                 )
 
             call = partial(self._register, scope, name, said, copied)
@@ -100,7 +101,7 @@ class Administration:
                     scope,
                     wanted,
                     source,
-                    expectation,
+                    expected(),
                     how,
                     writer=writer,
                     dry_run=said.dry_run,
@@ -132,13 +133,13 @@ class Administration:
             See ``Uploads.receive`` and ``ingest.register``.
         """
         AdapterKey.checked(*scope, said.revision or "v1", name)
-        uploads, expectation = self._registrations.uploads, self._expectation(said)
+        uploads, expected = self._registrations.uploads, partial(self._expectation, scope, said)
         sent = Upload(name, files, said.revision, said.activate, size_bytes)
         received = await uploads.receive(scope, name, sent)
 
         def taken(wanted: Registration) -> Registered:
             ready = replace(wanted, source=received.source, uri=URI, takes=True)
-            return uploads.register(scope, ready, writer, expectation, dry_run=said.dry_run)
+            return uploads.register(scope, ready, writer, expected(), dry_run=said.dry_run)
 
         def call() -> Effect:
             try:
@@ -180,11 +181,15 @@ class Administration:
 
         return register_as.register(self._registry, scope, name, said, recorded, default=self._default)
 
-    def _expectation(self, said: RegisterAs) -> Expectation:
-        """What this replica expects, with what is said of one adapter."""
+    def _expectation(self, scope: Scope, said: RegisterAs) -> Expectation:
+        """What this replica expects, with what is said of one adapter and what the live replicas judge by.
+
+        Blocking: it reads each replica's report.
+        """
         ours = self._registrations.expectation
         ids = (said.base_model, *ours.model_ids) if said.base_model else ours.model_ids
-        return replace(ours, model_ids=ids, allow=ours.allow | frozenset(said.allow))
+        said_of_it = replace(ours, model_ids=ids, allow=ours.allow | frozenset(said.allow))
+        return with_fleet(said_of_it, self._registry.layout, scope, forced=said.force)
 
     async def _read(self, call: Callable[[], Result]) -> Result:
         try:

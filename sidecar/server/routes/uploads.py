@@ -88,6 +88,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         ttl_s: Annotated[int | None, Query(ge=1, description="Idle seconds of a lazy one")] = None,
         priority: Annotated[int | None, Query(description="Greater is loaded first")] = None,
         activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
+        force: Annotated[bool, Query(description="Register also what no live replica can serve")] = False,
         dry_run: Annotated[bool, Query(description="Check, and answer what would change")] = False,
     ) -> Response:
         how = calls.admitted(
@@ -103,6 +104,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
                 labels=_labels(label),
                 activate=activate,
                 allow=tuple(allow),
+                force=force,
                 dry_run=dry_run,
             )
             scope, files = scope_of(replica, namespace, model), _files(request)
