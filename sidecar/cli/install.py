@@ -45,9 +45,10 @@ WITHOUT_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 @command("install-plugin")
 @click.argument("dir", type=Place())
+@parameters.dry_run
 @parameters.output
 @click.pass_obj
-def install_plugin(context: Context, dir: Path, output: Format) -> None:
+def install_plugin(context: Context, dir: Path, dry_run: bool, output: Format) -> None:
     """Copy the vLLM plugin, with what it needs and vLLM lacks, to DIR for another container's vLLM.
 
     \b
@@ -57,7 +58,7 @@ def install_plugin(context: Context, dir: Path, output: Format) -> None:
     """
     folder = dir.absolute()
     parts = bundle.collect()
-    replaced = install(folder, parts)
+    replaced = rehearse(folder, parts) if dry_run else install(folder, parts)
     ours, extras = parts[0], {part.name: part.version for part in parts[1:]}
     settings = context.settings
     needed = {
@@ -69,6 +70,7 @@ def install_plugin(context: Context, dir: Path, output: Format) -> None:
     }
     told = {
         "path": str(folder),
+        "dry_run": dry_run,
         "version": ours.version,
         "replaced": replaced,
         "extras": extras,
@@ -79,18 +81,26 @@ def install_plugin(context: Context, dir: Path, output: Format) -> None:
         return
     along = ", ".join(f"{name} {version}" for name, version in extras.items())
     was = f", in place of {replaced}" if replaced else ""
-    context.say(f"installed lora-fs {ours.version} in {folder}{was}; with it {along}")
+    did = "would install" if dry_run else "installed"
+    context.say(f"{did} lora-fs {ours.version} in {folder}{was}; with it {along}")
     context.say(f"tested on vLLM {', '.join(bundle.tested())}; vLLM's environment needs:")
     for name, (value, note) in needed.items():
         context.say(f"  {name}={value or '...'}" + (f"  # {note}" if note else ""))
 
 
+def rehearse(folder: Path, parts: tuple[bundle.Part, ...]) -> str | None:
+    """Refuse what ``install`` would refuse, and write nothing; returns the version that is there."""
+    _check_folder(folder)
+    _check_names(folder, parts)
+    if not os.path.lexists(folder / STATE):
+        return None
+    with _state(folder) as state:
+        return _current(folder, state)
+
+
 def install(folder: Path, parts: tuple[bundle.Part, ...]) -> str | None:
     """Put the parts into ``folder`` in one step; returns the version that was there before."""
-    if os.pathsep in str(folder):
-        raise InputError(f"{folder}: PYTHONPATH cannot name a path with {os.pathsep!r} in it, choose another")
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder} is there and is no folder: name one, or what is to become one")
+    _check_folder(folder)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)  # the engine may run as somebody else
@@ -102,6 +112,24 @@ def install(folder: Path, parts: tuple[bundle.Part, ...]) -> str | None:
             raise OperatorError(
                 f"another install-plugin has been at work in {folder} for {WAIT_S:.0f} s"
             ) from None
+
+
+def _check_folder(folder: Path) -> None:
+    if os.pathsep in str(folder):
+        raise InputError(f"{folder}: PYTHONPATH cannot name a path with {os.pathsep!r} in it, choose another")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise InputError(f"{folder} is there and is no folder: name one, or what is to become one")
+
+
+def _check_names(folder: Path, parts: tuple[bundle.Part, ...]) -> set[str]:
+    """The names that the parts take in ``folder``; raises Conflict for one that is somebody else's."""
+    names = {path.partition("/")[0] for part in parts for path in part.files}
+    for name in sorted(names):
+        if os.path.lexists(folder / name) and not _ours(folder / name):
+            raise Conflict(
+                f"{folder / name} is there and is not lora-fs's: name a folder of the plugin's own"
+            )
+    return names
 
 
 @contextmanager
@@ -136,12 +164,7 @@ def _foreign(place: Path, what: str) -> Conflict:
 
 
 def _install(folder: Path, state: int, parts: tuple[bundle.Part, ...]) -> str | None:
-    names = {path.partition("/")[0] for part in parts for path in part.files}
-    for name in sorted(names):
-        if os.path.lexists(folder / name) and not _ours(folder / name):
-            raise Conflict(
-                f"{folder / name} is there and is not lora-fs's: name a folder of the plugin's own"
-            )
+    names = _check_names(folder, parts)
     replaced = _current(folder, state)
     tree = f"{parts[0].version}-{secrets.token_hex(4)}"
     os.mkdir(tree, 0o700, dir_fd=state)

@@ -11,6 +11,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.backends.port import Backend
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.cli.values import Duration
 from lora_fs.sidecar.cli.wait import LOOK_MOST_S, LOOK_S, UNDER_WAY, not_seen, public_name
 from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
@@ -54,8 +55,9 @@ class Aim(click.ParamType[str]):
     metavar="TIME",
     help="Wait no longer",
 )
+@parameters.output
 @click.pass_obj
-def wait(context: Context, name: str, aim: str, timeout: float) -> None:
+def wait(context: Context, name: str, aim: str, timeout: float, output: Format) -> None:
     """Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not.
 
     \b
@@ -72,7 +74,8 @@ def wait(context: Context, name: str, aim: str, timeout: float) -> None:
         except TemporaryError as error:
             lagging = [f"that cannot be told now ({error})"]
         if not lagging:
-            context.say(f"{name}: {aim} on every replica")
+            if not context.printed({"name": name, "for": aim}, output, [name]):
+                context.say(f"{name}: {aim} on every replica")
             return
         remaining = deadline - time.monotonic()
         if remaining <= 0:

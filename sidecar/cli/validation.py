@@ -16,6 +16,8 @@ from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.errors import InvalidAdapter
+from lora_fs.sidecar.reconcile.limits import with_fleet
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.validate import validate
 
@@ -40,12 +42,16 @@ def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
 def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: Format) -> None:
     """Check the adapter in PATH as register would; exit 5 if it cannot be served.
 
+    Where the registry's folder and the base model are given, the live replicas' limits count, too.
+
     \b
     Examples:
       lora-fs validate ./support-lora
       lora-fs validate ./support-lora -o json
     """
     folder, expectation = resolve(path), context.expectation(allow=allow)
+    if context.settings.root is not None and context.settings.model:
+        expectation = with_fleet(expectation, Layout(context.root()), context.scope())
     with reading(folder) as advance:
         report = validate(folder, expectation, progress=advance)
     told = {"ok": report.ok, "findings": [f.model_dump(mode="json") for f in report.findings]}

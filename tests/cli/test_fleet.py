@@ -47,6 +47,18 @@ def test_what_no_live_replica_can_serve_is_refused(
     assert lora_fs("list", "-o", "name").out == ""
 
 
+def test_a_folder_is_validated_against_the_fleet(
+    lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As register would judge it; where no base model is given, by the folder alone."""
+    report("pod-a", limits=LOW)
+    ran = lora_fs("validate", folder(1))
+    assert ran.code == 5
+    assert "pod-a cannot serve it" in ran.err
+    monkeypatch.delenv("LORA_FS_MODEL")
+    assert lora_fs("validate", folder(1)).code == 0
+
+
 def test_what_is_forced_is_registered(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
     """The reasons are warnings then, in the result as well."""
     report("pod-a", limits=LOW)

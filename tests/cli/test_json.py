@@ -63,6 +63,7 @@ COMMANDS = {
     "import": "import nim {store}",
     "fsck": "fsck",
     "install-plugin": "install-plugin plugin",
+    "wait": "wait nobody --for deleted",
     "version": "version",
 }
 

@@ -574,6 +574,7 @@ def test_json(lora_fs: LoraFs, root: Path, tmp_path: Path, monkeypatch: pytest.M
     told = lora_fs("install-plugin", str(tmp_path / "it"), "-o", "json").json
     assert told == {
         "path": str(tmp_path / "it"),
+        "dry_run": False,
         "version": importlib.metadata.version(OURS),
         "replaced": None,
         "extras": {name: importlib.metadata.version(name) for name in EXTRAS},
@@ -586,6 +587,22 @@ def test_json(lora_fs: LoraFs, root: Path, tmp_path: Path, monkeypatch: pytest.M
             "LORA_FS_STAGE_DIR": "/stage",
         },
     }
+
+
+def test_a_dry_run_changes_nothing(lora_fs: LoraFs, tmp_path: Path) -> None:
+    """It says what a run would say, and refuses what a run would refuse."""
+    folder = tmp_path / "it"
+    assert (
+        f"would install lora-fs {importlib.metadata.version(OURS)}"
+        in lora_fs("install-plugin", "it", "--dry-run").out
+    )
+    assert not folder.exists()
+    lora_fs("install-plugin", "it")
+    before = sorted(folder.rglob("*"))
+    assert "in place of" in lora_fs("install-plugin", "it", "--dry-run").out
+    assert sorted(folder.rglob("*")) == before
+    (tmp_path / "taken/watchdog").mkdir(parents=True)
+    assert lora_fs("install-plugin", "taken", "--dry-run").code == 4
 
 
 def test_exit_codes(lora_fs: LoraFs, tmp_path: Path) -> None:
