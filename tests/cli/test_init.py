@@ -16,6 +16,7 @@ from lora_fs.sidecar.errors import RegistryLost
 from lora_fs.sidecar.registry.store.marker import read_marker
 from lora_fs.sidecar.registry.store.writer import Registry
 from tests.cli.conftest import LORA_FS, LoraFs
+from tests.cli.test_examples import DOCUMENT
 from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
@@ -23,6 +24,7 @@ Folder = Callable[[int], str]
 NEED_NONE = {"init", "validate", "sidecar", "demo", "install-plugin", "version", "help"}
 WORDS = {
     "register": "register a ADAPTER",
+    "apply": "apply -f DOCUMENTS",
     "unregister": "unregister a",
     "promote": "promote a v1",
     "rollback": "rollback a",
@@ -63,7 +65,8 @@ def test_a_root_without_a_registry(
     adapter = folder(1)
     shutil.copytree(adapter, tmp_path / "store/a")
     (tmp_path / "configmap").write_text(CONFIGMAP.replace("ADAPTER", adapter))
-    places = {"ADAPTER": adapter, "STORE": "store", "CONFIGMAP": "configmap"}
+    (tmp_path / "documents.yaml").write_text(DOCUMENT.replace("support-lora", adapter))
+    places = {"ADAPTER": adapter, "STORE": "store", "CONFIGMAP": "configmap", "DOCUMENTS": "documents.yaml"}
     ran = lora_fs(*(places.get(word, word) for word in line.split()))
     assert ran.code == 3, ran
     assert f"{bare} holds no registry" in ran.err
