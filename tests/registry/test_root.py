@@ -39,7 +39,7 @@ def test_created_once(fs: FakeFilesystem, folder: str) -> None:
     assert made
     assert marker.create(Path(folder)) == (first, False)
     assert marker.read_marker(Path(folder)) == first
-    assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".leases", ".replicas"}
+    assert set(os.listdir(folder)) == {"lora-fs.json", "HEAD", ".events", ".leases", ".replicas"}
 
 
 def test_nothing_is_no_registry(fs: FakeFilesystem) -> None:
