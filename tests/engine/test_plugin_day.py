@@ -181,9 +181,11 @@ def test_bad_adapters_dropped(plugin: Plugin, client: Client, stream: Stream, ad
 def test_bad_adapter_registered_without_the_base_model(
     plugin: Plugin, client: Client, stream: Stream, adapters: Adapters, tmp_path: Path, kind: str
 ) -> None:
-    """A command that cannot see the base model takes it; the engine refuses, and names the layer."""
-    name = f"registered-{kind}"
-    plugin.register(name, BAD[kind].make(adapters(3), tmp_path / kind))
+    """A command that cannot see the base model asks the replica. Forced, it takes it; the engine refuses."""
+    name, folder = f"registered-{kind}", BAD[kind].make(adapters(3), tmp_path / kind)
+    asked = plugin.volume.try_run("register", name, str(folder))
+    assert (asked.exit_code, "no-replica" in asked.stderr) == (5, True)
+    plugin.register(name, folder, "--force")
     evictions = client.metric("lora_fs_cpu_evictions_total")
     for _ in range(4):
         answer = client.complete(name)
@@ -555,13 +557,13 @@ def test_no_route_changes_adapters_past_the_registry(plugin: Plugin, client: Cli
 
 
 def test_unknown_names_leave_nothing(client: Client, stream: Stream) -> None:
-    """404 for a few hundred, and those of 1 MB leave no memory behind."""
+    """404 for a few hundred; 400 for those of 1 MB, which leave no memory behind."""
     for number in range(300):
         check_refused(client.complete(f"unknown-{number}"), 404, f"unknown-{number}")
 
     def ask(tag: str) -> None:
         for number in range(20):
-            check_refused(client.complete(f"{number:02}-{tag}-" + "x" * 2**20), 404, tag)
+            check_refused(client.complete(f"{number:02}-{tag}-" + "x" * 2**20), 400, "65536 bytes")
 
     ask("first")  # what an allocator keeps is there after them
     before = client.engine.rss_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,26 @@ def changed_head(registry: Registry, **fields: Any) -> None:
     registry.layout.head.write_bytes(seal({**value, **fields}))
 
 
+def is_head(handle: int, *_: object) -> bool:
+    return os.readlink(f"/proc/self/fd/{handle}").endswith("/HEAD")
+
+
+def test_a_head_that_stays_stale_is_read_by_a_link(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS opens the file that another mount replaced: no read of that name succeeds. No link is left."""
+    advance_head(registry.layout.root, 1)
+    known = head_of(registry)
+    with monkeypatch.context() as patch:
+        fail(patch, "read", errno.ESTALE, times=1 << 30, when=is_head)
+        assert heads.current_head(registry.layout.root) == known
+    assert not [*registry.layout.leases.iterdir()]
+
+
 def test_a_head_that_stays_stale_for_a_second_is_waited_for(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GlusterFS finds the file that another mount replaced, and no read of it succeeds, for a second."""
+    """Where a link is no help: longer than a client keeps a name, then it is told."""
     advance_head(registry.layout.root, 1)
     known, now = head_of(registry), [0.0]
 
@@ -65,6 +82,7 @@ def test_a_head_that_stays_stale_for_a_second_is_waited_for(
         now[0] += pause_s
 
     monkeypatch.setattr(time, "sleep", sleep)
+    fail(monkeypatch, "link", errno.EPERM, times=1 << 30)
     with monkeypatch.context() as patch:
         fail(patch, "read", errno.ESTALE, times=1 << 30, when=lambda *_: now[0] < 1.0)
         assert heads.current_head(registry.layout.root) == known

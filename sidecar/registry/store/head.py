@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.registry.format.layout import TEMPORARY, Layout
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.volume import atomic
 
@@ -134,13 +136,37 @@ def current_head(root: Path) -> Head | None:
     for pause_s in STALE_S:
         time.sleep(pause_s)
         try:
-            return parse_head(atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES))
+            return parse_head(_read_newest(root))
         except atomic.NotRegular:
             return None
         except VolumeUnavailable as error:
             if pause_s == STALE_S[-1] or getattr(error.__cause__, "errno", None) != errno.ESTALE:
                 raise
     raise AssertionError("unreachable")
+
+
+def _read_newest(root: Path) -> bytes | None:
+    """HEAD as the server has it. Raises VolumeUnavailable.
+
+    NFS and GlusterFS may open the file that another client has replaced, and fail to read it, for seconds.
+    A link to it reaches the server, and what has a name of its own is not gone when it is read.
+    """
+    layout = Layout(root)
+    try:
+        return atomic.read_bytes(layout.head, limit_bytes=READ_BYTES)
+    except VolumeUnavailable as error:
+        if getattr(error.__cause__, "errno", None) != errno.ESTALE:
+            raise
+        probe = layout.leases / f"{TEMPORARY}{secrets.token_hex(16)}"
+        try:
+            os.link(layout.head, probe, follow_symlinks=False)
+        except OSError:
+            raise error from error.__cause__
+        try:
+            return atomic.read_bytes(probe, limit_bytes=READ_BYTES)
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)  # gc removes what is left
 
 
 def raise_floor(root: Path, epoch: int, seq: int, first: int) -> None:

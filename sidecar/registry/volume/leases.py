@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 ABANDONED_S = 10.0
 _REMEMBERED = 1024
+_CHANCE = random.SystemRandom()  # its own: forked writers do not wait alike, and nobody's seed is disturbed
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
     if lock is None:
         lock = SoftFileLease(path, lease_duration=LEASE_S, thread_local=False)
     try:
-        lock.acquire(timeout=wait_s, poll_interval=random.uniform(0.005, 0.02))
+        lock.acquire(timeout=wait_s, poll_interval=_CHANCE.uniform(0.005, 0.02))
     except (Timeout, OSError, LeaseSettingsMismatch, RuntimeError) as error:  # the last: no thread is left
         logger.debug("lease %s not acquired: %s", path.name, error, extra=event("lease.not_had"))
         if lock.is_locked:  # and nothing to refresh it
