@@ -57,6 +57,17 @@ class Wire(asyncio.Transport):
         self.reads = True
 
 
+class Kept(logging.Handler):
+    """What is logged is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @contextmanager
 def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractEventLoop]]:
     """A connection to ``app`` whose loop runs when the test says so."""
@@ -240,9 +251,7 @@ def test_a_large_answer_waits_for_its_client() -> None:
 )
 def test_invalid_requests_write_no_log(invalid: bytes) -> None:
     """Each is answered 400. Whoever sends them without end fills no log: uvicorn writes a line for each."""
-    records: list[logging.LogRecord] = []
-    kept = logging.Handler()
-    kept.emit = records.append  # type: ignore[method-assign]
+    kept = Kept()
     loggers = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", connection.__name__)]
     for logger in loggers:
         logger.addHandler(kept)
@@ -256,7 +265,7 @@ def test_invalid_requests_write_no_log(invalid: bytes) -> None:
     finally:
         for logger in loggers:
             logger.removeHandler(kept)
-    assert not records
+    assert not kept.records
 
 
 def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
