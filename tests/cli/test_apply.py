@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.cli.declared import carrying, texts
+from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.lifecycle import copying
+from lora_fs.sidecar.registry.lifecycle.artifacts import hash_files
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
-from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.validate.folder import open_adapter
 from tests.cli.conftest import MODEL, LoraFs, seen
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import Hub, hub, web
@@ -268,7 +270,7 @@ def test_a_source_that_vanishes_fails_alone(
 ) -> None:
     """Its document is told, nothing of it is registered, and the documents around it are applied."""
     file = write(shop / "a.yaml", *(document(f"a{seed}", f"lora-{seed}") for seed in (1, 2, 3)))
-    hashed, opened = carrying.hash_files, copying.open_adapter
+    hashed, opened = hash_files, open_adapter
 
     def gone(path: object) -> None:
         if "lora-2" in str(path):
@@ -286,9 +288,9 @@ def test_a_source_that_vanishes_fails_alone(
             yield folder
 
     if when == "after it was hashed":
-        monkeypatch.setattr(carrying, "hash_files", hashing)
+        monkeypatch.setattr(f"{carrying.__name__}.hash_files", hashing)
     else:
-        monkeypatch.setattr(copying, "open_adapter", opening)
+        monkeypatch.setattr(f"{copying.__name__}.open_adapter", opening)
     ran = lora_fs("apply", "-f", file, "-o", "json")
     assert (ran.code, ran.json["problems"][0]["field"]) == (1, "spec.source")
     assert served(lora_fs).keys() == {"a1", "a3"}
@@ -316,7 +318,7 @@ def test_one_run_opens_the_registry_once(
     file = write(shop / "a.yaml", *(document(f"a{seed}", f"lora-{seed}") for seed in (1, 2, 3)))
     assert lora_fs("apply", "-f", file).code == 0
     assert len(closed) == 1
-    assert not list(root.rglob(f"{atomic.TEMPORARY}*"))
+    assert not list(root.rglob(f"{TEMPORARY}*"))
 
 
 def test_prune_removes_only_the_owners(lora_fs: LoraFs, shop: Path) -> None:

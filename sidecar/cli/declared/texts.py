@@ -91,7 +91,8 @@ def _check_depth(text: str, first_line: int) -> None:
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:
-            line = first_line + event.start_mark.line
+            mark = event.start_mark
+            line = first_line + (mark.line if mark is not None else 0)
             raise Wrong(line, "", f"nested deeper than {MOST_DEPTH} levels")
 
 
