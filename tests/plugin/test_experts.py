@@ -91,7 +91,7 @@ def listed(folder: Path) -> Deltas:
 
 def stacks(kind: type[FusedMoEWithLoRA]) -> Any:
     """vLLM's layer of experts with its stacks, without the base model's kernels, which no CPU has."""
-    layer: Any = kind.__new__(kind)
+    layer: Any = object.__new__(kind)
     nn.Module.__init__(layer)
     parallel = SimpleNamespace(ep_rank=0, use_ep=False)
     layer.moe_config = SimpleNamespace(
