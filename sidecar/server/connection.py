@@ -24,12 +24,13 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.joined_writes import JoinedWrites
 from lora_fs.sidecar.server.middleware.errors import error_response
 from lora_fs.sidecar.settings import SEND_TIMEOUT_S
 
 HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
 HEAD_S = 60.0
-TURN_BYTES = 1 << 14  # parsed in one turn of the loop: as chunks of one byte that takes 2 ms
+TURN_BYTES = 1 << 14  # parsed in one turn of the loop: as chunks of one byte that takes 0.9 ms
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Reading(transport)
+        self.transport = JoinedWrites.around(transport, self.loop)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -181,10 +183,10 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         check_head(self.parser.get_method(), self.parser.get_http_version(), self.headers)
         if not self.parser.should_upgrade():
-            self._is_in_head, self._is_in_body, self._without_end = False, True, 0
             self.headers += self._declined
             self._declined = []
-            super().on_headers_complete()
+            super().on_headers_complete()  # raises where the target is no URL: the head is refused
+            self._is_in_head, self._is_in_body, self._without_end = False, True, 0
 
     def on_body(self, body: bytes) -> None:
         self._without_end = 0

@@ -463,6 +463,22 @@ async def test_a_damaged_copy_is_made_anew(stager: Stager, register: Register, d
     assert Path(await stager.stage(record), WEIGHTS).read_bytes() == whole
 
 
+@pytest.mark.parametrize("removed", ["file", "folder"])
+async def test_a_copy_removed_before_its_config_is_read(
+    stager: Stager, register: Register, removed: str
+) -> None:
+    """It is made anew: a request is not refused for what was whole a moment before."""
+    record = register("one", 1)
+    copy = Path(await stager.stage(record))
+    whole = (copy / "adapter_config.json").read_bytes()
+    copy.chmod(0o700)
+    if removed == "file":
+        (copy / "adapter_config.json").unlink()
+    else:
+        shutil.rmtree(copy)
+    assert await stager.config(record) == whole
+
+
 async def test_a_copy_that_this_process_cannot_open_is_not_damaged(
     registry: Registry, register: Register, tmp_path: Path, clock: Clock
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -37,9 +38,11 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent, self._closing, self.reads = b"", False, True
+        self.writes = 0
 
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
+        self.writes += 1
 
     def close(self) -> None:
         self._closing = True
@@ -52,6 +55,17 @@ class Wire(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.reads = True
+
+
+class Kept(logging.Handler):
+    """What is logged is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 @contextmanager
@@ -176,6 +190,82 @@ def test_many_small_chunks_are_parsed_in_turns() -> None:
         while protocol.cycle.body:
             loop.run_until_complete(turn())
     assert len(b"".join(taken)) == count
+
+
+def test_an_answer_is_written_at_once() -> None:
+    """Its head and its body are one write, which wakes the client once. What comes later is another."""
+    more = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await more.wait()
+        await send({"type": "http.response.body", "body": b"second"})
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while not wire.writes:
+            loop.run_until_complete(turn())
+        assert wire.sent.startswith(b"HTTP/1.1 200 ")
+        assert wire.sent.endswith(b"first\r\n")
+        more.set()
+        while wire.writes == 1:
+            loop.run_until_complete(turn())
+        assert wire.sent.endswith(b"second\r\n0\r\n\r\n")
+        assert wire.writes == 2
+
+
+def test_an_answer_that_is_closed_is_whole(address: tuple[str, int]) -> None:
+    """What was written and not sent is sent before the connection ends."""
+    with connected(address) as sock:
+        sock.sendall(LINE + b"Connection: close\r\n\r\n")
+        assert answered(sock) == (200, b"2 0")
+
+
+def test_a_large_answer_waits_for_its_client() -> None:
+    """An answer of many parts, made without a pause, does not pile up: the transport has all but 64 KiB."""
+    part, count, left = b"x" * (1 << 14), 20, []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(1, count + 1):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            left.append(number * len(part) - len(wire.sent))
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while len(left) < count:
+            loop.run_until_complete(turn())
+    assert max(left) <= 1 << 16
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        b"x\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02",
+    ],
+    ids=["no request", "no URL", "no host", "TLS"],
+)
+def test_invalid_requests_write_no_log(invalid: bytes) -> None:
+    """Each is answered 400. Whoever sends them without end fills no log: uvicorn writes a line for each."""
+    kept = Kept()
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", connection.__name__)]
+    for logger in loggers:
+        logger.addHandler(kept)
+    try:
+        for _ in range(100):
+            with wired(Starlette()) as (protocol, wire, loop):
+                protocol.data_received(invalid)
+                loop.run_until_complete(turn())
+                assert wire.sent.startswith(b"HTTP/1.1 400 ")
+                assert wire.is_closing()
+    finally:
+        for logger in loggers:
+            logger.removeHandler(kept)
+    assert not kept.records
 
 
 def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ def refused(error: OSError, what: str) -> VolumeUnavailable:
         errno.EMFILE: "this process has too many files open: raise its limit, ulimit -n",
         errno.ENFILE: "this host has too many files open: raise fs.file-max",
         errno.EIO: "the stage folder's disk fails: does its host's log say why?",
+        errno.ENOENT: "something else removes what lies in the stage folder: let nothing but lora-fs write "
+        "to LORA_FS_STAGE_DIR",
         errno.EBUSY: "another process that shares the stage folder holds its lock: end it if it hangs, or "
         "give each a folder of its own, LORA_FS_STAGE_DIR",
     }.get(error.errno or 0, "is LORA_FS_STAGE_DIR a local folder that may be written to?")

@@ -93,14 +93,20 @@ class Stager(Copies):
         return self._wait(self._job(record, make_room), record, make_room)
 
     async def config(self, record: Record) -> bytes:
-        """The ``adapter_config.json`` of a copy that was staged.
+        """The ``adapter_config.json`` of a copy that was staged; it is made anew if it was removed since.
 
         Raises:
             VolumeUnavailable: the disk does not give it.
+            As ``stage``.
         """
-        file = Path(self.path(record)) / CONFIG_FILE
+        read = (Path(self.path(record)) / CONFIG_FILE).read_bytes
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._local, file.read_bytes)
+            try:
+                return await run(self._local, read)
+            except (FileNotFoundError, NotADirectoryError):
+                await self.stage(record)
+                return await run(self._local, read)
         except OSError as error:
             raise refused(error, f"cannot read the copy of {record.key}") from error
 

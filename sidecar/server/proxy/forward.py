@@ -263,18 +263,22 @@ class Proxy:
 
 
 async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
-    """Do ``work`` for as long as the client is there."""
-    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    """Do ``work`` in this task for as long as the client is there."""
+    working, has_left = asyncio.current_task(), False
+    assert working is not None
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        working.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
+        await work
+    except asyncio.CancelledError:
+        if not has_left or working.uncancel() > 0:
+            raise
     finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
