@@ -160,6 +160,7 @@ class LoraInfo(_Answer):
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
+    digest: str = Field(description="Of its bytes")
     memory_usage: int | None = Field(description="Bytes of its files; null of one that is withdrawn")
     last_used: float | None = Field(description="Unix time of its last request; null if not in the engine")
 
@@ -196,6 +197,7 @@ class ServedModel(_Answer):
     """The base model."""
 
     name: str = Field(description="The folder of its scopes: Qwen--Qwen2.5-7B")
+    served_names: list[str] = Field(description="Names by which the engine serves it")
 
 
 class Capabilities(_Answer):
@@ -212,6 +214,7 @@ class LoadedLora(_Answer):
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
+    digest: str = Field(description="Of its bytes")
     memory_usage: int = Field(description="Bytes of its files")
     last_used: float = Field(description="Unix time of its last request")
     in_flight: int = Field(description="Requests that use it now")

@@ -27,7 +27,7 @@ def fleets(draw: st.DrawFn) -> list[Peer]:
     peers = []
     for number in range(draw(st.integers(0, 8))):
         resident = draw(st.sets(st.sampled_from(ADAPTERS)))
-        loading = draw(st.sets(st.sampled_from(ADAPTERS)).map(lambda found, has=resident: found - has))
+        loading = draw(st.sets(st.sampled_from(ADAPTERS))) - resident
         since = draw(st.sampled_from([NOW, NOW - 2 * PATIENCE_S]))
         peers.append(
             Peer(

@@ -38,7 +38,7 @@ from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 # What aiohttp would add where there is none.
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
@@ -94,7 +94,7 @@ class Proxy:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _while_it_waits(self._answer(scope, receive, send), receive)
+        await while_it_waits(self._answer(scope, receive, send), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held, headers = held_body(scope), Headers(scope=scope)
@@ -204,7 +204,7 @@ class Proxy:
                 url,
                 data=pieces(body) if size > SMALL_BYTES else b"".join(body) or None,
                 headers=tracing.outgoing(headers),
-                skip_auto_headers=_NOT_ADDED,
+                skip_auto_headers=NOT_ADDED,
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
@@ -262,7 +262,7 @@ class Proxy:
             # Without an end, so that the client's connection is closed, too.
 
 
-async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
+async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
     """Do ``work`` in this task for as long as the client is there."""
     working, has_left = asyncio.current_task(), False
     assert working is not None
