@@ -178,7 +178,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head = True
         super().on_message_begin()
-        self.scope["extensions"] = {UNREAD: self._unread}
+        self.scope["extensions"] = {UNREAD: {"bytes": self._unread}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:

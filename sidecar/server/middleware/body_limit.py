@@ -267,7 +267,7 @@ class WholeBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
-            unread = scope.get("extensions", {}).get(UNREAD, lambda: 0)
+            unread = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
             async with self._intake.read(Headers(scope=scope), receive, address_of(scope), unread) as held:
                 await self._app({**scope, _HELD: held}, receive, send)
 
