@@ -1,18 +1,15 @@
 """An HTTP server with vLLM's adapter routes and no model: for figures in which no engine is timed.
 
-Many sidecars may share one. What it holds is told apart by the path it was given. A ``Pace`` gives loads
-and requests their time: one load after another, and requests longer the more are under way.
+Many sidecars may share one. What it holds is told apart by the path it was given.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -23,23 +20,23 @@ from starlette.routing import Route
 
 from lora_fs.demo.process import free_port, spawn
 
+EVENTS, EVENT_S = 8, 0.001
+# As vLLM says it after its first step.
+_SLOTS = 'vllm:lora_requests_info{max_lora="4096",running_lora_adapters="",waiting_lora_adapters=""} 1\n'
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds that a load takes, a request, and a request more for each that is under way."""
 
-    load_s: float = 0.0
-    request_s: float = 0.0
-    each_s: float = 0.0
+async def _events(answer: object) -> AsyncIterator[str]:
+    for _ in range(EVENTS):
+        await asyncio.sleep(EVENT_S)
+        yield f"data: {json.dumps(answer, separators=(',', ':'))}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 class StubEngine:
-    """Lists, loads and unloads; answers every completion, for an adapter only if it is loaded."""
+    """Lists, loads and unloads; answers every completion at once, or by EVENTS events."""
 
-    def __init__(self, pace: Pace = Pace()) -> None:
+    def __init__(self) -> None:
         self._loaded: dict[str, str] = {}
-        self._pace, self._loading = pace, asyncio.Lock()
-        self._under_way = self._loads = self._completions = 0
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -48,7 +45,6 @@ class StubEngine:
                 Route("/version", self._version),
                 Route("/v1/models", self._models),
                 Route("/metrics", self._metrics),
-                Route("/counts", self._counts),
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -64,13 +60,10 @@ class StubEngine:
         return JSONResponse({"object": "list", "data": [base, *cards]})
 
     async def _metrics(self, _: Request) -> Response:
-        return PlainTextResponse("")
+        return PlainTextResponse(_SLOTS)
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
-        async with self._loading:
-            await asyncio.sleep(self._pace.load_s)
-        self._loads += 1
         self._loaded[body["lora_name"]] = body["lora_path"]
         return PlainTextResponse("Success")
 
@@ -81,44 +74,18 @@ class StubEngine:
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
-        model = body["model"]
-        if model != "tiny" and model not in self._loaded:
-            error = {"message": f"The model `{model}` does not exist.", "type": "NotFoundError", "code": 404}
-            return JSONResponse({"error": error}, 404)
-        self._completions += 1
+        answer = {"model": body["model"], "choices": [{"index": 0, "text": "stub"}]}
         if body.get("stream"):
-            return StreamingResponse(self._events(model, body["max_tokens"]), media_type="text/event-stream")
-        self._under_way += 1
-        try:
-            await asyncio.sleep(self._pace.request_s + self._under_way * self._pace.each_s)
-        finally:
-            self._under_way -= 1
-        return JSONResponse({"model": model, "choices": [{"index": 0, "text": "stub"}]})
-
-    async def _events(self, model: str, tokens: int) -> AsyncIterator[bytes]:
-        self._under_way += 1
-        try:
-            for number in range(tokens):
-                choice = {"index": 0, "text": f"{number} "}
-                yield b"data: " + json.dumps({"model": model, "choices": [choice]}).encode() + b"\n\n"
-                await asyncio.sleep(max(self._pace.each_s, 0.001))
-            yield b"data: [DONE]\n\n"
-        finally:
-            self._under_way -= 1
-
-    async def _counts(self, _: Request) -> Response:
-        return JSONResponse(
-            {"loads": self._loads, "completions": self._completions, "under_way": self._under_way}
-        )
+            return StreamingResponse(_events(answer), media_type="text/event-stream")
+        return JSONResponse(answer)
 
 
 @contextlib.contextmanager
-def stub_engine(log: Path, pace: Pace = Pace()) -> Iterator[str]:
+def stub_engine(log: Path) -> Iterator[str]:
     """Serve one on loopback, in a process of its own; yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    paced = [f"--{name}={getattr(pace, name)}" for name in Pace.__slots__]
-    process = spawn("stub", [sys.executable, "-P", __file__, str(port), *paced], log=log, url=url, env={})
+    process = spawn("stub", [sys.executable, "-P", __file__, str(port)], log=log, url=url, env={})
     try:
         process.wait_ready("/v1/models")
         yield url
@@ -126,15 +93,5 @@ def stub_engine(log: Path, pace: Pace = Pace()) -> Iterator[str]:
         process.stop()
 
 
-def _serve() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument("port", type=int)
-    for name in Pace.__slots__:
-        options.add_argument(f"--{name}", type=float, default=0.0)
-    given = vars(options.parse_args())
-    port = given.pop("port")
-    uvicorn.run(StubEngine(Pace(**given)).app(), port=port, log_level="warning", timeout_keep_alive=60)
-
-
 if __name__ == "__main__":
-    _serve()
+    uvicorn.run(StubEngine().app(), port=int(sys.argv[1]), log_level="warning", timeout_keep_alive=60)

@@ -30,7 +30,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware import errors
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.body_limit import held_body
-from lora_fs.sidecar.server.proxy.forward import NOT_ADDED, while_it_waits
+from lora_fs.sidecar.server.proxy.forward import while_it_waits
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.server.proxy.upstream import pieces
@@ -168,7 +168,6 @@ class Hop:
                     data=taken() if body else None,
                     expect100=bool(body),
                     headers=tracing.outgoing(headers),
-                    skip_auto_headers=NOT_ADDED,
                     allow_redirects=False,
                 )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
