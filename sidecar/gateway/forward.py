@@ -174,9 +174,8 @@ class Hop:
             raise NotReached(f"replica {peer} takes no connection: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             if (body and not has_begun) or (not body and scope["method"] in _SAFE):
-                raise NotReached(
-                    f"replica {peer} took no request: {error or type(error).__name__}"
-                ) from error
+                what = str(error) or type(error).__name__
+                raise NotReached(f"replica {peer} took no request: {what}") from error
             raise ServerUnavailable(
                 f"replica {peer} broke off before it answered: the request may have run, and was not sent to "
                 "another replica"

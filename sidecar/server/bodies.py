@@ -164,7 +164,6 @@ class LoraInfo(_Answer):
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
-    digest: str = Field(description="Of its bytes")
     memory_usage: int | None = Field(description="Bytes of its files; null of one that is withdrawn")
     last_used: float | None = Field(description="Unix time of its last request; null if not in the engine")
 
