@@ -118,6 +118,7 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
                 assembly.volume.beside.append(conditions)
+            assembly.reporter.changed_by = lambda: admin.changed_by
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
