@@ -2,8 +2,8 @@
 
 An adapter has homes, the first replicas of its own order that hold it. A request goes to a home: to the one
 that has its prompt's beginning, else to the least busy. An adapter that no replica holds costs a load, and
-a replica loads one adapter at a time: a second load would only take the place of an adapter in use. So a
-replica gets the next load when its last one ended, and until then the request waits.
+a replica loads one adapter after another: a long queue of loads would only take the places of adapters in
+use. So a replica has LOADS at most, and until one has ended the request waits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-AHEAD: Final = 4  # requests that a home may have more than the least busy replica before another one helps
+AHEAD: Final = 2  # requests that a home may have more than the least busy replica before another one helps
 PREFIX_AHEAD: Final = 16  # likewise, of the home that has the prompt's beginning
 SATURATED: Final = 1.25  # times the mean of requests in flight, and AHEAD more
-LOADS: Final = 1  # adapters that one replica loads at a time
+LOADS: Final = 2  # loads that one replica is asked for: one runs, and the next one is staged
 PATIENCE_S: Final = 2.0  # a load that takes longer holds up no other
 _NONE: Final[Mapping[str, int]] = {}
 
@@ -138,7 +138,7 @@ def _among(peers: Sequence[Peer], prefix: Mapping[str, int], otherwise: Reason) 
 
 
 def _cold(order: Sequence[Peer], now: float) -> Choice:
-    """Choose who loads: the first in order of those that load nothing and are not busier than others."""
+    """Choose who loads: the first in order of those that have a load free and are not busier than others."""
     free = [peer for peer in order if peer.loads(now) < LOADS]
     if not free:
         return Choice(None, Reason.WAIT)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lora_fs.sidecar.gateway.choice import Choice, Reason
+from lora_fs.sidecar.gateway.choice import LOADS, Choice, Reason
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 
 
@@ -27,10 +27,16 @@ def asked(router: Router, adapter: str | None, chain: tuple[int, ...] = ()) -> t
     return ticket, choices
 
 
+def loading(router: Router) -> list[Ticket]:
+    """Let all loads of the one replica but one be under way."""
+    return [asked(router, f"busy{number}")[0] for number in range(LOADS - 1)]
+
+
 def test_requests_for_one_cold_adapter_share_its_load_and_others_wait_their_turn() -> None:
-    """A replica is given the next cold adapter when the load before it ended."""
+    """A replica is given the next cold adapter when one of its loads ended."""
     router = Router(Clock())
     router.report("r0", [], 2, 100.0)
+    loading(router)
     first, one = asked(router, "a")
     _, joined = asked(router, "a")
     _, waits = asked(router, "b")
@@ -45,6 +51,7 @@ def test_a_load_that_fails_or_whose_clients_leave_lets_the_next_one_begin() -> N
     """What waits behind a load goes on when that fails, and when nobody waits for it any more."""
     router = Router(Clock())
     router.report("r0", [], 2, 100.0)
+    loading(router)
     first, _ = asked(router, "a")
     second, then = asked(router, "b")
     _, last = asked(router, "c")
@@ -60,6 +67,7 @@ def test_who_leaves_while_waiting_is_forgotten() -> None:
     """A client that leaves the queue is given no replica."""
     router = Router(Clock())
     router.report("r0", [], 2, 100.0)
+    loading(router)
     first, _ = asked(router, "a")
     second, choices = asked(router, "b")
     router.leave(second)
@@ -87,6 +95,7 @@ def test_waiting_requests_are_told_when_the_last_replica_is_lost() -> None:
     """Nobody waits for a fleet that is gone."""
     router = Router(Clock())
     router.report("r0", [], 2, 100.0)
+    loading(router)
     asked(router, "a")
     _, waits = asked(router, "b")
     router.lost("r0")
