@@ -79,8 +79,9 @@ class Tree(nn.Module):  # type: ignore[misc]
 def made(folder: Path, options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Any:
     """Save an adapter by PEFT, and change its configuration; returns PEFT's model."""
     torch.manual_seed(5)
-    told = {"r": 4, "lora_alpha": 6, "target_modules": list(WHOLE), "init_lora_weights": False} | options
-    model = get_peft_model(Tree(), LoraConfig(**told))
+    told: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": list(WHOLE)}
+    told |= {"init_lora_weights": False, **options}
+    model: Any = get_peft_model(Tree(), LoraConfig(**told))
     for name, weights in model.named_parameters():
         if "lora_B" in name or "lora_embedding" in name:
             torch.nn.init.normal_(weights)
