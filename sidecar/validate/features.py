@@ -86,6 +86,12 @@ FEATURES = (
         "lora-variant",
         "MonteCLoRA is ignored by vLLM, which computes plain LoRA",
     ),
+    Feature(
+        "context_length",
+        "lora-variant",
+        "LongLoRA's own RoPE scaling is ignored by vLLM, which computes plain LoRA",
+        "merge it into a base model with that scaling, or train a plain LoRA",
+    ),
     Feature("arrow_config", "lora-variant", "Arrow routing is ignored by vLLM"),
 )
 
