@@ -45,7 +45,7 @@ def _env(field: str, alias: str) -> AliasChoices:
 BODY_MAX_BYTES = 64 << 20
 SEND_TIMEOUT_S = 60.0
 ENGINE_CONNECTIONS = 1024
-ENGINE_IDLE_TIMEOUT_S = 600.0
+ENGINE_IDLE_TIMEOUT_S = 3600.0
 
 Insecure = Literal["off", "loopback", "any"]
 CommaList = tuple[str, ...]
@@ -89,7 +89,8 @@ class Settings(BaseModel):
         engine_connections: connections from the sidecar to the engine at once; a request that finds none
             free gets 503 after 5 s.
         engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
-            An answer that is not streamed sends none until it is complete.
+            An answer that is not streamed sends none until it is complete. Clients give up before: OpenAI's
+            after 600 s, unless they are told to wait longer.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
             runs; ``all``, what there is when it starts, too; ``off``, nothing.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.

@@ -6,6 +6,7 @@ The options stand before the command or behind it; behind it they win. Nothing h
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -128,6 +129,9 @@ class Command(click.Command):
         return name, revision
 
     def invoke(self, ctx: click.Context) -> Any:
+        if not gc.isenabled():  # main switched it off; what is loaded now stays, and is not looked at again
+            gc.freeze()
+            gc.enable()
         context = ctx.find_object(Context)
         if context is not None and context.checks_base_config:
             context.expectation()  # also for a command that has no use for it: it was misspelt

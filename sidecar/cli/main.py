@@ -6,6 +6,7 @@ the list of commands needs none of them.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -227,8 +228,10 @@ def main() -> None:
 
     A stream that was closed is one that nobody reads; a character that its encoding lacks is escaped; a
     terminal's size of 0 is none. pydantic looks for no plugin, which opens the metadata of each package
-    that is installed, unless PYDANTIC_DISABLE_PLUGINS is set.
+    that is installed, unless PYDANTIC_DISABLE_PLUGINS is set. Garbage is collected while a command works,
+    not while modules load or at the exit: that was a fifth of the time of ``list``.
     """
+    gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:
@@ -238,4 +241,6 @@ def main() -> None:
     for size in ("COLUMNS", "LINES"):
         if not os.environ.get(size, "0").strip("0"):
             os.environ.pop(size, None)
-    sys.exit(run())
+    code = run()
+    gc.freeze()
+    sys.exit(code)
