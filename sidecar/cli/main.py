@@ -19,7 +19,7 @@ import click
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import trail
-from lora_fs.sidecar.cli.command import SHARED
+from lora_fs.sidecar.cli.command import OPTIONS
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.exit_codes import FAILED, INTERRUPTED, exit_code
 from lora_fs.sidecar.cli.output import complain, unread
@@ -171,7 +171,7 @@ def _while_read() -> Iterator[None]:
 @click.group(
     cls=Commands,
     commands=Lazy(),
-    params=list(SHARED),
+    params=list(OPTIONS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="lora-fs")

@@ -39,6 +39,7 @@ from lora_fs.sidecar.model.stored import API_VERSION, JsonObject
 if TYPE_CHECKING:
     from lora_fs.sidecar.model.status import (
         AdapterStatus,
+        ChangedBy,
         Condition,
         Download,
         EngineLimits,
@@ -57,6 +58,7 @@ __all__ = [
     "AdapterSpec",
     "AdapterStatus",
     "Canary",
+    "ChangedBy",
     "Condition",
     "Download",
     "EngineLimits",

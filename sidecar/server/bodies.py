@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.model import (
     AdapterStatus,
+    ChangedBy,
     Condition,
     Download,
     Event,
@@ -194,6 +195,10 @@ class ReadinessBody(_Answer):
 
     ready: bool = Field(description="The engine answers and the volume was read once")
     conditions: list[str] = Field(description="What is wrong, each ``Type: message``")
+    changed_by: ChangedBy = Field(
+        description="Who changes adapters over HTTP: ``tokens`` of the token file, the engine's ``key``, "
+        "callers on this machine (``loopback``), ``any``, or ``nobody``"
+    )
 
 
 class ServedModel(_Answer):

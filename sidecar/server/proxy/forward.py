@@ -243,11 +243,12 @@ class Proxy:
             raw += answered_by(through.served.record)
         if names is not None:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
-        head: Message | None = {"type": "http.response.start", "status": answer.status, "headers": raw}
+        opening: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
+        head: Message | None = opening
         is_whole = False
         try:
             if not answer.content_length:  # a stream's head does not wait for its first event
-                await send(head)
+                await send(opening)
                 head = None
             while not is_whole:
                 chunk = said or await answer.content.readany()
