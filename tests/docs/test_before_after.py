@@ -20,9 +20,7 @@ def checkout(folder: Path, warm_ms: float, stock_ms: float = 10.0, *, runs: Path
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     base = Path(sys.base_prefix) / "bin" / "python3"
-    start = f'#!/bin/sh
-PYTHONPATH={runs or folder} exec {base} "$@"
-'
+    start = f'#!/bin/sh\nPYTHONPATH={runs or folder} exec {base} "$@"\n'
     python.write_text(start)
     python.chmod(0o755)
     (folder / "benchmarks").mkdir()
