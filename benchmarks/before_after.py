@@ -39,7 +39,7 @@ def python_of(checkout: Path) -> Path:
     python = checkout / ".venv" / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{checkout} has no environment: run `make env` there")
-    ask = [python, "-P", "-c", "import lora_fs.sidecar; print(lora_fs.sidecar.__file__)"]
+    ask = [str(python), "-P", "-c", "import lora_fs.sidecar; print(lora_fs.sidecar.__file__)"]
     where = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
     if not Path(where).resolve().is_relative_to(checkout):
         raise SystemExit(f"the environment of {checkout} runs {where}: run `make env` there")
@@ -52,7 +52,7 @@ def run(checkout: Path, script: str, options: Sequence[str]) -> dict[str, float]
     Raises:
         SystemExit: it failed, or printed no table.
     """
-    command = [python_of(checkout), "-P", checkout / "benchmarks" / script, *options]
+    command = [str(python_of(checkout)), "-P", str(checkout / "benchmarks" / script), *options]
     done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=False)
     found = medians(done.stdout)
     if done.returncode or not found:
