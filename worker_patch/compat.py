@@ -1,8 +1,9 @@
-"""Whether this vLLM is one that the plugin can serve in: asked before anything is hooked.
+"""Whether this vLLM, and its Python, is one that the plugin can serve in: asked before anything is hooked.
 
 Chosen by ``VLLM_PLUGINS`` in a vLLM that does not fit, the server does not start: one that serves without its
 adapters looks well and answers 404. A newer minor than the tested ones is served in if all that is relied
-upon is there and every probe holds, and is told as untested wherever a replica's state is.
+upon is there and every probe holds, and is told as untested wherever a replica's state is. This module
+imports in any Python: an error there would be one that vLLM logs, and serves without its adapters.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from functools import cache
 from typing import NoReturn
-
-from lora_fs.sidecar.settings import load_settings
 
 logger = logging.getLogger(__name__)
 
 NAME = "lora_fs"
 TESTED = ("0.30", "0.31", "0.32", "0.33")
+PYTHON = (3, 11)
 
 
 def chosen() -> bool:
@@ -32,9 +33,13 @@ def fits() -> bool:
     Raises:
         SystemExit: it does not fit. vLLM catches what else a plugin raises, and serves without it.
     """
+    if sys.version_info < PYTHON:
+        stop_for_python()
     reason = unfit()
     if reason is None:
         return True
+    from lora_fs.sidecar.settings import load_settings
+
     if load_settings().unfit == "stop":
         stop(reason)
     return False
@@ -45,6 +50,16 @@ def stop(reason: str) -> NoReturn:
     raise SystemExit(
         f"lora-fs cannot serve in this vLLM, and the server does not start: {reason}. Use vLLM "
         f"{', '.join(TESTED)}; or set LORA_FS_UNFIT=serve-base for the base model alone, without adapters"
+    )
+
+
+def stop_for_python() -> NoReturn:
+    """End the process with one line; no setting can be read, since nothing else of lora-fs imports there."""
+    here, needed = (".".join(map(str, version)) for version in (sys.version_info[:3], PYTHON))
+    raise SystemExit(
+        f"lora-fs cannot serve in this vLLM, and the server does not start: its Python is {here}, and "
+        f"{needed} is the oldest that is served. Use an image of vLLM's, which has 3.12; or take {NAME} out "
+        "of VLLM_PLUGINS for the base model alone, without adapters"
     )
 
 

@@ -32,6 +32,8 @@ COMMAND = """\
 import sys
 from pathlib import Path
 
+if sys.version_info < (3, 11):
+    sys.exit("lora-fs needs Python 3.11 or newer; this one is " + sys.version.split()[0])
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lora_fs.sidecar.cli import main

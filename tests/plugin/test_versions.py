@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import logging
@@ -17,7 +18,7 @@ from vllm.lora.layers import BaseLayerWithLoRA, ReplicatedLinearWithLoRA
 from vllm.v1.core import kv_cache_utils
 
 from lora_fs.worker_patch.compat import TESTED
-from lora_fs.worker_patch.versions import layers, probes
+from lora_fs.worker_patch.versions import differences, layers, probes
 from lora_fs.worker_patch.versions.differences import DIFFERENCES, reads_patterns
 from lora_fs.worker_patch.versions.surface import ATTRIBUTES, SIGNATURES, missing
 from lora_fs.worker_patch.worker import fits, hooks, ids
@@ -26,6 +27,7 @@ from lora_fs.worker_patch.worker.layers import shape_of
 from tests.conftest import engine_minor
 from tests.plugin.block import Make
 
+TESTS = Path(__file__).parents[1]
 NAMED = [(where, name) for where, names in ATTRIBUTES.items() for name in names]
 
 
@@ -124,6 +126,27 @@ def test_a_difference_is_one_of_the_tested(what: str) -> None:
     last, new = DIFFERENCES[what]
     assert new() == (engine_minor() > minor(last))  # type: ignore[operator]
     assert minor(last) >= minor(TESTED[0]), f"no vLLM that is served needs the branch for {what}: delete it"
+
+
+def test_every_difference_is_in_the_table() -> None:
+    """A branch that is in no row of it would outlive the last vLLM that needs it."""
+    rows = {probe.__name__ for _, probe in DIFFERENCES.values()} | set(
+        " and ".join(DIFFERENCES).split(" and ")
+    )
+    own = inspect.getmembers(differences, inspect.isfunction)
+    assert {name for name, one in own if one.__module__ == differences.__name__} <= rows
+
+
+def test_what_an_old_one_cannot_is_left_out_while_that_one_is_served() -> None:
+    """A mark ``since`` names a minor from which on a difference is gone: it goes with the difference."""
+    lasts = [minor(last) for last, _ in DIFFERENCES.values()]
+    ends = {f"{major}.{number + 1}" for major, number in lasts}
+    given: set[str] = set()
+    for path in TESTS.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.since":
+                given.add(ast.literal_eval(node.args[0]))
+    assert given == ends
 
 
 @pytest.mark.parametrize("pattern", ["rank_pattern", "alpha_pattern"])
