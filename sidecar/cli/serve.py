@@ -117,6 +117,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
                 assembly.volume.beside.append(conditions)
+            assembly.reporter.changed_by = lambda: admin.changed_by
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,8 @@ from uvicorn.server import ServerState
 
 from lora_fs.sidecar.server import connection
 from lora_fs.sidecar.server.connection import HEAD_BYTES, TURN_BYTES, BoundedConnection, configured
+from lora_fs.sidecar.server.middleware.body_limit import UNREAD
+from lora_fs.sidecar.server.turns import MOST
 from tests.server.conftest import serving
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -37,9 +40,11 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent, self._closing, self.reads = b"", False, True
+        self.writes = 0
 
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
+        self.writes += 1
 
     def close(self) -> None:
         self._closing = True
@@ -54,6 +59,25 @@ class Wire(asyncio.Transport):
         self.reads = True
 
 
+class Kept(logging.Handler):
+    """What is logged is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def connection_to(config: Any, wire: Wire, loop: asyncio.AbstractEventLoop) -> BoundedConnection:
+    """A server's connection, made by ``wire``'s client."""
+    made = config.http_protocol_class(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    assert isinstance(made, BoundedConnection)
+    made.connection_made(wire)
+    return made
+
+
 @contextmanager
 def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractEventLoop]]:
     """A connection to ``app`` whose loop runs when the test says so."""
@@ -62,8 +86,7 @@ def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractE
     loop = asyncio.new_event_loop()
     with closing(loop):
         wire = Wire()
-        protocol = BoundedConnection(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-        protocol.connection_made(wire)
+        protocol = connection_to(config, wire, loop)
         yield protocol, wire, loop
         protocol.connection_lost(None)
         while asyncio.all_tasks(loop):
@@ -176,6 +199,138 @@ def test_many_small_chunks_are_parsed_in_turns() -> None:
         while protocol.cycle.body:
             loop.run_until_complete(turn())
     assert len(b"".join(taken)) == count
+
+
+def test_many_long_bodies_share_a_turn() -> None:
+    """However many clients send long bodies at once, a turn of the loop parses few pieces. 500 such clients
+    kept a first request beside them waiting for 2.2 s."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+
+    config, count = configured(app), 100
+    config.load()
+    loop = asyncio.new_event_loop()
+
+    def fed(connections: list[BoundedConnection]) -> int:
+        return sum(len(one._unparsed) for one in connections)
+
+    with closing(loop):
+        connections = [connection_to(config, Wire(), loop) for _ in range(count)]
+        for one in connections:
+            one.data_received(LINE.replace(b"GET", b"POST") + b"Content-Length: %d\r\n\r\n" % (1 << 20))
+            one.data_received(b"x" * (4 * TURN_BYTES))
+            assert one.scope["extensions"] == {UNREAD: {"bytes": one._unread}}
+            assert one._unread() == 4 * TURN_BYTES
+        left, most, turns = fed(connections), 0, 0
+        while left:
+            loop.call_soon(loop.stop)
+            loop.run_forever()  # one turn
+            parsed, left = left - fed(connections), fed(connections)
+            most, turns = max(most, parsed), turns + 1
+            assert turns < 10 * count
+        while any(one.cycle.body for one in connections):
+            loop.run_until_complete(turn())
+        for one in connections:
+            assert one._unread() == 0
+            one.connection_lost(None)
+        while asyncio.all_tasks(loop):
+            loop.run_until_complete(turn())
+    assert most <= MOST * TURN_BYTES
+
+
+def test_an_answer_is_written_at_once() -> None:
+    """Its head and its body are one write, which wakes the client once. What comes later is another."""
+    more = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await more.wait()
+        await send({"type": "http.response.body", "body": b"second"})
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while not wire.writes:
+            loop.run_until_complete(turn())
+        assert wire.sent.startswith(b"HTTP/1.1 200 ")
+        assert wire.sent.endswith(b"first\r\n")
+        more.set()
+        while wire.writes == 1:
+            loop.run_until_complete(turn())
+        assert wire.sent.endswith(b"second\r\n0\r\n\r\n")
+        assert wire.writes == 2
+
+
+def test_a_stream_begins_before_its_first_event() -> None:
+    """A head whose body does not come in the same turn of the loop is sent by itself."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while not wire.writes:
+            loop.run_until_complete(turn())
+        assert wire.sent.startswith(b"HTTP/1.1 200 ")
+        assert wire.sent.endswith(b"\r\n\r\n")
+        (task,) = protocol.tasks
+        task.cancel()
+
+
+def test_an_answer_that_is_closed_is_whole(address: tuple[str, int]) -> None:
+    """What was written and not sent is sent before the connection ends."""
+    with connected(address) as sock:
+        sock.sendall(LINE + b"Connection: close\r\n\r\n")
+        assert answered(sock) == (200, b"2 0")
+
+
+def test_a_large_answer_waits_for_its_client() -> None:
+    """An answer of many parts, made without a pause, does not pile up: the transport has all but 64 KiB."""
+    part, count, left = b"x" * (1 << 14), 20, []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(1, count + 1):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            left.append(number * len(part) - len(wire.sent))
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while len(left) < count:
+            loop.run_until_complete(turn())
+    assert max(left) <= 1 << 16
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        b"x\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02",
+    ],
+    ids=["no request", "no URL", "no host", "TLS"],
+)
+def test_invalid_requests_write_no_log(invalid: bytes) -> None:
+    """Each is answered 400. Whoever sends them without end fills no log: uvicorn writes a line for each."""
+    kept = Kept()
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", connection.__name__)]
+    for logger in loggers:
+        logger.addHandler(kept)
+    try:
+        for _ in range(100):
+            with wired(Starlette()) as (protocol, wire, loop):
+                protocol.data_received(invalid)
+                loop.run_until_complete(turn())
+                assert wire.sent.startswith(b"HTTP/1.1 400 ")
+                assert wire.is_closing()
+    finally:
+        for logger in loggers:
+            logger.removeHandler(kept)
+    assert not kept.records
 
 
 def test_one_that_is_late(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

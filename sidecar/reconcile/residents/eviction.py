@@ -78,6 +78,8 @@ class Room:
 
         Without this an adapter that is asked for again and again would keep its place for good.
         """
+        if not self._wanted:
+            return
         path, record, name_of = self._stager.path(served.record), served.record, self._residents.name_of
         if (record.spec.policy or self._default).kind is PolicyKind.PINNED:
             return

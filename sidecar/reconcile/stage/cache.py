@@ -86,7 +86,7 @@ class Copies:
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
-        return str(self._folder / _name(record) / record.name)
+        return f"{self._folder}{os.sep}{_name(record)}{os.sep}{record.name}"
 
     def owns(self, path: str) -> bool:
         """Whether a path that the engine names is one of these."""

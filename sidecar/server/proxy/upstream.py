@@ -15,6 +15,8 @@ from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
 
 CONNECT_S = 5.0
 PIECE_BYTES = 1 << 18
+# What aiohttp would add where there is none.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_BYTES = 65_536
 
 
@@ -54,7 +56,11 @@ async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
     )
     jar = aiohttp.DummyCookieJar()  # what the engine gives to one client is no other's
     async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+        connector=connector,
+        timeout=timeout,
+        cookie_jar=jar,
+        auto_decompress=False,
+        skip_auto_headers=_NOT_ADDED,
     ) as session:
         yield session
 

@@ -195,7 +195,9 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     )
     async def readyz() -> JSONResponse:
         readiness = replica.readiness()
-        body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
+        body = ReadinessBody(
+            ready=readiness.ready, conditions=list(readiness.conditions), changed_by=admin.changed_by
+        )
         return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
