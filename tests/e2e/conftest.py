@@ -1,12 +1,16 @@
 """What the end-to-end tests stand on: real vLLM engines, real sidecars, the real command.
 
 Owns the processes and folders; a module gets two fresh replicas on a volume of its own.
-Everything is forked from one pre-imported vLLM and dies with the test run.
+Everything is forked from one pre-imported vLLM and dies with the test run. ``ENGINE_PYTHON`` is the
+interpreter of another vLLM, stock and known over HTTP alone: what the suite ``sidecar`` of
+``.ci/versions.py`` gives.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
@@ -41,9 +45,10 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def farm(work_dir: Path) -> Iterator[EngineFarm]:
     """Forks engines."""
-    if find_spec("vllm") is None:
+    python = os.environ.get("ENGINE_PYTHON")
+    if python is None and find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here")
-    with EngineFarm(work_dir / "engines") as farm:
+    with EngineFarm(work_dir / "engines", python=python or sys.executable) as farm:
         yield farm
 
 

@@ -72,12 +72,16 @@ def test_an_adapter_with_patterns(
     right = pair.a.answer("in-weights")
     register("plain", adapters(8))
     assert pair.a.answer("plain") != right
-    made = scaled(adapters(8), tmp_path / "by-pattern", by_pattern=True)
-    pair.volume.run("register", "by-pattern", str(made))
-    pair.wait_listed("by-pattern")
+    made = str(scaled(adapters(8), tmp_path / "by-pattern", by_pattern=True))
     if version(pair.a) >= SINCE["alpha_pattern"]:
+        register("by-pattern", made)
         assert pair.a.answer("by-pattern") == right
         return
+    refused = pair.volume.try_run("register", "by-pattern", made)
+    assert refused.exit_code == 5
+    assert "engine-too-old" in refused.stderr
+    pair.volume.run("register", "by-pattern", made, "--force")
+    pair.wait_listed("by-pattern")
     with pytest.raises(openai.BadRequestError, match="engine-too-old") as told:
         pair.a.answer("by-pattern")
     assert f"vLLM {version(pair.a)}, ignores it" in str(told.value)
