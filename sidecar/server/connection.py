@@ -86,6 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     flow: _Reading
+    _writes: JoinedWrites
 
     send_timeout_s: ClassVar[float]
     turns: ClassVar[Turns]  # of the whole server
@@ -103,7 +104,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Reading(transport)
-        self.transport = JoinedWrites.around(transport, self.loop)
+        self._writes = JoinedWrites(transport, self.loop)
+        self.transport = self._writes.as_transport()
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -202,6 +204,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._writes.keep_next()
         super()._start_asgi_task(
             cycle, _unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app
         )

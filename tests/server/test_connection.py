@@ -263,6 +263,23 @@ def test_an_answer_is_written_at_once() -> None:
         assert wire.writes == 2
 
 
+def test_a_stream_begins_before_its_first_event() -> None:
+    """A head whose body does not come in the same turn of the loop is sent by itself."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while not wire.writes:
+            loop.run_until_complete(turn())
+        assert wire.sent.startswith(b"HTTP/1.1 200 ")
+        assert wire.sent.endswith(b"\r\n\r\n")
+        (task,) = protocol.tasks
+        task.cancel()
+
+
 def test_an_answer_that_is_closed_is_whole(address: tuple[str, int]) -> None:
     """What was written and not sent is sent before the connection ends."""
     with connected(address) as sock:

@@ -208,6 +208,13 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         if adapter in self._wanted and self._wanted[adapter]["user"] == user:
             self._wanted[adapter] = {**self._wanted[adapter], "user": None}
 
+    def bring(self, adapter: int) -> None:
+        """Have an adapter of the host tier on the device before the step that needs it, if it can be had."""
+        try:
+            self._adapter_manager.bring(adapter)
+        except Exception:
+            logger.exception("adapter %d is copied to the device by the step that needs it", adapter)
+
     def rank(self, adapter: int) -> int:
         return int(self._adapter_manager.get_adapter(adapter).rank)
 

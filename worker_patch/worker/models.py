@@ -160,6 +160,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             self._forget(victim)
         self._registered_adapters[lora.id] = lora
 
+    def bring(self, lora_id: int) -> None:
+        """Start to copy an adapter of the host tier to the device, if no slot means it."""
+        if lora_id not in self.tiers.slots:
+            self.layers.bring(self._registered_adapters[lora_id].slab)
+
     def activate_adapter(self, lora_id: int) -> bool:
         """Fill a slot from host memory.
 
@@ -239,4 +244,6 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         return True
 
     def _forget(self, adapter_id: int) -> bool:
+        if adapter_id in self._registered_adapters:
+            self.layers.drop(self._registered_adapters[adapter_id].slab)
         return bool(super().remove_adapter(adapter_id))

@@ -243,31 +243,30 @@ class Proxy:
             raw += answered_by(through.served.record)
         if names is not None:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
-        opening: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
-        head: Message | None = opening
-        is_whole = False
+        head: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
+        has_begun = is_whole = False
         try:
             if not answer.content_length:  # a stream's head does not wait for its first event
-                await send(opening)
-                head = None
+                await send(head)
+                has_begun = True
             while not is_whole:
                 chunk = said or await answer.content.readany()
                 said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
                 if is_whole and names is not None:
                     data += names.end()
-                if head is not None:
+                if not has_begun:
                     if is_whole and names is not None and answer.method != "HEAD":
                         raw.append((b"content-length", b"%d" % len(data)))
                     await send(head)
-                    head = None
+                    has_begun = True
                 if data or is_whole:
                     await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
             self._replica.engine_failed(None)
-            if head is not None:
+            if not has_begun:
                 raise EngineUnavailable(f"the engine broke off its answer: {error}") from error
             if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
                 self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
