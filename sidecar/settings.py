@@ -145,8 +145,11 @@ class Settings(BaseModel):
     engine_api_key: str | None = Field(
         None, repr=False, validation_alias=_env("engine_api_key", "VLLM_API_KEY")
     )
-    host: str = Field("0.0.0.0", description="Address that the sidecar listens on")
-    port: int = Field(8001, ge=1, le=65535, description="Port that the sidecar listens on")
+    replicas: CommaList = Field(
+        (), description="A replica's URL, or dns://NAME:PORT; repeatable; by default the registry tells"
+    )
+    host: str = Field("0.0.0.0", description="Address to listen on")
+    port: int = Field(8001, ge=1, le=65535, description="Port to listen on")
     admin_port: int | None = Field(
         None,
         ge=1,
@@ -216,6 +219,7 @@ class Settings(BaseModel):
 
     @field_validator(
         "namespaces",
+        "replicas",
         "allow",
         "allowed_sources",
         "allowed_remotes",

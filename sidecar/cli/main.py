@@ -70,6 +70,10 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "serve",
             "Serve one replica: reconcile its vLLM to the registry, answer and proxy the API",
         ),
+        "gateway": (
+            "gateway",
+            "Answer for a fleet at one address: pass each request to a replica that has its adapter",
+        ),
         "demo": ("serve", "Run two real vLLM replicas on one folder and walk through what lora-fs does"),
         "install-plugin": (
             "install",

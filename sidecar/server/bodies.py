@@ -205,6 +205,7 @@ class ServedModel(_Answer):
     """The base model."""
 
     name: str = Field(description="The folder of its scopes: Qwen--Qwen2.5-7B")
+    served_names: list[str] = Field(description="Names by which the engine serves it")
 
 
 class Capabilities(_Answer):
@@ -221,6 +222,7 @@ class LoadedLora(_Answer):
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
+    digest: str = Field(description="Of its bytes")
     memory_usage: int = Field(description="Bytes of its files")
     last_used: float = Field(description="Unix time of its last request")
     in_flight: int = Field(description="Requests that use it now")

@@ -92,7 +92,7 @@ class Proxy:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _while_it_waits(self._answer(scope, receive, send), receive)
+        await while_it_waits(self._answer(scope, receive, send), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held, headers = held_body(scope), Headers(scope=scope)
@@ -273,7 +273,7 @@ class Proxy:
             # Without an end, so that the client's connection is closed, too.
 
 
-async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
+async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
     """Do ``work`` in this task for as long as the client is there."""
     working, has_left = asyncio.current_task(), False
     assert working is not None

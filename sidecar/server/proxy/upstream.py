@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from lora_fs.sidecar.server.proxy.model_rewrite import Parts
 from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
@@ -47,10 +48,16 @@ class Upstream:
 
 
 @asynccontextmanager
-async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
-    """Keep connections to the engine while the context is open."""
+async def connected(
+    upstream: Upstream, resolver: AbstractResolver | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Keep connections to the engine, or to replicas, while the context is open.
+
+    Args:
+        resolver: of host names; None: the system's.
+    """
     # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
-    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4)
+    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4, resolver=resolver)
     timeout = aiohttp.ClientTimeout(
         total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
     )
