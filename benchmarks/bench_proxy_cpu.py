@@ -110,14 +110,15 @@ def started(lora_fs: str, work: Path) -> Iterator[Side]:
 
 
 def main() -> None:
-    """Time in turns; ``--beside`` is the ``lora-fs`` of another version, as installed elsewhere."""
-    options = arguments(__doc__ or "", rounds=12, requests=300, beside="")
+    """Time in turns; ``--beside A,B`` are the ``lora-fs`` of other versions, as installed elsewhere."""
+    options = arguments(__doc__ or "", rounds=40, requests=50, beside="")
     heading("What the proxy costs the processor")
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        commands = {"this": LORA_FS, **({"beside": options.beside} if options.beside else {})}
+        commands = [LORA_FS, *filter(None, options.beside.split(","))]
         sides = {
-            what: stack.enter_context(started(command, work / what)) for what, command in commands.items()
+            command: stack.enter_context(started(command, work / str(number)))
+            for number, command in enumerate(commands)
         }
         for one in sides.values():
             for stream in (False, True):
