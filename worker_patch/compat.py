@@ -58,7 +58,7 @@ def stop_for_python() -> NoReturn:
     here, needed = (".".join(map(str, version)) for version in (sys.version_info[:3], PYTHON))
     raise SystemExit(
         f"lora-fs cannot serve in this vLLM, and the server does not start: its Python is {here}, and "
-        f"{needed} is the oldest that is served. Use an image of vLLM's, which has 3.12; or take {NAME} out "
+        f"{needed} is the oldest that is served. Use an image with a newer Python; or take {NAME} out "
         "of VLLM_PLUGINS for the base model alone, without adapters"
     )
 
