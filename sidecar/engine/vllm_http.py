@@ -132,6 +132,23 @@ class VllmHttp:
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         """A stock vLLM takes no such advice."""
 
+    async def prompt_logprobs(self, name: str | None, prompt: str) -> tuple[float, ...] | None:
+        """Return those of the prompt's tokens under an adapter, or the base model; None if it gives none.
+
+        Raises EngineUnavailable: it did not answer, or has no such adapter.
+        """
+        if (model := name or self._base) is None:
+            raise EngineUnavailable(f"{self._url} has not told its base model's name")
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        status, text = await self._call("POST", "/v1/completions", body, self._list)
+        if status >= 500 or (status == 404 and '"detail"' not in text):
+            raise EngineUnavailable(f"{self._url}/v1/completions answered {status}: {text[:200]}")
+        try:
+            tokens = json.loads(text)["choices"][0]["prompt_logprobs"]
+            return tuple(float(one["logprob"]) for token in tokens if token for one in token.values())
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None
+
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         body = {"lora_name": name, "lora_path": path}
         status, text = await self._call("POST", "/v1/load_lora_adapter", body, self._change)

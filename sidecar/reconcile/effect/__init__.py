@@ -1,0 +1,1 @@
+"""Whether a loaded adapter changes anything: asked in the background, and never of a request's cost."""
