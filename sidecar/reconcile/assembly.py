@@ -23,9 +23,9 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
-from lora_fs.sidecar.reconcile.effect.probe import ScoresPrompts
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.residents.probe import ScoresPrompts
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.status_file import Reporter

@@ -20,11 +20,11 @@ from lora_fs.sidecar.reconcile.admin.administration import Administration
 from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, public_name
-from lora_fs.sidecar.reconcile.effect.probe import Ask, EffectProbe
 from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
 from lora_fs.sidecar.reconcile.residents.eviction import Room
 from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.residents.probe import Ask, EffectProbe
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since

@@ -12,9 +12,9 @@ from typing import Any
 from lora_fs.sidecar.errors import NoSpareRoom
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
-from lora_fs.sidecar.reconcile.effect.judgement import Effect
-from lora_fs.sidecar.reconcile.effect.probe import NO_EFFECT
+from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.residents.probe import NO_EFFECT
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.reconcile.effect.judgement import Effect, Round, judge
+from lora_fs.sidecar.reconcile.residents.effect import Effect, Round, judge
 
 BASE = (-1.5, -2.25, -0.125)
 OTHER = (-1.5, -2.0, -0.125)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
-from lora_fs.sidecar.reconcile.effect.judgement import Effect
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
+from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
 from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks

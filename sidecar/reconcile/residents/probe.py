@@ -16,7 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record, public_of
-from lora_fs.sidecar.reconcile.effect.judgement import Effect, Round, judge
+from lora_fs.sidecar.reconcile.residents.effect import Effect, Round, judge
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 
