@@ -25,7 +25,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
-from lora_fs.sidecar.reconcile.residents.probe import ScoresPrompts
+from lora_fs.sidecar.reconcile.residents.probe import GivesLogprobs
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.status_file import Reporter
@@ -224,7 +224,7 @@ def _assemble(
         limits,
         reporter.report,
         None if settings.stage_ahead == "off" else Ahead(stager, everything=settings.stage_ahead == "all"),
-        engine.prompt_logprobs if settings.probe_effect and isinstance(engine, ScoresPrompts) else None,
+        engine.next_logprobs if settings.probe_effect and isinstance(engine, GivesLogprobs) else None,
     )
     registrations.downloads.wake = replica.wake
     told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)

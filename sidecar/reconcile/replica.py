@@ -39,7 +39,7 @@ from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 class Replica:
     """Implements ``server.ports.ReplicaPort``. ``on_pass`` is called after every pass.
 
-    ``ask`` gives a prompt's log-probabilities; None: no adapter's effect is looked for.
+    ``ask`` gives the log-probabilities of a prompt's next tokens; None: no adapter's effect is looked for.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One prompt's log-probabilities, each asked for twice."""
+    """How likely the next tokens of one prompt are, asked for twice with and without the adapter."""
 
     base: tuple[Scores, Scores]
     adapter: tuple[Scores, Scores]

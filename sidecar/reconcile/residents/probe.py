@@ -35,11 +35,11 @@ Ask = Callable[[str | None, str], Awaitable[tuple[float, ...] | None]]
 
 
 @runtime_checkable
-class ScoresPrompts(Protocol):
-    """An engine that gives the log-probabilities of a prompt."""
+class GivesLogprobs(Protocol):
+    """An engine that gives log-probabilities."""
 
-    async def prompt_logprobs(self, name: str | None, prompt: str) -> tuple[float, ...] | None:
-        """Those of an adapter, or of the base model for None; None if it gives none.
+    async def next_logprobs(self, name: str | None, prompt: str) -> tuple[float, ...] | None:
+        """Those of the likeliest next tokens, of an adapter or the base model; None if it gives none.
 
         Raises EngineUnavailable: it did not answer, or has no such adapter.
         """
