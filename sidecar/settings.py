@@ -99,6 +99,7 @@ class Settings(BaseModel):
             after 600 s, unless they are told to wait longer.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
             runs; ``all``, what there is when it starts, too; ``off``, nothing.
+        probe_effect: whether to ask a stock engine, after a load, if the adapter changes any answer.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
@@ -181,6 +182,7 @@ class Settings(BaseModel):
     )
     stage_max_bytes: int = Field(8 << 30, ge=1, description="What the stage folder may hold")
     stage_ahead: Literal["new", "all", "off"] = "new"
+    probe_effect: bool = False
     host_bytes: int = Field(4 << 30, ge=0)
     kernels: str = "auto"
     unfit: Literal["stop", "serve-base"] = "stop"

@@ -25,6 +25,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
+from lora_fs.sidecar.reconcile.residents.probe import GivesLogprobs
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.status_file import Reporter
@@ -73,17 +74,19 @@ class Assembly:
             self._flat.start()
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
+        probe = asyncio.create_task(self.replica.probe(), name="effect")
         beat = asyncio.create_task(self.reporter.beat(self.replica), name="heartbeat")
         try:
             yield
         finally:
             loop.cancel()
             beat.cancel()
+            probe.cancel()
             self.end()
             self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
-            await asyncio.gather(loop, beat, return_exceptions=True)
+            await asyncio.gather(loop, beat, probe, return_exceptions=True)
             await self.reporter.withdraw(self.replica.replica_id)
             self.stager.close()
             sys.setswitchinterval(usual_s)
@@ -221,6 +224,7 @@ def _assemble(
         limits,
         reporter.report,
         None if settings.stage_ahead == "off" else Ahead(stager, everything=settings.stage_ahead == "all"),
+        engine.next_logprobs if settings.probe_effect and isinstance(engine, GivesLogprobs) else None,
     )
     registrations.downloads.wake = replica.wake
     told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)

@@ -301,6 +301,7 @@ class Reconciler:
         version = await self._engine.version()
         self._to_ask_version = False
         if version != self.version and self._engine_view is not None:
+            self._residents.effects.clear()
             self._residents.failures = {}  # they tell of what the engine was before
         self.version = version
 

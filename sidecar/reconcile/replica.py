@@ -24,6 +24,7 @@ from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.reconciler import Limits, Reconciler
 from lora_fs.sidecar.reconcile.residents.eviction import Room
 from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.residents.probe import Ask, EffectProbe
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness, Since
@@ -36,7 +37,10 @@ from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 
 
 class Replica:
-    """Implements ``server.ports.ReplicaPort``. ``on_pass`` is called after every pass."""
+    """Implements ``server.ports.ReplicaPort``. ``on_pass`` is called after every pass.
+
+    ``ask`` gives the log-probabilities of a prompt's next tokens; None: no adapter's effect is looked for.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Replica:
         limits: Limits,
         on_pass: Callable[[Replica], None] = lambda _: None,
         ahead: Ahead | None = None,
+        ask: Ask | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica_id, self.model, self.namespaces = replica_id, model, namespaces
@@ -61,6 +66,7 @@ class Replica:
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.engine_failed, self.events, clock)
         self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
+        self._effect = EffectProbe(ask, self._residents, self.events, self.wake) if ask is not None else None
         self._since = Since()
         self._news = News(self.events)
         self._loop = Reconciler(
@@ -229,6 +235,11 @@ class Replica:
         """Reconcile until cancelled. Should the loop itself fail, this replica is not ready from then on."""
         await self._loop.run()
 
+    async def probe(self) -> None:
+        """Find out, until cancelled, whether what is loaded changes an answer; at once, if that is off."""
+        if self._effect is not None:
+            await self._effect.run()
+
     async def reconcile(self) -> None:
         """Make one pass; the workers do what it decides."""
         await self._loop.reconcile()
@@ -236,6 +247,8 @@ class Replica:
     def _passed(self) -> None:
         if self._ahead is not None and self._volume.read_once:
             self._ahead.look(self.catalog())
+        if self._effect is not None:
+            self._effect.look()
         self._news.troubles(self.readiness().conditions)
         self._on_pass(self)
 

@@ -12,7 +12,9 @@ from typing import Any
 from lora_fs.sidecar.errors import NoSpareRoom
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.loading import Residents
+from lora_fs.sidecar.reconcile.residents.probe import NO_EFFECT
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 
 
@@ -109,7 +111,8 @@ def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
 def _status(served: Served, residents: Residents, now: float, catalog: Catalog) -> AdapterStatus:
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
-        return _make(record, Phase.READY, "Loaded")
+        none = residents.effects.get(record.spec.digest) is Effect.NONE
+        return _make(record, Phase.READY, *(("NoEffect", NO_EFFECT) if none else ("Loaded",)))
     if name in residents.phases:
         return _make(record, residents.phases[name])
     failure = residents.failures.get(name)

@@ -15,6 +15,7 @@ from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
+from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
 from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
@@ -39,6 +40,7 @@ class EngineState:
         failures, phases: by public name; counters: monotonic, by metric name.
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
+        effects: by digest, whether these bytes change an answer, as far as it is known.
         lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
         on_free: called when a copy or its adapter comes out of use.
     """
@@ -62,6 +64,7 @@ class EngineState:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.usage = UsageCounters()
+        self.effects: dict[str, Effect] = {}
         self.lost = False
         self.limit: int | None = None
         self._memory = EngineMemory()

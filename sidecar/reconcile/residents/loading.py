@@ -89,13 +89,28 @@ class Residents(EngineState):
             if name in self.paths:
                 self._memory.used(name, asked)
         finally:
-            self._holds[name] -= 1
             self._used_at[name] = self._clock()
-            if self._holds[name] <= 0:
-                del self._holds[name]
-                self.on_free()
-                if name in self.draining:
-                    self._on_change()
+            self._let_go(name)
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[bool]:
+        """Keep the engine's ``name`` loaded for a request that is no use of it; yields False if it is not."""
+        if name not in self.paths or self.locks.of(name).locked():
+            yield False
+            return
+        self._holds[name] += 1
+        try:
+            yield True
+        finally:
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        self._holds[name] -= 1
+        if self._holds[name] <= 0:
+            del self._holds[name]
+            self.on_free()
+            if name in self.draining:
+                self._on_change()
 
     async def _make_whole(self, served: Served, timeout_s: float) -> None:
         """Verify the copy that the engine may read again, and have it made anew if it is damaged."""

@@ -63,6 +63,10 @@ class Scrape(Collector):
         yield from self._adapters(told, replica.residency())
         yield _gauge("lora_fs_adapters", "Adapters by phase", "phase", {p: counts.get(p, 0) for p in Phase})
         yield _gauge("lora_fs_resident_adapters", "Adapters by where they are", "tier", replica.tiers())
+        without = sum(one.reason == "NoEffect" for one in told.values())
+        yield GaugeMetricFamily(
+            "lora_fs_adapters_without_effect", "Loaded, and answer as the base model", value=without
+        )
         yield GaugeMetricFamily("lora_fs_ready", "Serves", value=readiness.ready)
         kinds = Counter(told.partition(":")[0] for told in readiness.conditions)
         yield _gauge("lora_fs_conditions", "What is wrong, by kind", "type", kinds)
