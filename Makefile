@@ -33,7 +33,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium bench bench-kernels bench-scale fmt build schemas docs env clean
+.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium oci-registry bench bench-kernels bench-scale fmt build schemas docs env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -42,10 +42,10 @@ demo: env
 	@$(BIN)/lora-fs demo $(DEMO_ARGS)
 
 # pytest's closing line is the last one printed.
-test: lint type filesystems chromium
+test: lint type filesystems chromium oci-registry
 	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-test-long: env filesystems chromium
+test-long: env filesystems chromium oci-registry
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 $(PYTEST_ARGS)
 
 # The long tests of what the volume promises: every system call killed and failed, lost power, races,
@@ -79,6 +79,10 @@ filesystems: env
 # The browser that tests/dashboard draws the dashboard in; it says why where there is none.
 chromium: env
 	@$(BIN)/python .ci/chromium.py >/dev/null
+
+# The registry that tests/sources pulls oci:// from; it says why where there is none.
+oci-registry: env
+	@$(BIN)/python .ci/oci_registry.py >/dev/null
 
 fmt: env
 	@$(BIN)/ruff check --fix .
