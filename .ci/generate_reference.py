@@ -94,7 +94,8 @@ def kind(schema: Schema, elsewhere: frozenset[str] = frozenset()) -> str:
         case "object" if isinstance(schema.get("additionalProperties"), dict):
             return f"map of text to {kind(schema['additionalProperties'], elsewhere)}"
         case "string":
-            return f"text, `{schema['pattern']}`" if "pattern" in schema else "text"
+            most = f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+            return f"text{most}, `{schema['pattern']}`" if "pattern" in schema else f"text{most}"
         case None:
             return "anything"
         case plain:

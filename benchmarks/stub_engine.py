@@ -5,22 +5,35 @@ Many sidecars may share one. What it holds is told apart by the path it was give
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lora_fs.demo.process import free_port, spawn
 
+EVENTS, EVENT_S = 8, 0.001
+# As vLLM says it after its first step.
+_SLOTS = 'vllm:lora_requests_info{max_lora="4096",running_lora_adapters="",waiting_lora_adapters=""} 1\n'
+
+
+async def _events(answer: object) -> AsyncIterator[str]:
+    for _ in range(EVENTS):
+        await asyncio.sleep(EVENT_S)
+        yield f"data: {json.dumps(answer, separators=(',', ':'))}\n\n"
+    yield "data: [DONE]\n\n"
+
 
 class StubEngine:
-    """Lists, loads and unloads; answers every completion at once."""
+    """Lists, loads and unloads; answers every completion at once, or by EVENTS events."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, str] = {}
@@ -47,7 +60,7 @@ class StubEngine:
         return JSONResponse({"object": "list", "data": [base, *cards]})
 
     async def _metrics(self, _: Request) -> Response:
-        return PlainTextResponse("")
+        return PlainTextResponse(_SLOTS)
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
@@ -61,7 +74,10 @@ class StubEngine:
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
-        return JSONResponse({"model": body["model"], "choices": [{"index": 0, "text": "stub"}]})
+        answer = {"model": body["model"], "choices": [{"index": 0, "text": "stub"}]}
+        if body.get("stream"):
+            return StreamingResponse(_events(answer), media_type="text/event-stream")
+        return JSONResponse(answer)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Every loaded adapter's weights in one storage on the device, none padded to a largest rank.
 
-Loading copies one slab and one row of a table; nothing is packed, scaled or zeroed on the device.
-On CUDA the slab is copied by a stream of its own, beside the steps; committing makes the steps
-that come after it see the adapter. Not for several threads: its owner is who launches the steps.
-Which adapter has which slot is decided elsewhere.
+Loading copies one slab; nothing is packed, scaled or zeroed on the device. On CUDA it is copied by a
+stream of its own, beside the steps. Showing an adapter in a slot copies one row of a table, and the steps
+that come after it see the adapter: more adapters stay here than there are slots. Not for several threads:
+its owner is who launches the steps. Who stays and who has which slot is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lora_fs.kernels.extents import Extents, Move
-from lora_fs.kernels.layout import Shape
+from lora_fs.kernels.layout import Packed, Shape
 from lora_fs.kernels.rows import RowLayout
 from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, packed_at
 from lora_fs.kernels.tables import DeviceLayer, Tables, column_table, rows_aligned
@@ -26,10 +26,19 @@ NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
+class _Placed:
+    """What showing an adapter takes, made when its copy began; ``row`` in page-locked memory."""
+
+    slab: Slab
+    row: torch.Tensor
+    views: Mapping[str, Packed | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """An adapter on its way to the device. Keeps the slab alive until it has arrived."""
 
-    slot: int
+    owner: int
     slab: Slab
     arrived: torch.cuda.Event | None
 
@@ -43,7 +52,7 @@ class Arena:
 
     Args:
         shapes: of every layer, by name.
-        slots: how many adapters at most.
+        slots: how many adapters a batch has at most.
         size_bytes: of the storage; rounded down to a multiple of ``ALIGN_BYTES``.
         max_rank: the largest rank that a slice may have: bounds scratch space, pads nothing.
     """
@@ -64,7 +73,8 @@ class Arena:
             size_bytes // ALIGN_BYTES * ALIGN_BYTES // dtype.itemsize, dtype=dtype, device=self.device
         )
         self._extents = Extents(self._storage.numel())
-        self._loaded: dict[int, Slab] = {}
+        self._placed: dict[int, _Placed] = {}
+        self._shown: dict[int, int] = {}  # slot → owner
         self._coming: dict[int, Transfer] = {}
         cuda = self.device.type == "cuda"
         self._side = torch.cuda.Stream(self.device) if cuda else None
@@ -84,16 +94,21 @@ class Arena:
         """A layer, whose contents follow what is loaded and freed."""
         return self.layers[name]
 
-    def load(self, slot: int, slab: Slab) -> None:
-        """Load an adapter; the steps launched from now on see it."""
-        self.commit(self.begin(slot, slab))
+    def __contains__(self, owner: int) -> bool:
+        """Whether an adapter is here or on its way."""
+        return owner in self._extents
 
-    def begin(self, slot: int, slab: Slab) -> Transfer:
-        """Start to copy an adapter to an empty slot; no step sees it before ``commit``.
+    def load(self, slot: int, slab: Slab) -> None:
+        """Load an adapter that is named as its slot; the steps launched from now on see it."""
+        self.commit(self.begin(slot, slab))
+        self.show(slot, slot)
+
+    def begin(self, owner: int, slab: Slab) -> Transfer:
+        """Start to copy an adapter; no step sees it before it is committed and shown.
 
         Raises:
             StorageFullError: it does not fit beside what is loaded; says how much is free.
-            ValueError: the slot is taken, a rank is above ``max_rank``, or type or model are others.
+            ValueError: the owner has one already, a rank is above ``max_rank``, or type or model are others.
         """
         if slab.data.dtype != self._storage.dtype:
             raise ValueError(f"a slab of {slab.data.dtype} for an arena of {self._storage.dtype}")
@@ -102,10 +117,10 @@ class Arena:
             raise ValueError(f"a rank of {highest}, where {self.max_rank} is the largest")
         if len(slab.row) != self._layout.length:
             raise ValueError("a slab that was packed for another model")
-        extent = self._extents.take(slot, slab.data.numel())
+        extent = self._extents.take(owner, slab.data.numel())
         if extent is None:
             self.compact()
-            extent = self._extents.take(slot, slab.data.numel())
+            extent = self._extents.take(owner, slab.data.numel())
             assert extent is not None, "compaction leaves one gap of all that is free"
         target = self._storage.narrow(0, extent.begin, extent.length)
         arrived = None
@@ -118,29 +133,46 @@ class Arena:
                 self._side.wait_event(self._freed)
                 target.copy_(slab.data, non_blocking=True)
                 arrived.record(self._side)
-        self._coming[slot] = Transfer(slot, slab, arrived)
-        return self._coming[slot]
+        self._placed[owner] = self._place(owner, slab)
+        self._coming[owner] = Transfer(owner, slab, arrived)
+        return self._coming[owner]
 
     def commit(self, transfer: Transfer) -> None:
-        """Let the steps launched from now on see an adapter; the host waits for nothing."""
-        if self._coming.pop(transfer.slot, None) is not transfer:
-            raise ValueError(f"nothing is on its way to slot {transfer.slot}")
+        """Let the steps launched from now on come after an adapter's copy; the host waits for nothing."""
+        if self._coming.pop(transfer.owner, None) is not transfer:
+            raise ValueError(f"nothing is on its way for {transfer.owner}")
         if transfer.arrived is not None:
             torch.cuda.current_stream(self.device).wait_event(transfer.arrived)
-        self._loaded[transfer.slot] = replace(transfer.slab, data=NOTHING)
-        self._publish(transfer.slot)
+        placed = self._placed[transfer.owner]
+        self._placed[transfer.owner] = replace(placed, slab=replace(placed.slab, data=NOTHING))
 
-    def free(self, slot: int) -> None:
-        """Empty a slot, loaded or on its way; steps already launched still see it.
+    def show(self, slot: int, owner: int) -> None:
+        """Let the steps launched from now on see an adapter in a slot: one row of the tables is written."""
+        if owner in self._coming:
+            self.commit(self._coming[owner])
+        placed = self._placed[owner]
+        for name, layer in self.layers.items():
+            layer.see(slot, placed.views.get(name))
+        self._rows[slot].copy_(placed.row, non_blocking=True)
+        self._shown[slot] = owner
+
+    def hide(self, slot: int) -> None:
+        """Empty a slot; who was there stays.
 
         Its row of the tables stays on the device, where there may be no memory to write to while an engine
-        sleeps: a plan must not name an empty slot, and who is loaded there next writes the whole row.
+        sleeps: a plan must not name an empty slot, and who is shown there next writes the whole row.
         """
-        self._coming.pop(slot, None)
-        self._extents.release(slot)
-        if self._loaded.pop(slot, None) is not None:
+        if self._shown.pop(slot, None) is not None:
             for layer in self.layers.values():
-                layer.put(slot, None)
+                layer.see(slot, None)
+
+    def free(self, owner: int) -> None:
+        """Let an adapter go, loaded or on its way; steps already launched still see it."""
+        for slot in [slot for slot, shown in self._shown.items() if shown == owner]:
+            self.hide(slot)
+        self._coming.pop(owner, None)
+        self._placed.pop(owner, None)
+        self._extents.release(owner)
         self._mark_freed()
 
     def restore(self) -> None:
@@ -157,8 +189,12 @@ class Arena:
         moves = self._extents.compact()
         for move in moves:
             self._move(move)
-            if move.owner in self._loaded:
-                self._publish(move.owner)
+            if move.owner in self._placed:
+                self._placed[move.owner] = self._place(move.owner, self._placed[move.owner].slab)
+        moved = {move.owner for move in moves}
+        for slot, owner in list(self._shown.items()):
+            if owner in moved:
+                self.show(slot, owner)
         self._mark_freed()
 
     def _mark_freed(self) -> None:
@@ -175,15 +211,16 @@ class Arena:
             pending = source if step >= count else source.clone()
             self._storage.narrow(0, move.target + done, count).copy_(pending)
 
-    def _publish(self, slot: int) -> None:
-        """Bring a loaded slot's row of the tables and its views up to date."""
-        begin, loaded = self._extents[slot].begin, self._loaded[slot]
-        for name, layer in self.layers.items():
-            place = loaded.places.get(name)
-            layer.put(slot, None if place is None else packed_at(layer.shape, place, self._storage, begin))
-        row = self._layout.moved(loaded.row, begin)
+    def _place(self, owner: int, slab: Slab) -> _Placed:
+        """What of an adapter depends on where it is."""
+        begin = self._extents[owner].begin
+        row = self._layout.moved(slab.row, begin)
+        views = {
+            name: packed_at(self.shapes[name], place, self._storage, begin)
+            for name, place in slab.places.items()
+        }
         # Pinned memory that is dropped is not given out again before the copy is done.
-        self._rows[slot].copy_(row.pin_memory() if self._rows.is_cuda else row, non_blocking=True)
+        return _Placed(slab, row.pin_memory() if self._rows.is_cuda else row, views)
 
     def _tables(self, name: str, shape: Shape) -> Tables:
         offsets, ends, scales = self._layout.views(self._rows, name, len(shape.outputs))

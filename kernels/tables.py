@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from lora_fs.kernels.layout import Layer, Shape, ShapeError
+from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError
 
 VECTOR_BYTES = 16
 
@@ -46,6 +46,10 @@ class DeviceLayer(Layer):
     """A layer whose weights stand in one storage, with tables that are kept up to date."""
 
     tables: Tables = field(kw_only=True)
+
+    def see(self, slot: int, packed: Packed | None) -> None:
+        """Set or clear a slot with weights that were checked when they were placed."""
+        self.packed[slot], self.derived[slot] = packed, {}
 
 
 def column_table(shape: Shape, device: torch.device) -> torch.Tensor:

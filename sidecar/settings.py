@@ -25,10 +25,7 @@ from pydantic import (
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
-
-
-def _variable(field: str) -> str:
-    return f"LORA_FS_{field.upper()}"
+from lora_fs.sidecar.shared_settings import SHARED, variable
 
 
 def variables(field: str) -> list[str]:
@@ -39,13 +36,22 @@ def variables(field: str) -> list[str]:
 
 def _env(field: str, alias: str) -> AliasChoices:
     """The field's own variable first, then a name the field already uses elsewhere."""
-    return AliasChoices(_variable(field), alias)
+    return AliasChoices(variable(field), alias)
+
+
+def _shared(field: str) -> Any:
+    """A setting that is an option of every command: the option is made from the same words."""
+    told = SHARED[field]
+    default = told.default or None
+    if not told.alias:
+        return Field(default, description=told.help)
+    return Field(default, description=told.help, validation_alias=_env(field, told.alias))
 
 
 BODY_MAX_BYTES = 64 << 20
 SEND_TIMEOUT_S = 60.0
 ENGINE_CONNECTIONS = 1024
-ENGINE_IDLE_TIMEOUT_S = 600.0
+ENGINE_IDLE_TIMEOUT_S = 3600.0
 
 Insecure = Literal["off", "loopback", "any"]
 CommaList = tuple[str, ...]
@@ -90,7 +96,8 @@ class Settings(BaseModel):
         engine_connections: connections from the sidecar to the engine at once; a request that finds none
             free gets 503 after 5 s.
         engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
-            An answer that is not streamed sends none until it is complete.
+            An answer that is not streamed sends none until it is complete. Clients give up before: OpenAI's
+            after 600 s, unless they are told to wait longer.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
             runs; ``all``, what there is when it starts, too; ``off``, nothing.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
@@ -105,17 +112,17 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        alias_generator=AliasGenerator(validation_alias=_variable), populate_by_name=True, extra="ignore"
+        alias_generator=AliasGenerator(validation_alias=variable), populate_by_name=True, extra="ignore"
     )
 
-    root: Path | None = Field(None, validation_alias=_env("root", "DYNAMO_LORA_PATH"))
+    root: Path | None = _shared("root")
     create: bool = False
-    server: str | None = None
-    client_token_file: Path | None = None
-    model: str | None = None
-    namespace: str = "default"
+    server: str | None = _shared("server")
+    client_token_file: Path | None = _shared("client_token_file")
+    model: str | None = _shared("model")
+    namespace: str = _shared("namespace")
     namespaces: CommaList = ()
-    base_config: Path | None = None
+    base_config: Path | None = _shared("base_config")
     base_model: str | None = None
     strict_base_model: bool = False
     allowed_sources: CommaList = Field(
@@ -142,8 +149,11 @@ class Settings(BaseModel):
     engine_api_key: str | None = Field(
         None, repr=False, validation_alias=_env("engine_api_key", "VLLM_API_KEY")
     )
-    host: str = Field("0.0.0.0", description="Address that the sidecar listens on")
-    port: int = Field(8001, ge=1, le=65535, description="Port that the sidecar listens on")
+    replicas: CommaList = Field(
+        (), description="A replica's URL, or dns://NAME:PORT; repeatable; by default the registry tells"
+    )
+    host: str = Field("0.0.0.0", description="Address to listen on")
+    port: int = Field(8001, ge=1, le=65535, description="Port to listen on")
     admin_port: int | None = Field(
         None,
         ge=1,
@@ -209,10 +219,11 @@ class Settings(BaseModel):
         pydantic-settings does as much, and takes longer to import than a command takes to run.
         """
         variables = {name.upper(): value for name, value in os.environ.items() if value}
-        return variables | {_variable(name): value for name, value in options.items()}
+        return variables | {variable(name): value for name, value in options.items()}
 
     @field_validator(
         "namespaces",
+        "replicas",
         "allow",
         "allowed_sources",
         "allowed_remotes",

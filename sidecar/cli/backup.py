@@ -16,7 +16,7 @@ import click
 from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.incoming import from_gie, from_nim
+from lora_fs.sidecar.cli.incoming import How, from_gie, from_nim
 from lora_fs.sidecar.cli.output import Format, complain, unread
 from lora_fs.sidecar.cli.values import Duration, Place, labels
 from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
@@ -91,6 +91,7 @@ def export_registry(
 )
 @click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
 @parameters.allow
+@parameters.force
 @parameters.dry_run
 @parameters.create
 @parameters.output
@@ -103,6 +104,7 @@ def import_registry(
     folder: dict[str, str],
     link: bool,
     allow: tuple[str, ...],
+    force: bool,
     dry_run: bool,
     output: Format,
 ) -> None:
@@ -120,9 +122,10 @@ def import_registry(
         "--folder": folder,
         "--link": link,
         "--allow": allow,
+        "--force": force,
     }
-    takes = {"archive": {"--as-new"}, "gie": {"--folder", "--link", "--allow"}}
-    for option in given.keys() - takes.get(kind, {"--link", "--allow"}):
+    takes = {"archive": {"--as-new"}, "gie": {"--folder", "--link", "--allow", "--force"}}
+    for option in given.keys() - takes.get(kind, {"--link", "--allow", "--force"}):
         if given[option]:
             raise click.UsageError(f"{option} is not for `import {kind}`")
     context.root()  # without a volume nothing is read
@@ -130,10 +133,8 @@ def import_registry(
         with _archive(source) as file:
             _restore(context, file, as_new, dry_run, output)
         return
-    if kind == "gie":
-        rows = from_gie(context, source, folder, link=link, allow=allow, dry_run=dry_run)
-    else:
-        rows = from_nim(context, source, link=link, allow=allow, dry_run=dry_run)
+    how = How(link, allow, force, dry_run)
+    rows = from_gie(context, source, folder, how) if kind == "gie" else from_nim(context, source, how)
     _tell(context, rows, dry_run, output)
     bad = sum(row["outcome"] == "failed" for row in rows)
     if bad:

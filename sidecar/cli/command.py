@@ -6,6 +6,7 @@ The options stand before the command or behind it; behind it they win. Nothing h
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -15,6 +16,7 @@ from click.types import OptionHelpExtra
 
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.values import Place
+from lora_fs.sidecar.shared_settings import SHARED, variables
 
 
 class Setting(click.Option):
@@ -22,14 +24,14 @@ class Setting(click.Option):
 
     def __init__(self, words: Sequence[str], shown_default: str = "", **attributes: Any) -> None:
         super().__init__(words, show_envvar=True, **attributes)
-        self._shown_default = shown_default
+        self.shown_default = shown_default
 
     def resolve_envvar_value(self, ctx: click.Context) -> None:
         return None
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
         extra = super().get_help_extra(ctx)
-        return {**extra, "default": self._shown_default} if self._shown_default else extra
+        return {**extra, "default": self.shown_default} if self.shown_default else extra
 
 
 def _take(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -46,54 +48,26 @@ def _take(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-SHARED: Final[tuple[click.Option, ...]] = (
-    Setting(
-        ["--root"],
-        type=Place(),
-        metavar="DIR",
-        envvar=["LORA_FS_ROOT", "DYNAMO_LORA_PATH"],
+def _shared(name: str, *words: str, **attributes: Any) -> Setting:
+    """Make the option of a setting that every command takes: see ``setting``, which needs pydantic."""
+    told = SHARED[name]
+    return Setting(
+        [*(words or (f"--{name.replace('_', '-')}",)), name],
+        envvar=variables(name),
+        help=told.help,
+        shown_default=told.default,
         callback=_take,
-        help="The registry's folder",
-    ),
-    Setting(
-        ["--server"],
-        metavar="URL",
-        envvar="LORA_FS_SERVER",
-        callback=_take,
-        help="A sidecar that has the volume, in place of --root",
-    ),
-    Setting(
-        ["--token-file", "client_token_file"],
-        type=Place(),
-        metavar="FILE",
-        envvar="LORA_FS_CLIENT_TOKEN_FILE",
-        callback=_take,
-        help="With --server: a file with the token to show",
-    ),
-    Setting(
-        ["-n", "--namespace"],
-        multiple=True,
-        metavar="NAME",
-        envvar="LORA_FS_NAMESPACE",
-        callback=_take,
-        shown_default="default",
-        help="Tenant; `sidecar` takes several",
-    ),
-    Setting(
-        ["--model"],
-        metavar="ID",
-        envvar="LORA_FS_MODEL",
-        callback=_take,
-        help="Base model: hub id, path or served name",
-    ),
-    Setting(
-        ["--base-config"],
-        type=Place(),
-        metavar="PATH",
-        envvar="LORA_FS_BASE_CONFIG",
-        callback=_take,
-        help="The base model's config.json, or its folder",
-    ),
+        **attributes,
+    )
+
+
+OPTIONS: Final[tuple[Setting, ...]] = (
+    _shared("root", type=Place(), metavar="DIR"),
+    _shared("server", metavar="URL"),
+    _shared("client_token_file", "--token-file", type=Place(), metavar="FILE"),
+    _shared("namespace", "-n", "--namespace", multiple=True, metavar="NAME"),
+    _shared("model", metavar="ID"),
+    _shared("base_config", type=Place(), metavar="PATH"),
 )
 
 
@@ -104,7 +78,7 @@ class Command(click.Command):
         super().__init__(*arguments, **attributes)
         taken = {word for parameter in self.params for word in parameter.opts}
         self.own = tuple(self.params)
-        for option in SHARED if shared else ():
+        for option in OPTIONS if shared else ():
             if not taken & set(option.opts):
                 hidden = copy.copy(option)
                 hidden.expose_value = False
@@ -128,6 +102,9 @@ class Command(click.Command):
         return name, revision
 
     def invoke(self, ctx: click.Context) -> Any:
+        if not gc.isenabled():  # main switched it off; what is loaded now stays, and is not looked at again
+            gc.freeze()
+            gc.enable()
         context = ctx.find_object(Context)
         if context is not None and context.checks_base_config:
             context.expectation()  # also for a command that has no use for it: it was misspelt

@@ -20,7 +20,7 @@ from lora_fs.sidecar.cli import parameters
 from lora_fs.sidecar.cli.command import command
 from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.cli.status import ago, seen_s
+from lora_fs.sidecar.cli.status import CLOSED, ago, seen_s
 from lora_fs.sidecar.cli.values import Place
 from lora_fs.sidecar.conformance import FULL, QUICK, Verdict, examine
 from lora_fs.sidecar.conformance.verdict import told
@@ -92,6 +92,8 @@ def _replicas(registry: Registry) -> Iterator[Check]:
         yield Check(age < LIVE_S, f"replica {replica.replica} wrote {ago(seen_s(replica))}")
         for condition in replica.conditions:
             yield Check(False, f"replica {replica.replica}: {condition}")
+        if replica.changed_by == "nobody":
+            yield Check(True, f"replica {replica.replica} {CLOSED}")
     for replica_id, problem in reports.unreadable.items():
         yield Check(False, f"replica {replica_id}: its report cannot be read: {problem}")
 

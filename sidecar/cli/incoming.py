@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnav
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
+from lora_fs.sidecar.reconcile.limits import with_fleet
+from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -22,19 +24,22 @@ from lora_fs.sidecar.sources import gie, nim
 from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import redacted
+from lora_fs.sidecar.validate import Expectation
 
 Row = dict[str, Any]
 
 
-def from_gie(
-    context: Context,
-    file: Path,
-    folders: Mapping[str, str],
-    *,
-    link: bool,
-    allow: tuple[str, ...],
-    dry_run: bool,
-) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class How:
+    """What the options say of each adapter; see ``register``."""
+
+    link: bool
+    allow: tuple[str, ...]
+    force: bool
+    dry_run: bool
+
+
+def from_gie(context: Context, file: Path, folders: Mapping[str, str], how: How) -> list[Row]:
     """What ``ensureExist`` lists is registered, what ``ensureNotExist`` lists is unregistered.
 
     Raises:
@@ -51,7 +56,7 @@ def from_gie(
     rows: list[Row] = [
         _row(name, "skipped", "in both lists, as its sidecar skipped it") for name in config.both
     ]
-    with context.opened(create=not dry_run) as registry:
+    with context.opened(create=not how.dry_run) as registry:
         for one in config.exist:
 
             def register(one: gie.Listed = one) -> Row:
@@ -59,29 +64,25 @@ def from_gie(
                 given = folders.get(source)
                 if given is None and (uri := gie.uri_of(source)) is not None:
                     try:
-                        return _fetch(context, registry, scope, one, uri, allow, dry_run)
+                        return _fetch(context, registry, scope, one, uri, how)
                     except (NotFound, SourceUnavailable) as error:
                         raise type(error)(
                             f"{error}; or download it and say --folder {redacted(source)}=DIR"
                         ) from error
                 folder = _local(given or source, source)
-                return _register(
-                    context, registry, scope, one.name, folder, one.base_model, link, allow, dry_run
-                )
+                return _register(context, registry, scope, one.name, folder, one.base_model, how)
 
             rows.append(_attempt(one.name, register))
         for one in config.not_exist:
 
             def unregister(one: gie.Listed = one) -> Row:
-                return _unregister(registry, _scope(context, one.base_model), one.name, dry_run)
+                return _unregister(registry, _scope(context, one.base_model), one.name, how.dry_run)
 
             rows.append(_attempt(one.name, unregister))
     return rows
 
 
-def from_nim(
-    context: Context, store: Path, *, link: bool, allow: tuple[str, ...], dry_run: bool
-) -> list[Row]:
+def from_nim(context: Context, store: Path, how: How) -> list[Row]:
     """Every folder of a flat store is registered under its name.
 
     Raises:
@@ -89,13 +90,11 @@ def from_nim(
     """
     scope, found = context.scope(), nim.adapters(resolve(str(store)))
     rows = []
-    with context.opened(create=not dry_run) as registry:
+    with context.opened(create=not how.dry_run) as registry:
         for name, folder in found.items():
 
             def register(name: str = name, folder: Path = folder) -> Row:
-                return _register(
-                    context, registry, scope, name, resolve(str(folder)), None, link, allow, dry_run
-                )
+                return _register(context, registry, scope, name, resolve(str(folder)), None, how)
 
             rows.append(_attempt(name, register))
     return rows
@@ -126,6 +125,12 @@ def _scope(context: Context, base_model: str | None) -> Scope:
     return Scope(check_segment("namespace", context.settings.namespace), model_slug(base_model))
 
 
+def _expectation(context: Context, scope: Scope, base_model: str | None, how: How) -> Expectation:
+    """As ``register`` judges: what no live replica can serve is refused, unless it is forced."""
+    own = context.expectation(base_model, how.allow)
+    return with_fleet(own, Layout(context.root()), scope, forced=how.force)
+
+
 def _register(
     context: Context,
     registry: Registry,
@@ -133,16 +138,16 @@ def _register(
     name: str,
     folder: Path,
     base_model: str | None,
-    link: bool,
-    allow: tuple[str, ...],
-    dry_run: bool,
+    how: How,
 ) -> Row:
     check_segment("name", name)
-    if link:
+    if how.link:
         check_linked(folder, context.root(), context.settings)
-    wanted = Registration(name, folder, folder.as_uri(), base_model=base_model, link=link, origin="import")
-    expectation = context.expectation(base_model, allow)
-    done = ingest.register(registry, scope, wanted, expectation, writer=writer_id(), dry_run=dry_run)
+    wanted = Registration(
+        name, folder, folder.as_uri(), base_model=base_model, link=how.link, origin="import"
+    )
+    judged_by = _expectation(context, scope, base_model, how)
+    done = ingest.register(registry, scope, wanted, judged_by, writer=writer_id(), dry_run=how.dry_run)
     return _registered(scope, done)
 
 
@@ -152,21 +157,20 @@ def _fetch(
     scope: Scope,
     one: gie.Listed,
     uri: str,
-    allow: tuple[str, ...],
-    dry_run: bool,
+    how: How,
 ) -> Row:
     """From the hub, or wherever it lies. A dry run asks what is there, and fetches nothing."""
     check_segment("name", one.name)
     fetching = Fetching.by(context.settings)
-    if dry_run:
+    if how.dry_run:
         with opened(uri, fetching.timed(uri, fetching.meter())) as source:
             offer = source.look()
         return _row(f"{scope}: {one.name}", "would fetch", f"{offer.uri} at {offer.pin}")
     wanted = Registration(one.name, Path(), "", base_model=one.base_model, origin="import")
-    expectation = context.expectation(one.base_model, allow)
+    judged_by = _expectation(context, scope, one.base_model, how)
     with downloading(redacted(uri)) as tell:
         done = fetch_and_register(
-            registry, scope, wanted, uri, expectation, replace(fetching, tell=tell), writer=writer_id()
+            registry, scope, wanted, uri, judged_by, replace(fetching, tell=tell), writer=writer_id()
         )
     return _registered(scope, done)
 

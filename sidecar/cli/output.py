@@ -83,12 +83,10 @@ def table(
     Args:
         folds: the column that is folded where a terminal is too narrow for a row.
     """
-    from rich.cells import cell_len  # the widths of characters, which a page of help does not need
-
     cells = [[printable(cell) for cell in row] for row in ((columns, *rows) if headers else rows)]
     if not cells:
         return
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     folded = columns.index(folds) if folds and is_terminal() else None
     if folded is not None:
         others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
@@ -99,10 +97,17 @@ def table(
             shown = [cell if number == 0 else "" for cell in row]
             if folded is not None:
                 shown[folded] = line
-            padded = (
-                cell + " " * (width - cell_len(cell)) for cell, width in zip(shown, widths, strict=True)
-            )
+            padded = (cell + " " * (width - _width(cell)) for cell, width in zip(shown, widths, strict=True))
             click.echo(GAP.join(padded).rstrip())
+
+
+def _width(text: str) -> int:
+    """Return the columns that escaped text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # the widths of all characters, which few tables need
+
+    return cell_len(text)
 
 
 def is_terminal() -> bool:

@@ -129,6 +129,7 @@ min_replicas = click.option(
     metavar="N",
     help="With --wait: exit 6 where fewer live replicas follow; 0: none is needed",
 )
+force = click.option("--force", is_flag=True, help="Register also what no live replica can serve")
 dry_run = click.option("--dry-run", is_flag=True, help="Check and say what would change; change nothing")
 name = click.argument("name", callback=named, shell_complete=_names)
 name_or_all = click.argument("name", required=False, callback=named, shell_complete=_names)

@@ -53,7 +53,7 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 )
 @click.option("--activate/--no-activate", default=True, help="Let the plain name serve it [default: yes]")
 @parameters.allow
-@click.option("--force", is_flag=True, help="Register also what no live replica can serve")
+@parameters.force
 @parameters.dry_run
 @parameters.create
 @parameters.wait

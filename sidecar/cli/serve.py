@@ -20,6 +20,7 @@ import anyio.to_thread
 import click
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from lora_fs.sidecar import logs, tracing
 from lora_fs.sidecar.cli import parameters
@@ -91,13 +92,13 @@ def sidecar(context: Context, /, **options: Any) -> None:
         os._exit(0)
 
 
-async def _serve(context: Context, settings: Settings, ended: Callable[[], None]) -> None:
+async def _serve(context: Context, settings: Settings, end_tracing: Callable[[], None]) -> None:
     context.root(), context.scope()  # a usage error, where they were not given
     expectation = await anyio.to_thread.run_sync(context.expectation)
     base = BaseOfEngine(expectation)
     with ExitStack() as opened:
         ports = [settings.port, *([settings.admin_port] if settings.admin_port is not None else [])]
-        sockets = [one for port in ports for one in opened.enter_context(_port(settings.host, port))]
+        sockets = [one for port in ports for one in opened.enter_context(bound(settings.host, port))]
         async with aiohttp.ClientSession() as session:
             engine = VllmHttp(
                 session,
@@ -117,6 +118,7 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
             assembly = await assemble(settings, expectation, engine)
             for conditions in (admin.conditions, base.conditions):
                 assembly.volume.beside.append(conditions)
+            assembly.reporter.changed_by = lambda: admin.changed_by
             app = create_app(
                 assembly.replica,
                 engine_url=settings.engine_url,
@@ -132,24 +134,43 @@ async def _serve(context: Context, settings: Settings, ended: Callable[[], None]
                 cors_origins=settings.cors_origins,
                 upstream=Upstream(settings.engine_connections, settings.engine_idle_timeout_s),
             )
-            config = configured(
-                app,
-                send_timeout_s=settings.send_timeout_s,
-                host=settings.host,
-                port=settings.port,
-                access_log=False,
-                log_config=None,
-                timeout_graceful_shutdown=30,
-            )
-            try:
-                for one in sockets:  # of two that start at once one ends here, before it reports
-                    one.listen(config.backlog)
-            except OSError as error:
-                raise _taken(settings.host, settings.port, error) from error
-            try:
-                await Server(config, app.state.end, ended).serve(sockets)
-            except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
-                raise OperatorError(f"cannot serve on {settings.host}:{settings.port}") from error
+            await listen(app, settings, sockets, app.state.end, end_tracing)
+
+
+async def listen(
+    app: FastAPI,
+    settings: Settings,
+    sockets: list[socket.socket],
+    end: Callable[[], None],
+    ended: Callable[[], None],
+) -> None:
+    """Serve ``app`` on ``sockets`` until a signal ends it.
+
+    Args:
+        end: called when it ends, before it waits for requests under way.
+        ended: called after the last one.
+
+    Raises:
+        OperatorError: it cannot serve there.
+    """
+    config = configured(
+        app,
+        send_timeout_s=settings.send_timeout_s,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=30,
+    )
+    try:
+        for one in sockets:  # of two that start at once one ends here, before it reports
+            one.listen(config.backlog)
+    except OSError as error:
+        raise _taken(settings.host, settings.port, error) from error
+    try:
+        await Server(config, end, ended).serve(sockets)
+    except SystemExit as error:  # uvicorn's, of a code that means another thing here; it logged why
+        raise OperatorError(f"cannot serve on {settings.host}:{settings.port}") from error
 
 
 @asynccontextmanager
@@ -159,7 +180,7 @@ async def _running(assembly: Assembly, admin: Admin) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _port(host: str, port: int) -> Iterator[list[socket.socket]]:
+def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
     """The port on every address of ``host``, taken before anything is written; nothing listens yet.
 
     Raises:

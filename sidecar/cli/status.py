@@ -22,6 +22,7 @@ from lora_fs.sidecar.registry.view.snapshot import Desired
 
 WATCH_S = 1.0
 NOT_SEEN = "this replica has not seen it yet"
+CLOSED = "has no token file (LORA_FS_TOKEN_FILE): it refuses calls over HTTP that change adapters"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
 
 
@@ -111,10 +112,12 @@ def _row(replica: ReplicaStatus, name: str, revision: str, one: AdapterStatus | 
     return Row(name, revision, replica.replica, phase, reason, seen, age_s(replica) < LIVE_S)
 
 
-def _troubles(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
+def _remarks(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tuple[str, ...]]:
     for replica in replicas:
         for condition in replica.conditions:
             yield ("", "", replica.replica, "!", one_line(condition), ago(seen_s(replica)))
+        if replica.changed_by == "nobody":  # as somebody may want it
+            yield ("", "", replica.replica, "", CLOSED, ago(seen_s(replica)))
     for replica_id, problem in reports.unreadable.items():
         yield ("", "", replica_id, "!", f"its report cannot be read: {problem}", "-")
 
@@ -194,7 +197,7 @@ def _show(
     columns = ("NAMESPACE", *COLUMNS) if all_namespaces else COLUMNS
     lines = [(row.namespace, *row.cells()) if all_namespaces else row.cells() for row in rows]
     empty = ("",) if all_namespaces else ()
-    lines += [(*empty, *trouble) for trouble in _troubles(replicas, reports)]
+    lines += [(*empty, *trouble) for trouble in _remarks(replicas, reports)]
     context.table(columns, lines, folds="REASON")
 
 

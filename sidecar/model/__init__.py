@@ -5,6 +5,8 @@ replica observed. Every field of a type that is written to the volume is part of
 on-disk format (``docs/format.md``); unknown fields survive a read and a write.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lora_fs.sidecar.model.findings import Finding, Severity
 from lora_fs.sidecar.model.names import (
     RESERVED_NAMESPACES,
@@ -32,18 +34,21 @@ from lora_fs.sidecar.model.records import (
     Source,
     State,
 )
-from lora_fs.sidecar.model.status import (
-    AdapterStatus,
-    Condition,
-    Download,
-    EngineLimits,
-    Event,
-    EventList,
-    Phase,
-    ReplicaStatus,
-    RevisionUsage,
-)
 from lora_fs.sidecar.model.stored import API_VERSION, JsonObject
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.model.status import (
+        AdapterStatus,
+        ChangedBy,
+        Condition,
+        Download,
+        EngineLimits,
+        Event,
+        EventList,
+        Phase,
+        ReplicaStatus,
+        RevisionUsage,
+    )
 
 __all__ = [
     "API_VERSION",
@@ -53,6 +58,7 @@ __all__ = [
     "AdapterSpec",
     "AdapterStatus",
     "Canary",
+    "ChangedBy",
     "Condition",
     "Download",
     "EngineLimits",
@@ -82,3 +88,12 @@ __all__ = [
     "public_of",
     "tells_bytes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a replica observed when it is first asked for: a command that lists records does not."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lora_fs.sidecar.model import status
+
+    return getattr(status, name)

@@ -14,8 +14,9 @@ RESERVED_NAMESPACES = frozenset({"lora-fs.json", "HEAD"})
 _SHORT = 12  # hexadecimal digits of a digest
 _ENGINES = re.compile(rf"(.+)@[0-9a-f]{{{_SHORT}}}")
 
-Segment = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-FileName = Annotated[str, Field(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]{0,254}$")]
+# The length apart from the pattern: {0,254} in it takes 2 ms to compile, at each start of a command.
+Segment = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+FileName = Annotated[str, Field(max_length=255, pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]*$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 

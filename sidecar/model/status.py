@@ -137,6 +137,7 @@ class RevisionUsage(Stored):
     load_seconds: float = Field(default=0.0, ge=0)
 
 
+ChangedBy = Literal["tokens", "key", "loopback", "any", "nobody"]
 RECENT = 512  # series in one replica's status file
 
 
@@ -153,6 +154,7 @@ class ReplicaStatus(Stored):
         limits: what adapters are judged by there; None: it is of a version that does not say.
         usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
         usage_left_out: revisions with counts that ``usage`` has no room for.
+        changed_by: who changes adapters over HTTP; None: it is of a version that does not say.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
@@ -174,6 +176,7 @@ class ReplicaStatus(Stored):
     limits: EngineLimits | None = None
     usage: Annotated[dict[str, RevisionUsage], one_by_one(RevisionUsage)] = Field(default={})
     usage_left_out: int = Field(default=0, ge=0)
+    changed_by: ChangedBy | None = None
     sum: str = ""
 
 

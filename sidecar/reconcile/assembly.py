@@ -55,7 +55,7 @@ class Assembly:
     replica: Replica
     volume: Volume
     stager: Stager
-    _reporter: Reporter
+    reporter: Reporter
     _flat: FlatStore | None = None
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ class Assembly:
             self._flat.start()
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
-        beat = asyncio.create_task(self._reporter.beat(self.replica), name="heartbeat")
+        beat = asyncio.create_task(self.reporter.beat(self.replica), name="heartbeat")
         try:
             yield
         finally:
@@ -84,7 +84,7 @@ class Assembly:
             if self._flat is not None:
                 self._flat.stop()
             await asyncio.gather(loop, beat, return_exceptions=True)
-            await self._reporter.withdraw(self.replica.replica_id)
+            await self.reporter.withdraw(self.replica.replica_id)
             self.stager.close()
             sys.setswitchinterval(usual_s)
 

@@ -23,7 +23,7 @@ import anyio
 from lora_fs.sidecar.concurrency import Daemons
 from lora_fs.sidecar.errors import CorruptRecord, LoraFsError, RegistryMissing
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import EventList, ReplicaStatus
+from lora_fs.sidecar.model import ChangedBy, EventList, ReplicaStatus
 from lora_fs.sidecar.reconcile.limits import limits_of
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
@@ -52,6 +52,8 @@ class Reporter:
     Args:
         url: where other hosts reach this sidecar.
         expectation: what this replica judges adapters by.
+    Attributes:
+        changed_by: asked who changes adapters over HTTP.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Reporter:
     ) -> None:
         self._registry, self._volume, self._url, self._clock = registry, volume, url, clock
         self._expectation = expectation
+        self.changed_by: Callable[[], ChangedBy | None] = lambda: None
         self._heartbeat = self._began = secrets.randbelow(1 << 30)
         self._written: object = None
         self._written_at = clock()
@@ -124,6 +127,7 @@ class Reporter:
                 limits=limits,
                 usage={str(key): counts for key, counts in usage.revisions.items()},
                 usage_left_out=usage.left_out,
+                changed_by=self.changed_by(),
             )
             if not await self._write(self._registry.layout.replica(replica.replica_id), status):
                 return

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lora_fs.sidecar.model import (
     AdapterStatus,
+    ChangedBy,
     Condition,
     Download,
     Event,
@@ -34,7 +35,9 @@ class LoadBody(BaseModel):
     lora_name: str = Field(description="What clients send as their model")
     lora_path: str = Field(description="A folder on the volume, or under an allowed source")
     load_inplace: bool = Field(False, description="Register a new revision if the name exists")
-    is_3d_lora_weight: bool = Field(False, description="Taken for vLLM's clients, without effect")
+    is_3d_lora_weight: bool = Field(
+        False, description="Taken for vLLM's clients: the plugin sees in the adapter's files what it is"
+    )
 
 
 class UnloadBody(BaseModel):
@@ -50,7 +53,9 @@ class SageMakerBody(BaseModel):
     name: str = Field(description="What clients send as their model")
     src: str = Field(description="As `lora_path` in `POST /v1/load_lora_adapter`")
     load_inplace: bool = Field(False, description="Register a new revision if the name exists")
-    is_3d_lora_weight: bool = Field(False, description="Taken for vLLM's clients, without effect")
+    is_3d_lora_weight: bool = Field(
+        False, description="Taken for vLLM's clients: the plugin sees in the adapter's files what it is"
+    )
     preload: bool = Field(True, description="Taken for SageMaker's clients, without effect")
     pin: bool = Field(False, description="Taken for SageMaker's clients, without effect")
 
@@ -190,12 +195,17 @@ class ReadinessBody(_Answer):
 
     ready: bool = Field(description="The engine answers and the volume was read once")
     conditions: list[str] = Field(description="What is wrong, each ``Type: message``")
+    changed_by: ChangedBy = Field(
+        description="Who changes adapters over HTTP: ``tokens`` of the token file, the engine's ``key``, "
+        "callers on this machine (``loopback``), ``any``, or ``nobody``"
+    )
 
 
 class ServedModel(_Answer):
     """The base model."""
 
     name: str = Field(description="The folder of its scopes: Qwen--Qwen2.5-7B")
+    served_names: list[str] = Field(description="Names by which the engine serves it")
 
 
 class Capabilities(_Answer):
@@ -212,6 +222,7 @@ class LoadedLora(_Answer):
     base_model: str = Field(description="As the adapter was registered with")
     namespace: str
     revision: str
+    digest: str = Field(description="Of its bytes")
     memory_usage: int = Field(description="Bytes of its files")
     last_used: float = Field(description="Unix time of its last request")
     in_flight: int = Field(description="Requests that use it now")

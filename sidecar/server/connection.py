@@ -25,7 +25,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.joined_writes import JoinedWrites
+from lora_fs.sidecar.server.middleware.body_limit import UNREAD
 from lora_fs.sidecar.server.middleware.errors import error_response
+from lora_fs.sidecar.server.turns import Turns
 from lora_fs.sidecar.settings import SEND_TIMEOUT_S
 
 HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
@@ -84,8 +86,10 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     flow: _Reading
+    _writes: JoinedWrites
 
-    send_timeout_s: ClassVar[float] = SEND_TIMEOUT_S
+    send_timeout_s: ClassVar[float]
+    turns: ClassVar[Turns]  # of the whole server
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,7 +104,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Reading(transport)
-        self.transport = JoinedWrites.around(transport, self.loop)
+        self._writes = JoinedWrites(transport, self.loop)
+        self.transport = self._writes.as_transport()
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,7 +134,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.flow.is_behind = True
             self.flow.pause_reading()
             if not self.pipeline:  # else once the answer is complete
-                self.loop.call_soon(self._parse_some)
+                self.turns.add(self.loop, self._parse_some)
         elif self.flow.is_behind:
             self.flow.is_behind = False
             if not self.pipeline and not (self._answers and len(self.cycle.body) > HIGH_WATER_LIMIT):
@@ -175,6 +180,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head = True
         super().on_message_begin()
+        self.scope["extensions"] = {UNREAD: {"bytes": self._unread}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:
@@ -198,6 +204,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._writes.keep_next()
         super()._start_asgi_task(
             cycle, _unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app
         )
@@ -207,7 +214,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._is_in_head or self._unparsed:  # the next head has begun: that is no idle connection
             self._unset_keepalive_if_required()
         if self._unparsed and not self.pipeline:
-            self.loop.call_soon(self._parse_some)
+            self.turns.add(self.loop, self._parse_some)
         self._watch_head()
 
     def pause_writing(self) -> None:
@@ -218,6 +225,10 @@ class BoundedConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_stalled()
         super().resume_writing()
+
+    def _unread(self) -> int:
+        """Return how many bytes of the client wait here to be parsed, or to be received."""
+        return len(self._unparsed) + len(self.cycle.body)
 
     @property
     def _answers(self) -> bool:
@@ -319,7 +330,8 @@ def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: A
     Args:
         send_timeout_s: how long a client may read nothing of an answer that waits for it.
     """
-    protocol = type("Connection", (BoundedConnection,), {"send_timeout_s": send_timeout_s})
+    own = {"send_timeout_s": send_timeout_s, "turns": Turns()}
+    protocol = type("Connection", (BoundedConnection,), own)
     return uvicorn.Config(
         app,
         http=protocol,

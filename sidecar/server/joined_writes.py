@@ -5,43 +5,48 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-MOST_BYTES = 1 << 16  # that wait: the transport says that it is full once it has them
-
 
 class JoinedWrites:
-    """A transport that sends together what is written in one turn of the loop.
+    """A transport that keeps an answer's head until the next write, or until the loop's next turn.
 
-    Each call of the system wakes the client, which on a busy machine costs more than the call.
+    Each call of the system wakes the client, which on a busy machine costs more than the call. What follows
+    is written at once: another turn of the loop costs each event of a stream as much as the write.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    @classmethod
-    def around(cls, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> asyncio.Transport:
-        """Return ``transport`` with its writes joined."""
-        return cast(asyncio.Transport, cls(transport, loop))
+        self._keeps_next = False
+        self._kept = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def as_transport(self) -> asyncio.Transport:
+        """Return this as what it stands for."""
+        return cast(asyncio.Transport, self)
+
+    def keep_next(self) -> None:
+        """Keep the next write: it is a head."""
+        self._keeps_next = True
+
     def write(self, data: bytes) -> None:
-        """Send ``data`` at the end of the loop's turn, or at once if MOST_BYTES wait."""
-        if not self._pieces:
+        """Send ``data`` with what is kept, or keep it."""
+        if self._keeps_next:
+            self._keeps_next = False
+            self._kept += data
             self._loop.call_soon(self._flush)
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._size > MOST_BYTES:
+        elif self._kept:
+            self._kept += data
             self._flush()
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
-        """Send what waits, and close."""
+        """Send what is kept, and close."""
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        pieces, self._pieces, self._size = self._pieces, [], 0
-        if pieces:
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        kept, self._kept = self._kept, b""
+        if kept:
+            self._transport.write(kept)

@@ -18,7 +18,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from lora_fs.sidecar.cli.main import cli, run
-from lora_fs.sidecar.model import AdapterStatus, EngineLimits, Phase, ReplicaStatus
+from lora_fs.sidecar.model import AdapterStatus, ChangedBy, EngineLimits, Phase, ReplicaStatus
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.volume import atomic
@@ -129,6 +129,7 @@ def report(root: Path) -> Callable[..., None]:
         generation: int = 1,
         engine: str = "ready",
         limits: EngineLimits | None = None,
+        changed_by: ChangedBy | None = None,
     ) -> None:
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
         told = {
@@ -150,6 +151,7 @@ def report(root: Path) -> Callable[..., None]:
             recent=recent or {},
             conditions=conditions,
             limits=limits,
+            changed_by=changed_by,
         )
         (root / ".replicas").mkdir(parents=True, exist_ok=True)
         atomic.replace(root / ".replicas" / f"{replica}.json", seal(status))

@@ -119,9 +119,9 @@ def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str 
 
 
 @pytest.mark.parametrize("insecure", [False, True])
-def test_without_a_token_file(root: Path, tmp_path: Path, insecure: bool) -> None:
+def test_without_a_token_file(lora_fs: LoraFs, root: Path, tmp_path: Path, insecure: bool) -> None:
     """The sidecar starts and lists. It refuses to change adapters, unless it was started with --insecure. Its
-    log says which."""
+    log, its readiness, status and doctor say which; it is no trouble of the replica's."""
     log, port = tmp_path / "log", free_port()
     words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--host", "127.0.0.1"]
     words += ["--port", str(port), "--engine", "http://127.0.0.1:9", *(["--insecure"] if insecure else [])]
@@ -132,10 +132,17 @@ def test_without_a_token_file(root: Path, tmp_path: Path, insecure: bool) -> Non
             wait_until("it listens", lambda: "listening on port" in log.read_text(), timeout_s=60)
             wait_until("it has read", lambda: http.get("/v1/lora_adapters").is_success, timeout_s=60)
             answer = http.post("/v1/unload_lora_adapter", json=call)
+            ready = http.get("/readyz").json()
+            reports = root / ".replicas"
+            wait_until("it has reported", lambda: any(reports.glob("*.json")), timeout_s=30)
+            shown, checked = lora_fs("status").out, lora_fs("doctor").out
         finally:
             process.terminate()
             process.wait(20)
     assert (answer.status_code, "--insecure" in answer.text) == ((404, False) if insecure else (403, True))
+    assert ready["changed_by"] == ("loopback" if insecure else "nobody")
+    assert not [one for one in ready["conditions"] if "token" in one]
+    assert [("has no token file" in text) for text in (shown, checked)] == [not insecure] * 2
     line = "callers on this machine change adapters without a token" if insecure else "no token file: calls"
     assert log.read_text().count(line) == 1
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.model import EngineLimits
+from lora_fs.sidecar.model import EngineLimits, Phase
 from tests.cli.conftest import LoraFs
 
 Folder = Callable[[int], str]
@@ -57,6 +59,28 @@ def test_a_folder_is_validated_against_the_fleet(
     assert "pod-a cannot serve it" in ran.err
     monkeypatch.delenv("LORA_FS_MODEL")
     assert lora_fs("validate", folder(1)).code == 0
+
+
+def test_an_import_asks_the_fleet(lora_fs: LoraFs, folder: Folder, report: Report, tmp_path: Path) -> None:
+    """Of another system's adapters what no live replica can serve is refused; --force imports it."""
+    shutil.copytree(folder(1), tmp_path / "store" / "a")
+    report("pod-a", limits=LOW)
+    words = ("import", "nim", str(tmp_path / "store"), "-o", "json")
+    refused, forced = lora_fs(*words), lora_fs(*words, "--force")
+    assert (refused.code, forced.code) == (1, 0)
+    assert "pod-a cannot serve it" in refused.json["items"][0]["why"]
+    assert forced.json["items"][0]["outcome"] == "registered"
+
+
+def test_a_replica_that_refuses_changes_over_http_is_no_trouble(
+    lora_fs: LoraFs, folder: Folder, report: Report
+) -> None:
+    """Status says that it has no token file, and exits 0: somebody may want it so."""
+    assert lora_fs("register", "a", folder(1)).code == 0
+    for changed_by, is_told in (("nobody", True), ("tokens", False)):
+        report("pod-a", phases={"a": Phase.READY}, changed_by=changed_by)
+        ran = lora_fs("status", "--exit-code")
+        assert (ran.code, "has no token file" in ran.out) == (0, is_told)
 
 
 def test_what_is_forced_is_registered(lora_fs: LoraFs, folder: Folder, report: Report) -> None:

@@ -8,11 +8,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lora_fs.sidecar.cli.command import Command, Setting
+from lora_fs.sidecar.cli.command import OPTIONS, Command, Setting
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.values import Count, Duration, Size
 from lora_fs.sidecar.settings import Settings, variables
 from tests.cli.conftest import LoraFs
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_an_option_of_every_command_is_its_setting(option: Setting) -> None:
+    """Its variables, help and default are those of the setting, which a page of help does not import."""
+    assert option.name is not None
+    field = Settings.model_fields[option.name]
+    assert option.envvar == variables(option.name)
+    assert option.help == field.description
+    assert option.shown_default == (field.default or "")
 
 
 @pytest.mark.parametrize(

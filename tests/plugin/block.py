@@ -59,6 +59,8 @@ def vllm_config(captured: int | None = None, additional: Any = None) -> Any:
         model_config=SimpleNamespace(dtype=torch.float32),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=captured),
         additional_config={} if additional is None else additional,
+        use_v2_model_runner=False,
+        speculative_config=None,
     )
 
 

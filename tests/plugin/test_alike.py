@@ -58,7 +58,7 @@ class Manager(TieredWorkerManager):
         inner.layers.targets = {name: target(shape) for name, shape in SHAPES.items()}
         inner.packed_modules = {"m.qkv_proj": [f"m.{part}" for part in PARTS]}
         inner.lora_config = SimpleNamespace(lora_dtype=torch.float32)
-        inner.modules, inner.is_pooling_model, inner._whole_model = {}, False, False
+        inner.modules, inner.is_pooling_model, inner._whole_model, inner._no_heads = {}, False, False, False
         self._adapter_manager, self._alike = inner, Alike()
         self._loader: Any = self
         self.read = 0

@@ -102,6 +102,24 @@ def test_a_words_rank(make: Make, kernels: str, name: str) -> None:
         packed(manager, LoRAModel(101, 4, {name: torn}))
 
 
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize(
+    ("v2", "drafts", "says"), [(True, {}, "VLLM_USE_V2_MODEL_RUNNER=0"), (True, None, ""), (False, {}, "")]
+)
+def test_a_head_beside_drafts(make: Make, v2: bool, drafts: Any, says: str) -> None:
+    """Where vLLM names an adapter a request and asks for a row a draft, an adapter of the head is refused."""
+    config = vllm_config()
+    config.use_v2_model_runner, config.speculative_config = v2, drafts
+    manager = make("torch", model=Speaking, config=config)
+    packed(manager, adapter(101))
+    head = adapter(102, {"lm_head": (HIDDEN, WORDS), "o_proj": WHOLE["o_proj"]})
+    if not says:
+        packed(manager, head)
+        return
+    with pytest.raises(DoesNotFit, match=says):
+        packed(manager, head)
+
+
 class Pooling(torch.nn.Module):  # type: ignore[misc]
     """A model that answers with no words, with its layers below ``model``, as vLLM's have them."""
 

@@ -104,3 +104,14 @@ def test_kernels_that_do_not_compile(
         assert wrapper.prepare(torch.float32) == set()
     assert wrapper.ops is grouped
     assert "torch's products are used" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_steps_in_parts_are_refused_at_the_start(cut: bool) -> None:
+    """Each part's rows would be taken for the step's first ones."""
+    config = SimpleNamespace(parallel_config=SimpleNamespace(use_ubatching=cut))
+    if not cut:
+        punica.check_whole_steps(config)
+        return
+    with pytest.raises(ValueError, match="--enable-dbo"):
+        punica.check_whole_steps(config)

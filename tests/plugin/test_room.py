@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
+from lora_fs.kernels.extents import StorageFullError
+from lora_fs.kernels.slabs import Slab
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.alike import Alike
 from lora_fs.worker_patch.worker.loader import Loader
@@ -211,3 +213,34 @@ def test_nobody_goes_for_what_nobody_asked_for(
     assert manager.tiers.entries.keys() == {1}
     assert load(manager, files, size_bytes=size_bytes)["state"] == "ready"
     assert manager.tiers.entries.keys() == {ID}
+
+
+def test_who_is_held_is_on_its_way_to_the_device(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the load on and from each hold on, before any step; and what goes leaves nothing there."""
+    manager = worker(make, files.size_bytes)
+    layers, went = manager._adapter_manager.layers, []
+    monkeypatch.setattr(layers, "bring", lambda slab: went.append(("bring", slab)))
+    monkeypatch.setattr(layers, "drop", lambda slab: went.append(("drop", slab)))
+    assert load(manager, files)["state"] == "ready"
+    slab = manager._adapter_manager.get_adapter(ID).slab
+    assert went == [("bring", slab)]
+    assert rpc.hold(manager, {"id": ID, "user": "api", "sequence": 2}) == {"held": True}
+    assert rpc.hold(manager, {"id": ID + 1, "user": "api", "sequence": 3}) == {"held": False}
+    assert went == 2 * [("bring", slab)]
+    manager.remove(ID)
+    assert went[2:] == [("drop", slab)]
+
+
+def test_a_device_that_takes_nothing_fails_no_call(
+    make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that needs the adapter copies it, or says why not."""
+    manager = worker(make, files.size_bytes)
+
+    def full(slab: Slab) -> None:
+        raise StorageFullError(1, 0, 0)
+
+    monkeypatch.setattr(manager._adapter_manager.layers, "bring", full)
+    assert load(manager, files) == {"state": "ready", "reason": ""}

@@ -1,7 +1,14 @@
-"""vLLM's own stacks hold, bit for bit, what vLLM would have put there, whatever was there before."""
+"""vLLM's own stacks hold, bit for bit, what vLLM would have put there, whatever was there before.
+
+Filled by copies, as on a CPU, and by way of the device, as on a GPU, in a process where Triton interprets.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +29,8 @@ from lora_fs.worker_patch.worker.stacks import StackedLayers
 from tests.plugin.block import HIDDEN, STOCK, WHOLE, WORDS, Model, vllm_config
 from tests.plugin.tensor_parallel import be_rank
 
+ROOT = Path(__file__).parents[2]
+LANDS = os.environ.get("TRITON_INTERPRET") == "1"
 SLOTS, MOST = 2, 8
 NAMES = (*WHOLE, "embed_tokens")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,6 +63,7 @@ def managers(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, dtype: Any) 
     """vLLM's, and the plugin's with vLLM's kernels; each with a model of its own."""
     be_rank(monkeypatch, rank, size)
     monkeypatch.setenv("LORA_FS_KERNELS", "off")
+    monkeypatch.setattr(StackedLayers, "_lands", lambda self, stacks: LANDS)
     monkeypatch.setenv("LORA_FS_HOST_BYTES", str(1 << 30))
     monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: STOCK)
     config = LoRAConfig(max_lora_rank=MOST, max_loras=SLOTS, max_cpu_loras=100, lora_dtype=dtype)
@@ -75,7 +85,10 @@ def of_slot(manager: Any, slot: int) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=6 if LANDS else 100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     made=st.lists(adapters, min_size=1, max_size=5),
     of_rank=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
@@ -95,11 +108,35 @@ def test_a_slot_is_as_vllm_fills_it(
             stock.activate_adapter(number)
             ours = weights(number, names, rank, alpha, on_disk)
             plugin.admit(Resident(ours, plugin.layers.pack(plugin.draft(ours))), 1)
+            plugin.bring(number)
             plugin.activate_adapter(number)
             wanted = of_slot(stock, stock.lora_index_to_id.index(number))
             found = of_slot(plugin, plugin.lora_index_to_id.index(number))
             for name, tensors in wanted.items():
                 assert all(map(torch.equal, tensors, found[name])), (number, name)
+
+
+def test_by_way_of_the_device_as_well() -> None:
+    """The same slots, of the same adapters, each filled by one launch from one block."""
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--quiet",
+            "-p",
+            "no:cacheprovider",
+            __file__,
+            "-k",
+            "as_vllm_fills",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout[-6000:] + answer.stderr[-2000:]
 
 
 def test_the_next_of_a_kind_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,6 @@ def test_no_route_changes_anything_without_a_token(replica: Tenants, token_file:
     assert ("POST", "/v1/loras") in changing
     with serving(app) as url:
         for method, path in sorted(changing):
-            answer = httpx.request(method, url + re.sub(r"{.*?}", "x", path), params={"name": "x"})
+            answer = httpx.request(method, url + re.sub(r"{.*?}", "x", path))
             assert answer.status_code == 401, (method, path)
     assert replica.writers == []

@@ -204,6 +204,43 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
     assert [int(headers["content-length"]) > 3_000_000 for headers in engine.headers] == [True, True]
 
 
+def cut_off(replica: FakeReplica, sent: bytes) -> httpx.Response:
+    """What a client gets if its engine sends so much, and ends."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> httpx.Response:
+        server = await asyncio.start_server(cut, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with serving(create_app(replica, engine_url=url, admin=Admin(None))) as url:
+            async with server, httpx.AsyncClient(base_url=url) as http:
+                return await http.post("/v1/completions", json={"model": "a1"})
+
+    return asyncio.run(ask())
+
+
+def test_an_engine_that_ends_behind_the_head(replica: FakeReplica) -> None:
+    """Nothing of the answer was sent: the client is told to ask again. It got a 200 that was cut."""
+    answer = cut_off(replica, b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")
+    assert answer.status_code == 503
+    assert "broke off" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"]
+    assert replica.answers == [("v1", 503)]
+
+
+def test_an_answer_keeps_a_length(replica: FakeReplica) -> None:
+    """One that came whole is sent with its length under the client's name, too, not in chunks."""
+    body = b'{"model":"v1","n":1}'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    answer = cut_off(replica, head % len(body) + body)
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert "transfer-encoding" not in answer.headers
+
+
 def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.LogCaptureFixture) -> None:
     """The client sees that it broke off, the log has one line and no traceback, and it counts as 502."""
 

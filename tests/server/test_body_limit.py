@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, TemporaryError, TooLarge
-from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Intake
+from lora_fs.sidecar.server.middleware.body_limit import PAUSE_S, SMALL_BYTES, Intake
 
 pytestmark = pytest.mark.anyio
 LARGE = 2 * SMALL_BYTES
@@ -29,9 +31,12 @@ def sending(*chunks: bytes) -> Receive:
     return messages().__anext__
 
 
-async def read(intake: Intake, receive: Receive, told: str | None = None) -> bytes:
+async def read(
+    intake: Intake, receive: Receive, told: str | None = None, unread: Callable[[], int] = lambda: 0
+) -> bytes:
     """What a body is when it is let go at once."""
-    async with intake.read({} if told is None else {"content-length": told}, receive) as held:
+    headers = {} if told is None else {"content-length": told}
+    async with intake.read(headers, receive, unread=unread) as held:
         return bytes(held.body)
 
 
@@ -101,6 +106,86 @@ async def test_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(await read(intake, sending(b"x" * LARGE))) == LARGE
         async with intake.read({}, sending(small)), intake.read({}, sending(small[:-1], b"xx")):
             assert await read(intake, sending(b"x")) == b"x"
+
+
+async def test_a_stall_of_our_own_loop_is_no_clients_pause() -> None:
+    """While the loop stands still nothing is read, whoever sends. A body whose rest lies in the kernel since
+    then gives way to nobody."""
+    intake, sent, fed = Intake(LARGE), asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        if not fed.is_set():
+            fed.set()
+            return {"type": "http.request", "body": b"x" * (LARGE - 1), "more_body": True}
+        await sent.wait()
+        return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async with intake.read({}, sending(b"x" * LARGE)):
+        reading = asyncio.create_task(read(intake, receive))
+        await fed.wait()
+        await asyncio.sleep(0)
+        time.sleep(2 * PAUSE_S)  # noqa: ASYNC251
+        with pytest.raises(TemporaryError, match="too many large requests"):
+            await read(intake, sending(b"x" * LARGE))
+        sent.set()
+        assert len(await reading) == LARGE
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+async def test_one_that_pauses_gives_way(unread: int) -> None:
+    """Its client hears that it was slow; who needs the room has it. Time in which the loop read counts. A
+    client that sent all of its body does not pause, whatever of it waits here."""
+    intake, fed = Intake(LARGE), asyncio.Event()
+
+    async def receive() -> Message:
+        if not fed.is_set():
+            fed.set()
+            return {"type": "http.request", "body": b"x" * (LARGE - 1), "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with intake.read({}, sending(b"x" * LARGE)):
+        reading = asyncio.create_task(read(intake, receive, str(LARGE), lambda: unread))
+        await fed.wait()
+        began = intake.time()
+        while intake.time() - began <= PAUSE_S:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if unread:
+            with pytest.raises(TemporaryError, match="too many"):
+                await read(intake, sending(b"x" * LARGE))
+            reading.cancel()
+            return
+        assert len(await read(intake, sending(b"x" * LARGE))) == LARGE
+        with pytest.raises(TemporaryError, match="gave way"):
+            await reading
+
+
+async def test_a_body_costs_the_same_beside_many() -> None:
+    """Others are looked through only where there is no room. 500 stalled bodies held up the first request
+    beside them for seconds."""
+
+    async def cost(others: int) -> float:
+        """The least processor time of 200 pieces of one body, beside so many others of the same caller."""
+        intake, piece = Intake(LARGE), b"x" * 64
+
+        async def stalled() -> None:
+            async with intake.read({}, sending(piece, b"", b""), "caller"):
+                pass
+
+        waiting = [asyncio.create_task(stalled()) for _ in range(others)]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        least = math.inf
+        for _ in range(5):
+            began = time.process_time()
+            async with intake.read({}, sending(*[piece] * 200), "caller"):
+                least = min(least, time.process_time() - began)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return least
+
+    assert await cost(2000) < 5 * await cost(1)
 
 
 async def test_one_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from uvicorn.server import ServerState
 
 from lora_fs.sidecar.server import connection
 from lora_fs.sidecar.server.connection import HEAD_BYTES, TURN_BYTES, BoundedConnection, configured
+from lora_fs.sidecar.server.middleware.body_limit import UNREAD
+from lora_fs.sidecar.server.turns import MOST
 from tests.server.conftest import serving
 
 LINE = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -68,6 +70,14 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
+def connection_to(config: Any, wire: Wire, loop: asyncio.AbstractEventLoop) -> BoundedConnection:
+    """A server's connection, made by ``wire``'s client."""
+    made = config.http_protocol_class(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    assert isinstance(made, BoundedConnection)
+    made.connection_made(wire)
+    return made
+
+
 @contextmanager
 def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractEventLoop]]:
     """A connection to ``app`` whose loop runs when the test says so."""
@@ -76,8 +86,7 @@ def wired(app: Any) -> Iterator[tuple[BoundedConnection, Wire, asyncio.AbstractE
     loop = asyncio.new_event_loop()
     with closing(loop):
         wire = Wire()
-        protocol = BoundedConnection(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-        protocol.connection_made(wire)
+        protocol = connection_to(config, wire, loop)
         yield protocol, wire, loop
         protocol.connection_lost(None)
         while asyncio.all_tasks(loop):
@@ -192,6 +201,45 @@ def test_many_small_chunks_are_parsed_in_turns() -> None:
     assert len(b"".join(taken)) == count
 
 
+def test_many_long_bodies_share_a_turn() -> None:
+    """However many clients send long bodies at once, a turn of the loop parses few pieces. 500 such clients
+    kept a first request beside them waiting for 2.2 s."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+
+    config, count = configured(app), 100
+    config.load()
+    loop = asyncio.new_event_loop()
+
+    def fed(connections: list[BoundedConnection]) -> int:
+        return sum(len(one._unparsed) for one in connections)
+
+    with closing(loop):
+        connections = [connection_to(config, Wire(), loop) for _ in range(count)]
+        for one in connections:
+            one.data_received(LINE.replace(b"GET", b"POST") + b"Content-Length: %d\r\n\r\n" % (1 << 20))
+            one.data_received(b"x" * (4 * TURN_BYTES))
+            assert one.scope["extensions"] == {UNREAD: {"bytes": one._unread}}
+            assert one._unread() == 4 * TURN_BYTES
+        left, most, turns = fed(connections), 0, 0
+        while left:
+            loop.call_soon(loop.stop)
+            loop.run_forever()  # one turn
+            parsed, left = left - fed(connections), fed(connections)
+            most, turns = max(most, parsed), turns + 1
+            assert turns < 10 * count
+        while any(one.cycle.body for one in connections):
+            loop.run_until_complete(turn())
+        for one in connections:
+            assert one._unread() == 0
+            one.connection_lost(None)
+        while asyncio.all_tasks(loop):
+            loop.run_until_complete(turn())
+    assert most <= MOST * TURN_BYTES
+
+
 def test_an_answer_is_written_at_once() -> None:
     """Its head and its body are one write, which wakes the client once. What comes later is another."""
     more = asyncio.Event()
@@ -213,6 +261,23 @@ def test_an_answer_is_written_at_once() -> None:
             loop.run_until_complete(turn())
         assert wire.sent.endswith(b"second\r\n0\r\n\r\n")
         assert wire.writes == 2
+
+
+def test_a_stream_begins_before_its_first_event() -> None:
+    """A head whose body does not come in the same turn of the loop is sent by itself."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    with wired(app) as (protocol, wire, loop):
+        protocol.data_received(LINE + b"\r\n")
+        while not wire.writes:
+            loop.run_until_complete(turn())
+        assert wire.sent.startswith(b"HTTP/1.1 200 ")
+        assert wire.sent.endswith(b"\r\n\r\n")
+        (task,) = protocol.tasks
+        task.cancel()
 
 
 def test_an_answer_that_is_closed_is_whole(address: tuple[str, int]) -> None:

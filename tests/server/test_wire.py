@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.proxy import upstream
 from lora_fs.sidecar.server.proxy.upstream import Upstream, lost_the_adapter
+from lora_fs.sidecar.settings import ENGINE_IDLE_TIMEOUT_S
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
@@ -134,6 +136,14 @@ def test_an_engine_whose_answer_does_not_begin(replica: FakeReplica) -> None:
         answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, timeout=PATIENCE_S)
         assert answer.status_code == 503
         assert "LORA_FS_ENGINE_IDLE_TIMEOUT_S" in answer.json()["error"]["message"]
+
+
+def test_the_idle_timeout_is_longer_than_clients_wait() -> None:
+    """An answer that is not streamed is the client's to give up: by default the sidecar waits longer than
+    OpenAI's client does."""
+    default_s = openai.DEFAULT_TIMEOUT.read
+    assert default_s is not None
+    assert Upstream().idle_timeout_s == ENGINE_IDLE_TIMEOUT_S >= 6 * default_s
 
 
 def test_an_upgrade_is_declined_and_the_body_kept(url: str, engine: FakeEngine) -> None:

@@ -195,6 +195,7 @@ class Endpoint:
         expectation.learned.base_config = engine_client.model_config.hf_config.to_dict()
         self._assembly = await assemble(settings, expectation, engine)
         self._assembly.volume.beside.append(self._admin.conditions)
+        self._assembly.reporter.changed_by = lambda: self._admin.changed_by
         if (untested := compat.untested()) is not None:
             logger.warning("%s", untested, extra=event("plugin.untested"))
             self._assembly.volume.beside.append(lambda: (untested,))

@@ -74,17 +74,19 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     _CLIENT: ("core_engines", "_finalizer", "client_index"),
     "vllm.config.parallel:ParallelConfig": (
         *("_api_process_count", "local_engines_only", "data_parallel_index"),
-        *("pipeline_parallel_size", "enable_expert_parallel"),
+        *("pipeline_parallel_size", "enable_expert_parallel", "use_ubatching"),
     ),
     "vllm.config.vllm:VllmConfig": (
         *("use_v2_model_runner", "lora_config", "parallel_config", "model_config"),
-        *("compilation_config", "additional_config"),
+        *("compilation_config", "additional_config", "speculative_config"),
     ),
     "vllm.config.lora:LoRAConfig": (
         *("max_lora_rank", "max_loras", "lora_dtype", "fully_sharded_loras"),
         *("target_modules", "enable_tower_connector_lora"),
     ),
-    f"{_LORA}.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path", "load_inplace"),
+    f"{_LORA}.request:LoRARequest": (
+        *("lora_name", "lora_int_id", "lora_path", "load_inplace", "is_3d_lora_weight"),
+    ),
     f"{_LORA}.lora_model:LoRAModel": ("id", "rank", "loras", "is_3d_lora_weight"),
     f"{_LORA}.lora_weights:LoRALayerWeights": ("lora_a", "lora_b", "scaling"),
     _LRU_MANAGER: (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +52,11 @@ class Kind(NamedTuple):
                 return cls(header, size, _told(file.read()))
         except (OSError, ValueError, TypeError, AttributeError):
             return None
+
+    @property
+    def has_fused_experts(self) -> bool:
+        """Whether it keeps all experts of a layer in one tensor, as PEFT's ``target_parameters`` do."""
+        return re.search(rb"\.experts(\.base_layer)?\.lora_A\.", self.header) is not None
 
     @property
     def begin(self) -> int:

@@ -94,6 +94,29 @@ def check_fits(manager: LoRAModelManager, adapter: LoRAModel, *, whole_model: bo
         raise DoesNotFit("no layer of the adapter is one of the model")
 
 
+def drafts_without_mapping(vllm_config: Any) -> bool:
+    """Whether vLLM samples from more rows than it names adapters for: one a request, and a row a draft.
+
+    Model Runner V1 names one for each row.
+    """
+    return bool(vllm_config.use_v2_model_runner) and vllm_config.speculative_config is not None
+
+
+def check_head(manager: LoRAModelManager, adapter: LoRAModel) -> None:
+    """Refuse an adapter of the output layer, where nobody can say which rows are its.
+
+    Raises:
+        DoesNotFit: names the layer.
+    """
+    for name, module in manager.modules.items():
+        if isinstance(module, LogitsProcessorWithLoRA) and manager._get_lora_layer_weights(adapter, name):
+            raise DoesNotFit(
+                f"{name}: with speculative decoding vLLM's Model Runner V2 does not say which rows of the "
+                "output layer are this adapter's: set VLLM_USE_V2_MODEL_RUNNER=0, leave out "
+                "--speculative-config, or train the adapter without its output layer"
+            )
+
+
 def check_finite(adapter: LoRAModel) -> None:
     """Read every weight: kernels that are given a NaN may answer with any text.
 

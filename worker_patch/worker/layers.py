@@ -9,8 +9,8 @@ Source: vllm/lora/layers, 0.32.
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.arena import Arena
+from lora_fs.kernels.extents import StorageFullError
 from lora_fs.kernels.layout import Layer, Shape
 from lora_fs.kernels.memory import HostMemory
 from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
@@ -137,6 +138,12 @@ class ModelLayers:
         only = kinds.pop() if len(kinds) == 1 else self._dtype
         return only if only in self._read and only.itemsize < self._dtype.itemsize else self._dtype
 
+    def bring(self, adapter: Slab) -> None:
+        """Start to copy an adapter to the device; on a CPU it is where it has to be."""
+
+    def drop(self, adapter: Slab) -> None:
+        """Let go of what was copied there; no slot means it."""
+
     def fill(self, slot: int, adapter: Slab) -> None:
         """Let a slot mean an adapter; layers it leaves alone are emptied."""
         for name, target in self.targets.items():
@@ -152,12 +159,15 @@ class ModelLayers:
 
 
 class DeviceLayers(ModelLayers):
-    """The same, in an arena on the device that holds as many adapters of the largest rank as slots."""
+    """The same, in an arena on the device that holds as many adapters of the largest rank as slots, or more
+    smaller ones: who was in a slot stays, and comes back by one row of a table.
+    """
 
     def __init__(self, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(slots, max_rank, dtype)
         self._device, self._pinned = device, device.type == "cuda"
-        self._filled: set[int] = set()
+        self._brought: OrderedDict[int, Slab] = OrderedDict()  # by their identity, the longest unused first
+        self._filled: dict[int, int] = {}  # slot → which of them
 
     def allocate(self) -> None:
         shapes = {name: target.shape for name, target in self.targets.items()}
@@ -168,22 +178,41 @@ class DeviceLayers(ModelLayers):
         for name, target in self.targets.items():
             target.layer = self._arena.layer(name)
 
+    def bring(self, adapter: Slab) -> None:
+        """Who is in no slot makes room, the longest unused first."""
+        owner = id(adapter)
+        if owner in self._brought:
+            self._brought.move_to_end(owner)
+            return
+        while True:
+            try:
+                self._arena.begin(owner, adapter)
+                break
+            except StorageFullError:
+                idle = next((one for one in self._brought if one not in self._filled.values()), None)
+                if idle is None:
+                    raise
+                self.drop(self._brought[idle])
+        self._brought[owner] = adapter
+
+    def drop(self, adapter: Slab) -> None:
+        if self._brought.pop(id(adapter), None) is not None:
+            self._filled = {slot: one for slot, one in self._filled.items() if one != id(adapter)}
+            self._arena.free(id(adapter))
+
     def fill(self, slot: int, adapter: Slab) -> None:
         self.empty(slot)
-        try:
-            self._arena.load(slot, adapter)
-        except BaseException:
-            with suppress(KeyError):  # it had taken no room yet
-                self._arena.free(slot)
-            raise
-        self._filled.add(slot)
+        self.bring(adapter)
+        self._arena.show(slot, id(adapter))
+        self._filled[slot] = id(adapter)
 
     def empty(self, slot: int) -> None:
-        if slot in self._filled:
-            self._filled.remove(slot)
-            self._arena.free(slot)
+        if self._filled.pop(slot, None) is not None:
+            self._arena.hide(slot)
 
     def restore(self) -> None:
+        for adapter in list(self._brought.values()):
+            self.drop(adapter)
         self._arena.restore()
 
 

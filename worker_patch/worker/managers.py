@@ -27,6 +27,7 @@ from lora_fs.worker_patch.worker.fits import check_finite, check_patterns
 from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.loader import Done, Loader
 from lora_fs.worker_patch.worker.models import TieredModelManager
+from lora_fs.worker_patch.worker.punica import check_whole_steps
 from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident, size_bytes
 from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
@@ -51,6 +52,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check_room(vllm_config)
+        check_whole_steps(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         self._loader: Loader[Resident] = Loader()
         self._alike = Alike()
@@ -146,6 +148,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         if recipe is not None:
             slab = manager.layers.pack(recipe.draft(folder))
             return Resident(LoRAModel(adapter, recipe.rank, {}), slab, alike=True)
+        if kind is not None and kind.has_fused_experts:  # whoever asks for it need not know
+            request.is_3d_lora_weight = True
         lora = self._load_adapter(request)
         check_patterns(folder)
         if not lora.loras and not modules_to_save(lora):
@@ -203,6 +207,13 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Let what a load under way brings go, if it is for this user."""
         if adapter in self._wanted and self._wanted[adapter]["user"] == user:
             self._wanted[adapter] = {**self._wanted[adapter], "user": None}
+
+    def bring(self, adapter: int) -> None:
+        """Have an adapter of the host tier on the device before the step that needs it, if it can be had."""
+        try:
+            self._adapter_manager.bring(adapter)
+        except Exception:
+            logger.exception("adapter %d is copied to the device by the step that needs it", adapter)
 
     def rank(self, adapter: int) -> int:
         return int(self._adapter_manager.get_adapter(adapter).rank)

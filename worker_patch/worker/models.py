@@ -17,7 +17,13 @@ from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from lora_fs.kernels.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.versions.layers import tell_stranger
-from lora_fs.worker_patch.worker.fits import check_fits, drop_merged, name_as_the_model
+from lora_fs.worker_patch.worker.fits import (
+    check_fits,
+    check_head,
+    drafts_without_mapping,
+    drop_merged,
+    name_as_the_model,
+)
 from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.resident import Resident, convert
@@ -42,6 +48,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self.layers: ModelLayers
         parallel = vllm_config.parallel_config
         self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
+        self._no_heads = drafts_without_mapping(vllm_config)
         self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
         self._warm_ups: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
@@ -121,6 +128,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         drop_merged(self, adapter)
         if whole:
             check_fits(self, adapter, whole_model=self._whole_model)
+            if self._no_heads:
+                check_head(self, adapter)
         found = {name: self._get_lora_layer_weights(adapter, name) for name in self.layers.targets}
         weights = {name: w for name, w in found.items() if w is not None}
         return self.layers.draft(weights, scales, whole=whole)
@@ -150,6 +159,11 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         for victim in self.tiers.admit(lora.id, size, **how):
             self._forget(victim)
         self._registered_adapters[lora.id] = lora
+
+    def bring(self, lora_id: int) -> None:
+        """Start to copy an adapter of the host tier to the device, if no slot means it."""
+        if lora_id not in self.tiers.slots:
+            self.layers.bring(self._registered_adapters[lora_id].slab)
 
     def activate_adapter(self, lora_id: int) -> bool:
         """Fill a slot from host memory.
@@ -230,4 +244,6 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         return True
 
     def _forget(self, adapter_id: int) -> bool:
+        if adapter_id in self._registered_adapters:
+            self.layers.drop(self._registered_adapters[adapter_id].slab)
         return bool(super().remove_adapter(adapter_id))

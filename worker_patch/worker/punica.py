@@ -26,6 +26,18 @@ logger = logging.getLogger(__name__)
 NOBODY = plan_rows(np.zeros(0, dtype=np.int64))
 
 
+def check_whole_steps(vllm_config: Any) -> None:
+    """Raise ValueError where vLLM computes a step in parts: its mapping is the whole step's.
+
+    vLLM's own kernels give the second part's rows the adapters of the first's.
+    """
+    if vllm_config.parallel_config.use_ubatching:
+        raise ValueError(
+            "vLLM computes each part of a step with the adapters of its first rows where a step is cut "
+            "(--enable-dbo, --ubatch-size): start it without these options, or without --enable-lora"
+        )
+
+
 class Planned(PunicaWrapperBase):  # type: ignore[misc]
     """What is the same on every device.
 

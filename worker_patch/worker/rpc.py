@@ -45,6 +45,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     if adapter in manager.tiers.entries:
         manager.tiers.keep(adapter, ask["user"], ask["sequence"])
         manager.named.setdefault(adapter, (ask["name"], ask["path"]))
+        manager.bring(adapter)
         return {"state": "ready", "reason": ""}
     if adapter in manager.failures and not manager.loading(adapter):
         return {"state": "failed", "reason": manager.failures[adapter]}
@@ -55,7 +56,10 @@ def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Keep an adapter in the host tier until a ``sync`` says otherwise. ``ask``: ``id, user, sequence``."""
     manager.collect()
     manager.forget_blank(ask["id"])
-    return {"held": manager.tiers.hold(ask["id"], ask["user"], ask["sequence"])}
+    held = manager.tiers.hold(ask["id"], ask["user"], ask["sequence"])
+    if held:
+        manager.bring(ask["id"])
+    return {"held": held}
 
 
 def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:

@@ -2,7 +2,8 @@
 
 vLLM keeps an adapter as a tensor a matrix: each is converted, scaled and page-locked by itself, which
 holds the interpreter's lock for milliseconds, and each stack is zeroed before it is filled. Here one
-call packs them all, and a slot is zeroed only if its next adapter writes to other places than its last.
+call packs them all, and a slot is zeroed only if its next adapter writes to other places than its last. On
+a GPU the block is copied there when somebody wants the adapter, and one launch fills a slot from it.
 Source: vllm/lora/layers/base_linear.py and column_parallel_linear.py, 0.32.
 """
 
@@ -15,8 +16,9 @@ import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.utils.torch_utils import PIN_MEMORY
 
+from lora_fs.kernels.landing import NOTHING, Landing, Piece
 from lora_fs.kernels.layout import Layer
-from lora_fs.kernels.slabs import Place, Slab
+from lora_fs.kernels.slabs import ALIGN_BYTES, Place, Slab
 from lora_fs.worker_patch.worker.layers import ModelLayers, Target, shape_of
 
 
@@ -29,6 +31,7 @@ class StackedLayers(ModelLayers):
         super().__init__(slots, max_rank, dtype)
         self._pinned = PIN_MEMORY
         self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was zeroed
+        self._landing: Landing | None = None
 
     def take_over(self, name: str, module: Any) -> bool:
         """Fill its stacks from now on; False if it is of another kind."""
@@ -38,7 +41,32 @@ class StackedLayers(ModelLayers):
         self.targets[name] = Target(module, shape, writes_cache=False, layer=Layer.empty(shape, 0))
         return True
 
+    def allocate(self) -> None:
+        """Have room on the device for one adapter of the largest rank, or for several smaller ones."""
+        stacks = [stack for target in self.targets.values() for stack in _stacks(target.module)]
+        if self._lands(stacks):
+            size = sum(stack[0].nbytes + ALIGN_BYTES for stack in stacks)
+            self._landing = Landing(stacks, size, self._pieces)
+
+    def _lands(self, stacks: list[torch.Tensor]) -> bool:
+        """Whether adapters have a way to go."""
+        return all(stack.is_cuda for stack in stacks)
+
+    def bring(self, adapter: Slab) -> None:
+        if self._landing is not None:
+            self._landing.bring(adapter)
+
+    def drop(self, adapter: Slab) -> None:
+        if self._landing is not None:
+            self._landing.drop(adapter)
+
     def fill(self, slot: int, adapter: Slab) -> None:
+        if self._landing is not None:
+            alike = self._written[slot] is adapter.places
+            self._written[slot] = None
+            self._landing.fill(slot, adapter, whole=not alike)
+            self._written[slot] = adapter.places
+            return
         if self._written[slot] is not adapter.places:  # as it is of all that are alike
             self._written[slot] = None
             for target in self.targets.values():
@@ -61,8 +89,30 @@ class StackedLayers(ModelLayers):
                 yield module.lora_b_stacked[part][slot, 0, : rows.shape[0], :rank], rows
                 begin += rank
 
+    def _pieces(self, adapter: Slab) -> Iterator[Piece]:
+        """The same as a part of the adapter's block for each stack, in the order of ``_stacks``."""
+        for name, target in self.targets.items():
+            packed, begin = adapter.views.get(name), 0
+            for part, width in enumerate(target.shape.outputs):
+                b = None if packed is None else packed.b[part]
+                if packed is None or b is None:
+                    yield from (NOTHING, NOTHING)
+                    continue
+                rank, inputs = packed.ranks[part], target.shape.inputs
+                yield Piece(packed.a.storage_offset() + begin * inputs, rank, inputs)
+                yield Piece(b.storage_offset(), width, rank)
+                begin += rank
+
     def empty(self, slot: int) -> None:
         """What is there is not looked at, and is as long as no other is put there."""
 
     def restore(self) -> None:
         self._written = [None] * len(self._written)
+        if self._landing is not None:
+            self._landing.lose()
+
+
+def _stacks(module: Any) -> Iterator[torch.Tensor]:
+    """Of each slice A's and B's."""
+    for pair in zip(module.lora_a_stacked, module.lora_b_stacked, strict=True):
+        yield from pair

@@ -27,6 +27,7 @@ from starlette.types import Scope
 
 from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.model import ChangedBy
 from lora_fs.sidecar.server.middleware.loopback import is_from_here
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.middleware.tokens import (
@@ -134,16 +135,23 @@ class Admin:
             return ()
         return (f"AdminToken: {self._token_file}: {self._problem}; what needs a token is answered 503",)
 
+    @property
+    def changed_by(self) -> ChangedBy:
+        """Who changes adapters over HTTP."""
+        if self._token_file is not None:
+            return "tokens"
+        if self.keys:
+            return "key"
+        return "nobody" if self._insecure == "off" else self._insecure
+
     def announce(self) -> None:
         """Log once who may register where no token file says it."""
-        if self._token_file is not None or self.keys:
-            return
-        if self._insecure == "off":
+        if self.changed_by == "nobody":
             told = event("admin.closed")
             logger.info("no token file: calls over HTTP that change adapters are refused", extra=told)
-        else:
-            who = "all who reach the port" if self._insecure == "any" else "callers on this machine"
-            told = event("admin.insecure", insecure=self._insecure)
+        elif self.changed_by in ("loopback", "any"):
+            who = "all who reach the port" if self.changed_by == "any" else "callers on this machine"
+            told = event("admin.insecure", insecure=self.changed_by)
             logger.warning("--insecure: %s change adapters without a token", who, extra=told)
 
     async def look(self) -> None:
@@ -198,7 +206,8 @@ class Admin:
         return Caller(token.name, address)
 
     def _check_without_tokens(self, headers: Headers, address: str) -> None:
-        if self.keys:
+        changed_by = self.changed_by
+        if changed_by == "key":
             shown = bearer(headers.get("authorization", ""))
             if shown is None or digest_of(shown) not in self.keys:
                 raise HTTPException(
@@ -206,9 +215,9 @@ class Admin:
                     "this call needs the engine's key (--api-key)",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-        elif self._insecure == "off":
+        elif changed_by == "nobody":
             raise HTTPException(403, NO_TOKENS)
-        elif self._insecure == "loopback" and not is_from_here(address, headers):
+        elif changed_by == "loopback" and not is_from_here(address, headers):
             raise HTTPException(403, FROM_AFAR)
 
     async def sight(self, headers: Headers) -> Sight:

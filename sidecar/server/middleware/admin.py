@@ -32,10 +32,11 @@ class AdminCalls:
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin, self._told = replica, admin, trail or Trail(None)
 
-    def token_first(self, **verbs: Verb) -> type[APIRoute]:
-        """Routes that FastAPI reads a body for, made to ask for a token before, and to bound the body.
+    def token_first(self, body_bytes: int | None = MAX_BODY_BYTES, /, **verbs: Verb) -> type[APIRoute]:
+        """Make routes ask for a token before FastAPI reads the query and the body, and bound the body.
 
         Args:
+            body_bytes: at most, which come within BODY_S; None: the route bounds its body itself.
             verbs: by the name of the route's function; other routes are as they were.
         """
         calls = self
@@ -48,7 +49,9 @@ class AdminCalls:
 
                 async def bounded(request: Request) -> Response:
                     await calls._ask_for_a_token(request, verb)
-                    return await handle(Request(request.scope, _at_most(MAX_BODY_BYTES, request.receive)))
+                    if body_bytes is not None:
+                        request = Request(request.scope, _at_most(body_bytes, request.receive))
+                    return await handle(request)
 
                 return bounded
 

@@ -3,12 +3,15 @@
 Small ones have a room of their own, whatever large ones are there. What a body takes is given back as soon
 as nobody needs it any more, which is long before a stream's end. Who sends slowly keeps nobody out: where
 there is no room the slowest incomplete body gives way, and one caller's have half a room at most.
+A body costs the same beside many others: they are looked through only where there is no room. No client is
+blamed for time in which this server itself did not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from starlette.datastructures import Headers
@@ -24,17 +27,27 @@ IDLE_S = 30.0  # in which nothing of a body comes
 LEAST_BYTES_S = 1 << 16  # from when IDLE_S are over
 SLOW_S = 1.0  # an incomplete body older than this gives way where there is no room
 PAUSE_S = 0.1  # and so does one of which nothing came for this long
+TICK_S = PAUSE_S / 5
 _HELD = "lora_fs.body"  # its key in a scope
+UNREAD = "lora_fs.unread"  # the extension by which a server says how many bytes of a client wait here
 _GAVE_WAY = "the body came slowly, and gave way to others: ask again"
 
 
 class Held:
-    """A body in memory, until ``release``."""
+    """A body in memory, until ``release``.
 
-    def __init__(self, intake: Intake, caller: str | None = None) -> None:
-        self._intake, self.caller = intake, caller
+    Args:
+        told: its length, as its head says; None: unknown.
+        unread: how many bytes of it came and were not received yet.
+    """
+
+    def __init__(
+        self, intake: Intake, caller: str | None, told: int | None, unread: Callable[[], int]
+    ) -> None:
+        self._intake, self.caller, self._told, self._unread = intake, caller, told, unread
         self.body = bytearray()
-        self.begun = self.fed_at = asyncio.get_running_loop().time()
+        self.counted = 0  # bytes, as the intake has them
+        self.begun = self.fed_at = intake.time()
         self._wait: asyncio.Timeout | None = None
         self._has_given_way = False
 
@@ -42,7 +55,7 @@ class Held:
         """Take what comes. Raises as ``Intake.read``."""
         more, idle_s = True, self._intake.idle_s
         clock = asyncio.get_running_loop().time
-        begun = self.begun
+        begun = clock()
         while more:
             left_s = begun + idle_s + len(self.body) / LEAST_BYTES_S - clock()
             try:
@@ -62,7 +75,7 @@ class Held:
                 raise ClientDisconnect
             self._intake.admit(self, len(message.get("body", b"")))
             self.body += message.get("body", b"")
-            self.fed_at = clock()
+            self.fed_at = self._intake.time()
             more = message.get("more_body", False)
 
     def give_way(self) -> None:
@@ -75,10 +88,12 @@ class Held:
     @property
     def is_large(self) -> bool:
         """Whether it takes of the large ones' room."""
-        return len(self.body) > SMALL_BYTES
+        return self.counted > SMALL_BYTES
 
     def is_slow(self, now: float) -> bool:
-        """Whether it may have to give way while it is incomplete."""
+        """Whether it may have to give way while it is incomplete. ``now``: the intake's time."""
+        if self._told is not None and len(self.body) + self._unread() >= self._told:
+            return False  # its client sent all of it
         return now - self.begun > SLOW_S or now - self.fed_at > PAUSE_S
 
     def bytes_per_s(self, now: float) -> float:
@@ -87,8 +102,38 @@ class Held:
 
     def release(self) -> None:
         """Nobody needs it any more."""
-        self._intake.give_back(len(self.body))
+        self._intake.count(self, 0)
         self.body = bytearray()
+
+
+class _ReadingTime:
+    """Seconds in which the loop read. A stall of the loop counts as two ticks at most.
+
+    What a client sent meanwhile lies in the kernel, and is read in the next turns.
+    """
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+        self._ticked_at = 0.0
+        self._tick: asyncio.TimerHandle | None = None
+
+    def run(self, needed: Callable[[], bool]) -> None:
+        """Tick for as long as it is ``needed``."""
+        loop = asyncio.get_running_loop()
+
+        def tick() -> None:
+            self._passed, self._ticked_at = self.now(), loop.time()
+            self._tick = loop.call_later(TICK_S, tick) if needed() else None
+
+        if self._tick is None:
+            self._ticked_at = loop.time()
+            self._tick = loop.call_later(TICK_S, tick)
+
+    def now(self) -> float:
+        """Return the seconds so far; they stand still while nobody needs them."""
+        if self._tick is None:
+            return self._passed
+        return self._passed + min(asyncio.get_running_loop().time() - self._ticked_at, 2 * TICK_S)
 
 
 class Intake:
@@ -100,76 +145,110 @@ class Intake:
 
     def __init__(self, most_bytes: int, *, idle_s: float = IDLE_S) -> None:
         self.most_bytes, self.idle_s = most_bytes, idle_s
-        self._large_bytes = self._small_bytes = 0
+        self._room = {False: SMALL_ROOM_BYTES, True: 2 * most_bytes}  # by whether a body is large
+        self._held: Counter[bool] = Counter()  # bytes, likewise
+        self._coming: Counter[tuple[str, bool]] = Counter()  # bytes of callers' incomplete bodies
         self._incomplete: set[Held] = set()
+        self._time = _ReadingTime()
+        self.time = self._time.now
 
     @asynccontextmanager
     async def read(
-        self, headers: Mapping[str, str], receive: Receive, caller: str | None = None
+        self,
+        headers: Mapping[str, str],
+        receive: Receive,
+        caller: str | None = None,
+        unread: Callable[[], int] = lambda: 0,
     ) -> AsyncIterator[Held]:
         """The whole body, held while the context is open at most.
 
         Args:
             caller: whose incomplete bodies have half a room at most; None: nobody's.
+            unread: how many bytes of it wait here: who sent all of it is not slow.
         Raises:
             ClientDisconnect: nobody waits for an answer.
             TooLarge: it is over what one may have.
             TemporaryError: there is no room beside the others.
             InputError: it does not go on.
         """
-        told = headers.get("content-length", "")
-        if told.isdecimal() and len(told) < 20:
-            self._check(int(told))
-        held = Held(self, caller)
+        said = headers.get("content-length", "")
+        told = int(said) if said.isdecimal() and len(said) < 20 else None
+        if told is not None:
+            self._check(told)
+        held = Held(self, caller, told, unread)
         self._incomplete.add(held)
+        self._time.run(lambda: bool(self._incomplete))
         try:
             await held.read(receive)
-            self._incomplete.discard(held)
+            self._complete(held)
             yield held
         finally:
-            self._incomplete.discard(held)
             held.release()
+            self._incomplete.discard(held)
 
     def admit(self, held: Held, more: int) -> None:
         """Let a body that is being read grow. Raises as ``read``."""
-        size, grown = len(held.body), len(held.body) + more
+        grown = len(held.body) + more
         self._check(grown)
-        self._take(size, -1)
+        before = held.counted
+        self.count(held, grown)
         try:
-            self._make_room(held, grown)
+            self._make_room(held)
         except TemporaryError:
-            self._take(size)
+            self.count(held, before)
             raise
-        self._take(grown)
 
-    def _make_room(self, held: Held, size: int) -> None:
+    def count(self, held: Held, size: int) -> None:
+        """Count a body as ``size`` bytes from now on."""
+        for counted, sign in ((held.counted, -1), (size, 1)):
+            is_large = counted > SMALL_BYTES
+            self._held[is_large] += sign * counted
+            if held.caller is not None and held in self._incomplete:
+                self._add(held.caller, is_large, sign * counted)
+        held.counted = size
+
+    def _add(self, caller: str, is_large: bool, size: int) -> None:
+        self._coming[caller, is_large] += size
+        if not self._coming[caller, is_large]:
+            del self._coming[caller, is_large]
+
+    def _complete(self, held: Held) -> None:
+        self._incomplete.remove(held)
+        if held.caller is not None:
+            self._add(held.caller, held.is_large, -held.counted)
+
+    def _make_room(self, held: Held) -> None:
         """Let slow bodies give way until this one has room: its caller's own, then anybody's."""
-        large = _rooms(size)[1] > 0
-        room = 2 * self.most_bytes if large else SMALL_ROOM_BYTES
-        others = [one for one in self._incomplete if one is not held and one.is_large == large and one.body]
-        own = [one for one in others if held.caller is not None and one.caller == held.caller]
-        while own and size + sum(len(one.body) for one in own) > room // 2:
-            self._give_way(own, large)
-        while size + (self._large_bytes if large else self._small_bytes) > room:
-            self._give_way(others, large)
+        is_large, caller = held.is_large, held.caller
+        room = self._room[is_large]
+        while caller is not None and held.counted < self._coming[caller, is_large] > room // 2:
+            self._give_way(held, caller)
+        while self._held[is_large] > room:
+            self._give_way(held, None)
 
-    def _give_way(self, among: list[Held], large: bool) -> None:
-        now = asyncio.get_running_loop().time()
-        slow = [one for one in among if one.body and one.is_slow(now)]
+    def _give_way(self, held: Held, caller: str | None) -> None:
+        """Let the slowest body of ``held``'s room give way.
+
+        Args:
+            caller: whose body it must be; None: anybody's.
+        Raises:
+            TemporaryError: none is slow.
+        """
+        now = self.time()
+        slow = [
+            one
+            for one in self._incomplete
+            if one is not held
+            and one.counted
+            and one.is_large == held.is_large
+            and caller in (None, one.caller)
+            and one.is_slow(now)
+        ]
         if not slow:
-            raise TemporaryError(f"too many {'large ' if large else ''}requests are under way: ask again")
-        slowest = min(slow, key=lambda one: one.bytes_per_s(now))
-        slowest.give_way()
-        among.remove(slowest)
-
-    def give_back(self, size: int) -> None:
-        """A body of ``size`` bytes is gone."""
-        self._take(size, -1)
-
-    def _take(self, size: int, sign: int = 1) -> None:
-        small, large = _rooms(size)
-        self._small_bytes += sign * small
-        self._large_bytes += sign * large
+            raise TemporaryError(
+                f"too many {'large ' if held.is_large else ''}requests are under way: ask again"
+            )
+        min(slow, key=lambda one: one.bytes_per_s(now)).give_way()
 
     def _check(self, size: int) -> None:
         if size > self.most_bytes:
@@ -188,7 +267,8 @@ class WholeBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
-            async with self._intake.read(Headers(scope=scope), receive, address_of(scope)) as held:
+            unread = scope.get("extensions", {}).get(UNREAD, {}).get("bytes", lambda: 0)
+            async with self._intake.read(Headers(scope=scope), receive, address_of(scope), unread) as held:
                 await self._app({**scope, _HELD: held}, receive, send)
 
 
@@ -197,8 +277,3 @@ def held_body(scope: Scope) -> Held:
     held = scope[_HELD]
     assert isinstance(held, Held)
     return held
-
-
-def _rooms(size: int) -> tuple[int, int]:
-    """What a body takes of the small ones' room, and of the large ones'."""
-    return (size, 0) if size <= SMALL_BYTES else (0, size)

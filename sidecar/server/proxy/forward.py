@@ -18,7 +18,7 @@ from http import HTTPStatus
 import aiohttp
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from lora_fs.sidecar import tracing
@@ -37,8 +37,6 @@ from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_
 
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
-# What aiohttp would add where there is none.
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 _HIDDEN = (
     "this form does not name its model where it can be checked: send JSON, or multipart/form-data with one "
@@ -94,7 +92,7 @@ class Proxy:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _while_it_waits(self._answer(scope, receive, send), receive)
+        await while_it_waits(self._answer(scope, receive, send), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held, headers = held_body(scope), Headers(scope=scope)
@@ -204,7 +202,6 @@ class Proxy:
                 url,
                 data=pieces(body) if size > SMALL_BYTES else b"".join(body) or None,
                 headers=tracing.outgoing(headers),
-                skip_auto_headers=_NOT_ADDED,
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
@@ -230,7 +227,11 @@ class Proxy:
     async def _pass_on(
         self, answer: aiohttp.ClientResponse, send: Send, through: _Through | None, said: bytes = b""
     ) -> None:
-        """Send the answer's head, what was read of it, and the rest as it comes."""
+        """Send the answer's head, what was read of it, and the rest as it comes.
+
+        Raises:
+            EngineUnavailable: it broke off before anything of it was sent.
+        """
         raw = [(n, self._here(v) if n.lower() == b"location" else v) for n, v in backward(answer.raw_headers)]
         names: Renamed | Stored | None = None
         if Renamed.concerns(answer.headers.get("content-type", "")):
@@ -242,27 +243,37 @@ class Proxy:
             raw += answered_by(through.served.record)
         if names is not None:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
-        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        head: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
+        has_begun = is_whole = False
         try:
-            is_whole = False
+            if not answer.content_length:  # a stream's head does not wait for its first event
+                await send(head)
+                has_begun = True
             while not is_whole:
                 chunk = said or await answer.content.readany()
                 said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
                 if is_whole and names is not None:
                     data += names.end()
+                if not has_begun:
+                    if is_whole and names is not None and answer.method != "HEAD":
+                        raw.append((b"content-length", b"%d" % len(data)))
+                    await send(head)
+                    has_begun = True
                 if data or is_whole:
                     await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("engine.broke_off", error=type(error).__name__)
             logger.warning("the engine broke off its answer: %s", error, extra=told)
             self._replica.engine_failed(None)
+            if not has_begun:
+                raise EngineUnavailable(f"the engine broke off its answer: {error}") from error
             if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
                 self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
             # Without an end, so that the client's connection is closed, too.
 
 
-async def _while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
+async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:
     """Do ``work`` in this task for as long as the client is there."""
     working, has_left = asyncio.current_task(), False
     assert working is not None

@@ -22,24 +22,27 @@ _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 _CORS = b"access-control-"  # who may read an answer is this server's to say, not the engine's
 
 
-def onward(headers: Iterable[Raw], *, coded: bool) -> Iterator[Raw]:
+def onward(headers: Iterable[Raw], *, coded: bool, kept: frozenset[bytes] = frozenset()) -> Iterator[Raw]:
     """Yield a request's headers for the engine. No client takes off what its body was judged by.
 
     Args:
         coded: its answer may be compressed; if not, it is read here.
+        kept: credentials that go on, since the next hop checks them.
     """
     given = list(headers)
-    dropped = _NOT_FORWARDED | (_named(given) - _OF_THE_BODY) | (set() if coded else {b"accept-encoding"})
-    kept = [(name, value) for name, value in given if name not in dropped]
-    if not any(name == b"accept-encoding" for name, _ in kept):
+    dropped = (_NOT_FORWARDED - kept) | (_named(given) - _OF_THE_BODY)
+    if not coded:
+        dropped |= {b"accept-encoding"}
+    passed = [(name, value) for name, value in given if name not in dropped]
+    if not any(name == b"accept-encoding" for name, _ in passed):
         yield b"accept-encoding", b"identity"
-    yield from kept
+    yield from passed
 
 
-def appended(headers: Iterable[Raw], scope: Scope) -> list[Raw]:
+def appended(headers: Iterable[Raw], scope: Scope, via: bytes = VIA) -> list[Raw]:
     """Add this hop to ``Via`` and ``X-Forwarded-*``; what stands there stays, in front."""
     host = next((value for name, value in scope["headers"] if name == b"host"), None)
-    hop = {b"via": VIA, b"x-forwarded-for": address_of(scope).encode("latin-1", "replace")}
+    hop = {b"via": via, b"x-forwarded-for": address_of(scope).encode("latin-1", "replace")}
     first = {b"x-forwarded-proto": str(scope.get("scheme", "http")).encode()}
     if host is not None:
         first[b"x-forwarded-host"] = host

@@ -19,6 +19,8 @@ from lora_fs.sidecar.server.proxy.json_fields import BLANKS, SLICE_BYTES, Body, 
 MAX_UTF16_BYTES = 1 << 20  # of JSON in UTF-16 or 32, which is written anew
 MAX_NAME_BYTES = 1 << 16  # of a model's or a user's name, as it is written, with the blanks around it
 MAX_FLAG_BYTES = 64
+MAX_PROMPT_BYTES = 1 << 13  # of a prompt, which they identify
+_PROMPTS = ("messages", "prompt", "input")
 MAX_PARTS = 4_000  # Starlette, which parses for vLLM, takes 1,000 fields and as many files
 MAX_PART_HEADER_BYTES = 16_384
 
@@ -51,10 +53,12 @@ class Fields:
     Attributes:
         user: what a JSON body has there; a form names none.
         background: likewise, of whatever type.
+        prompt: the beginning of its prompt or messages, as a JSON body writes them; empty where it has none.
     """
 
     user: str | None = None
     background: object = None
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +128,19 @@ async def _in_json(body: Body) -> Fields:
             body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             return Fields()
-    found = await find_own_fields(body, ("model", "user", "background"))
+    found = await find_own_fields(body, ("model", "user", "background", *_PROMPTS))
     if found is None:
         return Fields()
     user = _text(body, found["user"]) if "user" in found else None
     background = _flag(body, found["background"]) if "background" in found else None
+    said = next((found[one] for one in _PROMPTS if one in found), Span(0, 0))
+    prompt = bytes(body[said.start : min(said.end, said.start + MAX_PROMPT_BYTES)]).lstrip(BLANKS)
     span = found.get("model", Span(0, 0))
     if span.end - span.start > MAX_NAME_BYTES:
         raise InputError(f"the field model takes over {MAX_NAME_BYTES} bytes: send a model's name")
     name = _text(body, span)
     if name is None:
-        return Fields(user=user, background=background)
+        return Fields(user=user, background=background, prompt=prompt)
     text = bytes(body[span.start : span.end])
     start = span.end - len(text.lstrip(BLANKS))
     end = start + len(text.strip(BLANKS))
@@ -143,7 +149,7 @@ async def _in_json(body: Body) -> Fields:
         view = memoryview(body)
         return view[:start], json.dumps(other).encode(), view[end:]
 
-    return ModelField(name=name, parts=parts, user=user, background=background)
+    return ModelField(name=name, parts=parts, user=user, background=background, prompt=prompt)
 
 
 def _text(body: Body, span: Span) -> str | None:

@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from lora_fs.sidecar.server.proxy.model_rewrite import Parts
 from lora_fs.sidecar.settings import ENGINE_CONNECTIONS, ENGINE_IDLE_TIMEOUT_S
 
 CONNECT_S = 5.0
 PIECE_BYTES = 1 << 18
+# What aiohttp would add where there is none.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _ERROR_BYTES = 65_536
 
 
@@ -45,16 +48,26 @@ class Upstream:
 
 
 @asynccontextmanager
-async def connected(upstream: Upstream) -> AsyncIterator[aiohttp.ClientSession]:
-    """Keep connections to the engine while the context is open."""
+async def connected(
+    upstream: Upstream, resolver: AbstractResolver | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Keep connections to the engine, or to replicas, while the context is open.
+
+    Args:
+        resolver: of host names; None: the system's.
+    """
     # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
-    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4)
+    connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4, resolver=resolver)
     timeout = aiohttp.ClientTimeout(
         total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
     )
     jar = aiohttp.DummyCookieJar()  # what the engine gives to one client is no other's
     async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+        connector=connector,
+        timeout=timeout,
+        cookie_jar=jar,
+        auto_decompress=False,
+        skip_auto_headers=_NOT_ADDED,
     ) as session:
         yield session
 

@@ -6,24 +6,19 @@ bounded time for a download: repeated, it waits on.
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from lora_fs.sidecar.registry.lifecycle.acts import ACTS, Act, Done, Unregister
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
-from lora_fs.sidecar.server.bodies import ErrorBody, RegisterFrom
+from lora_fs.sidecar.server.bodies import RegisterFrom
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.routes.changes import ERRORS
 from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 from lora_fs.sidecar.sources.uri import redacted
-
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)
-}
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
@@ -50,12 +45,12 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
 
         act.__annotations__["body"] = kind  # what FastAPI reads the body as
         summary = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
-        routes.post(f"{NAME}/{kind.word}", name=kind.word, summary=summary, responses=_ANSWERS)(act)
+        routes.post(f"{NAME}/{kind.word}", name=kind.word, summary=summary, responses=ERRORS)(act)
 
     for kind in ACTS:
         add(kind)
 
-    @routes.post(f"{NAME}/register", summary="Register an adapter from a source", responses=_ANSWERS)
+    @routes.post(f"{NAME}/register", summary="Register an adapter from a source", responses=ERRORS)
     async def register(
         namespace: Namespace, model: Model, name: Name, body: RegisterFrom, request: Request
     ) -> Outcome:

@@ -10,11 +10,11 @@ Source: NVIDIA Dynamo 1.6.0, LoRA adapters; ai-dynamo/dynamo, lib/runtime/src/sy
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -22,10 +22,10 @@ from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
+from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.routes.changes import ERRORS, AdapterName, Answers, Changes
 from lora_fs.sidecar.sources.local import path_of
 from lora_fs.sidecar.sources.offer import is_of
 from lora_fs.sidecar.sources.uri import parse, redacted, scheme_of
@@ -68,19 +68,15 @@ class Loras(BaseModel):
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
 
-_Name = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"model": LoraDone},
-    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
-}
+_ANSWERS: Answers = {200: {"model": LoraDone}, **ERRORS}
 
 
 def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
     """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
-    calls = AdminCalls(replica, admin, trail)
-    routes = APIRouter(tags=["dynamo"], route_class=calls.token_first(load=Verb.REGISTER))
+    changes = Changes(replica, admin, trail)
+    routes = APIRouter(tags=["dynamo"], route_class=changes.calls.token_first(load=Verb.REGISTER))
 
     async def loaded(name: str, uri: str) -> Record | None:
         """The record of a name that is served from ``uri``, once it is loaded here; None: it is not served.
@@ -106,15 +102,13 @@ def router(
         response_class=JSONResponse,
     )
     async def load(body: LoadLora, request: Request) -> Response:
-        name, uri, how = full_name(body.lora_name, replica.namespaces), body.source.uri, "already loaded"
-        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
-            what["source"] = redacted(uri)
-            record = await loaded(name, uri)
-            if record is None:
+        uri, how = body.source.uri, "already loaded"
+        async with changes.admitted(request, Verb.REGISTER, body.lora_name, uri) as change:
+            name = change.name
+            change.record = await loaded(name, uri)
+            if change.record is None:
                 try:
-                    sight = await admin.sight(request.headers)
-                    wanted = LoadRequest(name, uri, reads=sight.namespaces)
-                    record = await replica.load_adapter(wanted, writer=caller.writer)
+                    await change.load(uri)
                     how = "loaded successfully"
                 except Conflict:
                     # An operator asks all replicas at once: one registered it, the others are to see it.
@@ -122,11 +116,10 @@ def router(
                         if replica.lookup(name) is not None or replica.passes_through(name):
                             break
                         await anyio.sleep(LOOK_EVERY_S)
-                    record = await loaded(name, uri)
-                    if record is None:
+                    change.record = await loaded(name, uri)
+                    if change.record is None:
                         raise
-            what |= {"revision": record.revision, "digest": record.spec.digest}
-        return _done(body.lora_name, how, record)
+        return _done(body.lora_name, how, change.record)
 
     @routes.delete(
         "/v1/loras/{lora_name:path}",
@@ -134,12 +127,11 @@ def router(
         responses=_ANSWERS,
         response_class=JSONResponse,
     )
-    async def unload(lora_name: _Name, request: Request) -> Response:
-        name = full_name(lora_name, replica.namespaces)
-        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
-            served = replica.lookup(name)
+    async def unload(lora_name: AdapterName, request: Request) -> Response:
+        async with changes.admitted(request, Verb.UNREGISTER, lora_name) as change:
+            served = replica.lookup(change.name)
             try:
-                await replica.unload_adapter(name, writer=caller.writer)
+                await change.unload()
             except NotFound:  # another replica was asked before
                 return _done(lora_name, "not registered")
         return _done(lora_name, "unloaded successfully", served.record if served is not None else None)

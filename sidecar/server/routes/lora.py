@@ -8,9 +8,9 @@ told to the audit, done or refused.
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
@@ -25,18 +25,17 @@ from lora_fs.sidecar.server.bodies import (
     UnloadBody,
 )
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, Served, full_name
+from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.routes.changes import ERRORS, AdapterName, Answers, Changes
 from lora_fs.sidecar.server.routes.listing import Listing
-from lora_fs.sidecar.sources.uri import redacted
 
 # With a response class that has a media type of its own, FastAPI gives it to the errors, too. Without a 422
 # it would describe one of its own.
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+_ANSWERS: Answers = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-    **{code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 422, 429, 503)},
+    **ERRORS,
 }
 
 _STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
@@ -45,7 +44,6 @@ _STATUS: dict[Phase, Literal["loaded", "unloading", "failed"]] = {
     Phase.FAILED: "failed",
 }
 
-_AdapterName = Annotated[str, Path(description="A name with all its revisions, or name@revision")]
 _Name = Annotated[str | None, Query(description="A pattern of the name: `*`, `?` and `[…]` as in a shell")]
 _Selector = Annotated[
     str | None,
@@ -56,8 +54,10 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
-    calls = AdminCalls(replica, admin, trail)
-    token_first = calls.token_first(load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER)
+    changes = Changes(replica, admin, trail)
+    token_first = changes.calls.token_first(
+        load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER
+    )
     routes = APIRouter(tags=["adapters"], route_class=token_first)
 
     @routes.post(
@@ -67,14 +67,9 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         responses=_ANSWERS,
     )
     async def load(body: LoadBody, request: Request) -> Response:
-        name = full_name(body.lora_name, replica.namespaces)
-        async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
-            what["source"] = redacted(body.lora_path)
-            sight = await admin.sight(request.headers)
-            wanted = LoadRequest(name, body.lora_path, body.load_inplace, sight.namespaces)
-            record = await replica.load_adapter(wanted, writer=caller.writer)
-            what |= {"revision": record.revision, "digest": record.spec.digest}
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+        async with changes.admitted(request, Verb.REGISTER, body.lora_name, body.lora_path) as change:
+            await change.load(body.lora_path, in_place=body.load_inplace)
+        return PlainTextResponse(f"Success: LoRA adapter '{change.name}' added successfully.")
 
     @routes.post(
         "/v1/unload_lora_adapter",
@@ -83,10 +78,9 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         responses=_ANSWERS,
     )
     async def unload(body: UnloadBody, request: Request) -> Response:
-        name = full_name(body.lora_name, replica.namespaces)
-        async with calls.admitted(request, Verb.UNREGISTER, name) as (caller, _):
-            await replica.unload_adapter(name, writer=caller.writer)
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+        async with changes.admitted(request, Verb.UNREGISTER, body.lora_name) as change:
+            await change.unload()
+        return PlainTextResponse(f"Success: LoRA adapter '{change.name}' removed successfully.")
 
     @routes.post(
         "/adapters",
@@ -105,7 +99,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         response_class=Response,
         responses=_ANSWERS,
     )
-    async def unregister(adapter_name: _AdapterName, request: Request) -> Response:
+    async def unregister(adapter_name: AdapterName, request: Request) -> Response:
         await unload(UnloadBody(lora_name=adapter_name), request)
         return PlainTextResponse(f"Adapter {adapter_name} unregistered")
 

@@ -195,7 +195,9 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
     )
     async def readyz() -> JSONResponse:
         readiness = replica.readiness()
-        body = ReadinessBody(ready=readiness.ready, conditions=list(readiness.conditions))
+        body = ReadinessBody(
+            ready=readiness.ready, conditions=list(readiness.conditions), changed_by=admin.changed_by
+        )
         return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
@@ -210,6 +212,7 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
                 base_model=catalog[name].record.spec.base_model,
                 namespace=catalog[name].record.namespace,
                 revision=catalog[name].record.revision,
+                digest=catalog[name].record.spec.digest,
                 memory_usage=catalog[name].record.spec.size_bytes,
                 last_used=time.time() - held["idle_s"],
                 in_flight=held["in_flight"],
@@ -220,9 +223,10 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         free = max(0, capacity - len(residency)) if capacity is not None and sight == ALL else None
         of_a_batch = replica.figures().get("max_loras")
         max_loras = None if of_a_batch is None else int(of_a_batch)
+        served_names = [str(card["id"]) for card in replica.base_cards()]
         slots = LoraCapacity(max_loras=max_loras, loaded_count=len(loaded), available_slots=free)
         return Metadata(
-            model=ServedModel(name=replica.model),
+            model=ServedModel(name=replica.model, served_names=served_names),
             replica=replica.replica_id,
             namespaces=[scope.namespace for scope, listed in known if listed.revisions or listed.pointers],
             ready=replica.readiness().ready,

@@ -43,7 +43,9 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
     """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
-    routes, calls = APIRouter(tags=["adapters"]), AdminCalls(replica, admin, trail)
+    calls = AdminCalls(replica, admin, trail)
+    token_first = calls.token_first(None, upload=Verb.REGISTER, upload_as=Verb.REGISTER)
+    routes = APIRouter(tags=["adapters"], route_class=token_first)
 
     @routes.post(
         "/v1/lora_adapters",

@@ -69,7 +69,7 @@ class Model:
         empty slot are in no plan.
         """
         assert callable(replay)
-        plan = plan_rows(np.where(np.isin(slots, list(self.arena._loaded)), slots, NO_SLOT))
+        plan = plan_rows(np.where(np.isin(slots, list(self.arena._shown)), slots, NO_SLOT))
         x = make_rows(ROWS, 64, self.dtype, seed)
         tokens = torch.from_numpy(np.random.default_rng(seed).integers(40, size=ROWS))
         y, embedded = make_rows(ROWS, 64, self.dtype, seed + 1), make_rows(ROWS, 64, self.dtype, seed + 2)

@@ -1,0 +1,118 @@
+"""The stub of an engine whose loads and requests take their time, and which knows what it holds.
+
+Loads come one after another, and a request takes longer the more are under way. It answers for an adapter
+only if that is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lora_fs.demo.process import free_port, spawn
+
+sys.path.append(str(Path(__file__).parent))  # its own process is started with -P
+
+from stub_engine import StubEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds that a load takes, a request, and a request more for each that is under way."""
+
+    load_s: float = 0.0
+    request_s: float = 0.0
+    each_s: float = 0.0
+
+
+class PacedEngine(StubEngine):
+    """Counts its loads and completions."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace, self._loading = pace, asyncio.Lock()
+        self._under_way = self._loads = self._completions = 0
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        app = super().app()
+        app.router.routes.append(Route("/counts", self._counts))
+        return app
+
+    async def _load(self, request: Request) -> Response:
+        async with self._loading:
+            await asyncio.sleep(self._pace.load_s)
+        self._loads += 1
+        return await super()._load(request)
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        model = body["model"]
+        if model != "tiny" and model not in self._loaded:
+            error = {"message": f"The model `{model}` does not exist.", "type": "NotFoundError", "code": 404}
+            return JSONResponse({"error": error}, 404)
+        self._completions += 1
+        if body.get("stream"):
+            return StreamingResponse(self._events(model, body["max_tokens"]), media_type="text/event-stream")
+        self._under_way += 1
+        try:
+            await asyncio.sleep(self._pace.request_s + self._under_way * self._pace.each_s)
+        finally:
+            self._under_way -= 1
+        return JSONResponse({"model": model, "choices": [{"index": 0, "text": "stub"}]})
+
+    async def _events(self, model: str, tokens: int) -> AsyncIterator[bytes]:
+        self._under_way += 1
+        try:
+            for number in range(tokens):
+                choice = {"index": 0, "text": f"{number} "}
+                yield b"data: " + json.dumps({"model": model, "choices": [choice]}).encode() + b"\n\n"
+                await asyncio.sleep(max(self._pace.each_s, 0.001))
+            yield b"data: [DONE]\n\n"
+        finally:
+            self._under_way -= 1
+
+    async def _counts(self, _: Request) -> Response:
+        return JSONResponse(
+            {"loads": self._loads, "completions": self._completions, "under_way": self._under_way}
+        )
+
+
+@contextlib.contextmanager
+def paced_engine(log: Path, pace: Pace) -> Iterator[str]:
+    """Serve one on loopback, in a process of its own; yields its URL."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    options = [f"--{name}={getattr(pace, name)}" for name in Pace.__slots__]
+    process = spawn("stub", [sys.executable, "-P", __file__, str(port), *options], log=log, url=url, env={})
+    try:
+        process.wait_ready("/v1/models")
+        yield url
+    finally:
+        process.stop()
+
+
+def _serve() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("port", type=int)
+    for name in Pace.__slots__:
+        options.add_argument(f"--{name}", type=float, default=0.0)
+    given = vars(options.parse_args())
+    port = given.pop("port")
+    uvicorn.run(PacedEngine(Pace(**given)).app(), port=port, log_level="warning", timeout_keep_alive=60)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,77 @@
+"""Which addresses a replica may have: no status file leads a request to a cloud's metadata service.
+
+The address that a name resolved to is the one that is connected to: no later DNS answer counts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+from lora_fs.sidecar.errors import InputError
+
+# Where clouds answer with a machine's credentials, besides link-local addresses.
+METADATA: Final = frozenset(
+    map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254"))
+)
+
+
+def is_refused(host: str) -> bool:
+    """Return whether ``host`` is an IP address that no replica has: link-local, multicast, 0.0.0.0."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_link_local or address.is_multicast or address.is_unspecified or address in METADATA
+
+
+def checked(url: str) -> str:
+    """Return a replica's URL without the slash at its end.
+
+    Raises:
+        InputError: it is no http:// or https:// address of a host alone, or one that no replica may have.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"the replica's address {url[:200]!r} is no URL: {error}") from error
+    is_plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or port == 0:
+        raise InputError(f"write the replica's address {url[:200]!r} as http://HOST:PORT")
+    try:
+        # As a resolver reads it: 0xa9fea9fe and 2852039166 are 169.254.169.254, too.
+        numeric = socket.inet_ntoa(socket.inet_aton(parts.hostname))
+    except OSError:
+        numeric = parts.hostname
+    if is_refused(numeric):
+        raise InputError(f"{url[:200]} is no replica's address: it is link-local, or a metadata service's")
+    return url.rstrip("/")
+
+
+class Resolver(AbstractResolver):
+    """The system's resolver, without addresses that no replica has."""
+
+    def __init__(self) -> None:
+        self._system = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Resolve ``host``. Raises OSError: it has no address that a replica may have."""
+        found = await self._system.resolve(host, port, family)
+        kept = [one for one in found if not is_refused(one["host"])]
+        if not kept:
+            raise OSError(None, f"{host} leads to a link-local address or a metadata service, and is refused")
+        return kept
+
+    async def close(self) -> None:
+        """Close the system's resolver."""
+        await self._system.close()

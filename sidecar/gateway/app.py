@@ -1,0 +1,95 @@
+"""The gateway's application: its own few routes, and every path of a replica's, one hop away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lora_fs.sidecar import __version__
+from lora_fs.sidecar.gateway.address import Resolver
+from lora_fs.sidecar.gateway.discovery import Discovery
+from lora_fs.sidecar.gateway.forward import VIA, Hop
+from lora_fs.sidecar.gateway.metrics import Metrics
+from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.server.app import layers, proxied
+from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.middleware.errors import HANDLERS
+from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
+from lora_fs.sidecar.server.proxy.upstream import Upstream, connected
+from lora_fs.sidecar.server.routes.observe import exposed
+from lora_fs.sidecar.settings import BODY_MAX_BYTES, ENGINE_IDLE_TIMEOUT_S
+
+CONNECTIONS: Final = 16_384  # to all replicas
+
+
+def create_gateway(
+    discovery: Discovery,
+    *,
+    token: str | None = None,
+    model: str | None = None,
+    max_body_bytes: int = BODY_MAX_BYTES,
+    hold_timeout_s: float = 120.0,
+    idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """Assemble the gateway.
+
+    Args:
+        discovery: says where the replicas are.
+        token: shown to replicas that are polled, for the adapters of namespaces that are not public.
+        model: the folder of the base model's scopes; None: that of the replica that answers first.
+        idle_timeout_s: in which a replica may send no byte of an answer.
+        cors_origins: whose pages may read answers.
+    """
+    clock = time.monotonic
+    router = Router(clock)
+    headers: Mapping[str, str] = {"Via": VIA.decode()} | ({HEADER: token} if token is not None else {})
+    watch = Watch(router, discovery, clock, headers=headers, model=model)
+    metrics = Metrics(router, watch)
+    hop = Hop(router, watch, metrics, clock, hold_timeout_s=hold_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        upstream = Upstream(CONNECTIONS, idle_timeout_s)
+        async with connected(upstream, Resolver()) as session, watch.running(session):
+            hop.session = session
+            yield
+
+    async def health(request: Request) -> Response:
+        """200 while a replica is ready, else 503 with what keeps each one out."""
+        ready = sorted(one.name for one in watch.seen.values() if not one.why and one.name)
+        out = {one.url: one.why for one in watch.seen.values() if one.why}
+        body = {"ready": ready, "out": out, "problem": watch.problem}
+        return JSONResponse(body, 200 if ready else 503, None if ready else {"Retry-After": "1"})
+
+    async def scrape(request: Request) -> Response:
+        """Prometheus metrics."""
+        return Response(await exposed(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    app = FastAPI(
+        title="lora-fs gateway",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        middleware=layers(cors_origins),
+        exception_handlers=HANDLERS,
+    )
+    app.router.routes.extend(Route(path, health) for path in ("/health", "/readyz"))
+    app.router.routes.append(Route("/metrics", scrape))
+    way = proxied(max_body_bytes)
+    app.router.routes.extend(
+        Route(path, hop, methods=list(METHODS), middleware=way)
+        for path in (*COMMON, "/v1/{path:path}", *INFERENCE)
+    )
+    return app

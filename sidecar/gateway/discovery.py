@@ -1,0 +1,104 @@
+"""Where the replicas are: a list of URLs, the addresses of a DNS name, or the registry's status files.
+
+Whatever cannot be read changes nothing: the replicas that were known stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import InputError, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.gateway.address import checked
+from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.server.dashboard.fleet import Fleet
+
+DNS: Final = "dns"
+MAX_REPLICAS: Final = 1000
+READ_S: Final = 10.0
+
+
+class Discovery(Protocol):
+    """Says where replicas are."""
+
+    async def find(self) -> Mapping[str, str | None]:
+        """Return each replica's URL, and why it is refused, or None.
+
+        Raises:
+            TemporaryError: it is unknown for now.
+        """
+
+
+class Given:
+    """URLs, and ``dns://NAME:PORT`` for each address that a name has now.
+
+    Raises:
+        InputError: one is neither.
+    """
+
+    def __init__(self, replicas: Iterable[str]) -> None:
+        self._urls, self._names = list[str](), list[tuple[str, int]]()
+        for one in replicas:
+            parts = urlsplit(one)
+            if parts.scheme == DNS:
+                if not parts.hostname or parts.port is None or parts.path not in ("", "/"):
+                    raise InputError(f"write {one[:200]!r} as dns://NAME:PORT")
+                self._names.append((parts.hostname, parts.port))
+            else:
+                self._urls.append(checked(one))
+
+    async def find(self) -> Mapping[str, str | None]:
+        """As ``Discovery.find``. Raises TemporaryError: a name could not be resolved."""
+        found: dict[str, str | None] = dict.fromkeys(self._urls)
+        loop = asyncio.get_running_loop()
+        for name, port in self._names:
+            try:
+                addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            except OSError as error:
+                raise TemporaryError(f"the name {name} of the replicas is not resolved: {error}") from error
+            for family, *_, address in addresses:
+                host = f"[{address[0]}]" if family is socket.AF_INET6 else address[0]
+                _add(found, f"http://{host}:{port}")
+        return found
+
+
+class Registered:
+    """The status files of ``model``'s replicas in the registry, which each replica writes about itself."""
+
+    def __init__(self, layout: Layout, model: str) -> None:
+        self._model = model
+        self._fleet = Fleet(layout)
+        self._urls: dict[str, str] = {}
+        self._threads = Daemons(1, "lora-fs-gateway-registry")
+
+    async def find(self) -> Mapping[str, str | None]:
+        """As ``Discovery.find``. Raises VolumeUnavailable: the registry does not answer."""
+        try:
+            async with asyncio.timeout(READ_S):
+                look = await self._threads.run(lambda: self._fleet.look(""))
+        except (OSError, TimeoutError) as error:
+            raise VolumeUnavailable(f"the registry's status files are not read: {error}") from error
+        for replica, status in look.changed.items():
+            self._urls.pop(replica, None)
+            if status.model == self._model and status.url is not None:
+                self._urls[replica] = status.url
+        for replica in look.gone:
+            self._urls.pop(replica, None)
+        found: dict[str, str | None] = {}
+        for replica in sorted(self._urls):
+            _add(found, self._urls[replica])
+        return found
+
+
+def _add(found: dict[str, str | None], url: str) -> None:
+    """Add a URL that somebody else said: one that is refused is reported, and disturbs no other."""
+    if len(found) >= MAX_REPLICAS:
+        return
+    try:
+        found.setdefault(checked(url), None)
+    except InputError as error:
+        found[url] = str(error)

@@ -1,0 +1,206 @@
+"""One hop: choose a replica, pass the request on, stream its answer back.
+
+A request is sent with ``Expect: 100-continue``, so that its body goes only to a replica that asked for it. A
+replica that did not ask has not got the request, and another one may be tried. Otherwise the request may have
+run, and the client is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from lora_fs.sidecar import tracing
+from lora_fs.sidecar.errors import InputError, ServerUnavailable, TemporaryError, WaitTimeout
+from lora_fs.sidecar.gateway.choice import Choice
+from lora_fs.sidecar.gateway.metrics import Metrics
+from lora_fs.sidecar.gateway.prefix import chain
+from lora_fs.sidecar.gateway.routing import Router, Ticket
+from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.middleware import errors
+from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.middleware.body_limit import held_body
+from lora_fs.sidecar.server.proxy.forward import while_it_waits
+from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
+from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
+from lora_fs.sidecar.server.proxy.upstream import pieces
+
+VIA: Final = b"1.1 lora-fs-gateway"
+TAKE_S: Final = 5.0  # in which a replica asks for a request's body
+_CREDENTIALS: Final = frozenset({b"authorization", HEADER.encode()})
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_GONE: Final = "EngineGone"
+
+logger = logging.getLogger(__name__)
+
+
+class NotReached(Exception):
+    """The replica has not got the request."""
+
+
+class Hop:
+    """The endpoint of every path that a replica serves.
+
+    Args:
+        hold_timeout_s: how long a request may wait for a replica.
+
+    Attributes:
+        session: opened by the app.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        watch: Watch,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        hold_timeout_s: float,
+    ) -> None:
+        self._router, self._watch, self._metrics, self._clock = router, watch, metrics, clock
+        self._hold_timeout_s = hold_timeout_s
+        self.session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a client that leaves ends it at the replica at once."""
+        await while_it_waits(self._answer(scope, send), receive)
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        held, headers, began = held_body(scope), Headers(scope=scope), self._clock()
+        if VIA.decode() in headers.get("via", ""):
+            raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
+        if len(headers.getlist("content-type")) > 1:
+            raise InputError("the request has two Content-Type headers: send one")
+        fields = await find_fields(headers.get("content-type", ""), held.body)
+        name = fields.name if isinstance(fields, ModelField) else ""
+        adapter = name if name and name not in self._watch.base_names else None
+        seed = "" if adapter is None else self._watch.digest_of(adapter)
+        hashes = chain(seed, fields.prompt) if fields.prompt else ()
+        del fields
+        tried, why = frozenset[str](), ""
+        while True:
+            async with self._routed(adapter, hashes, tried, why) as ticket:
+                assert ticket.peer is not None
+                peer = ticket.peer.name
+                if not tried:
+                    self._metrics.queued.observe(self._clock() - began)
+                try:
+                    async with self._sent(scope, held.body, peer) as answer:
+                        held.release()
+                        self._router.answered(ticket, served=answer.status < 400)
+                        await self._pass_on(answer, send, peer)
+                        return
+                except NotReached as error:
+                    why = str(error)
+                    self._watch.not_reached(peer, why)
+                    self._metrics.retried += 1
+                    tried |= {peer}
+
+    @asynccontextmanager
+    async def _routed(
+        self, adapter: str | None, hashes: tuple[int, ...], tried: frozenset[str], why: str
+    ) -> AsyncIterator[Ticket]:
+        """A place at a replica, held while the context is open.
+
+        Raises:
+            TemporaryError: no replica is ready. WaitTimeout: none could load the adapter in time.
+        """
+        given = asyncio.get_running_loop().create_future()
+
+        def start(choice: Choice) -> None:
+            if not given.done():
+                given.set_result(choice)
+
+        ticket = Ticket(adapter, start, hashes, tried)
+        self._router.ask(ticket)
+        try:
+            try:
+                async with asyncio.timeout(self._hold_timeout_s):
+                    choice: Choice = await given
+            except TimeoutError as error:
+                raise WaitTimeout(f"no replica could load {adapter} in {self._hold_timeout_s:g} s") from error
+            if choice.peer is None:
+                ready = "no replica is ready" if not tried else "no other replica is ready"
+                raise TemporaryError(f"{ready}{': ' + why if why else ''}")
+            yield ticket
+        finally:
+            self._router.leave(ticket)
+
+    @asynccontextmanager
+    async def _sent(self, scope: Scope, body: bytearray, peer: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The replica's answer, of which its head has come.
+
+        Raises:
+            NotReached: the replica has not got the request.
+            ServerUnavailable: it may have got it, and has not answered.
+        """
+        assert self.session is not None, "the app's lifespan opens it"
+        path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        url = URL(self._watch.url_of(peer) + path.decode("latin-1"), encoded=True)
+        passed = appended(onward(scope["headers"], coded=True, kept=_CREDENTIALS), scope, VIA)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in passed]
+        if body:
+            headers.append(("content-length", str(len(body))))
+        has_begun = False
+        try:
+            async with asyncio.timeout(TAKE_S if body else None) as limit:
+
+                async def taken() -> AsyncIterator[memoryview]:
+                    nonlocal has_begun
+                    has_begun = True
+                    limit.reschedule(None)
+                    async for piece in pieces((body,)):
+                        yield piece
+
+                answer = await self.session.request(
+                    scope["method"],
+                    url,
+                    data=taken() if body else None,
+                    expect100=bool(body),
+                    headers=tracing.outgoing(headers),
+                    allow_redirects=False,
+                )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotReached(f"replica {peer} takes no connection: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if (body and not has_begun) or (not body and scope["method"] in _SAFE):
+                what = str(error) or type(error).__name__
+                raise NotReached(f"replica {peer} took no request: {what}") from error
+            raise ServerUnavailable(
+                f"replica {peer} broke off before it answered: the request may have run, and was not sent to "
+                "another replica"
+            ) from error
+        try:
+            if answer.status == 503 and answer.headers.get(errors.NAME) == _GONE:
+                raise NotReached(f"replica {peer} has no engine")
+            tracing.note(http__response__status_code=answer.status)
+            yield answer
+        finally:
+            is_whole = answer.content.at_eof() and (has_begun or not body)
+            answer.release() if is_whole else answer.close()
+
+    async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> None:
+        """Send the answer's head, and the rest as it comes."""
+        raw = backward(answer.raw_headers)
+        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        try:
+            is_whole = False
+            while not is_whole:
+                data = await answer.content.readany()
+                is_whole = answer.content.at_eof()
+                if data or is_whole:
+                    await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            told = event("gateway.broke_off", replica=peer, error=type(error).__name__)
+            logger.warning("replica %s broke off its answer: %s", peer, error, extra=told)
+            # Without an end, so that the client's connection is closed, too.

@@ -1,0 +1,207 @@
+"""The replicas of a fleet: where they are, whether they are ready, and what they hold. Polls each one.
+
+A replica is in once it answered that it is ready, and out at once when it takes no connection. It is also out
+when it says that it is not ready, when MISSED polls in a row had no answer, and when it left the list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.gateway.discovery import Discovery
+from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.logs import event
+
+FIND_S: Final = 1.0
+POLL_S: Final = 0.5
+POLLS_PER_S: Final = 100  # of all replicas together: with more than 50, each is polled less often
+ANSWER_S: Final = 2.0
+MISSED: Final = 2
+MOST_BYTES: Final = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One replica. ``why``: what keeps it out; empty if it is in.
+
+    Attributes:
+        name: the replica's id, as it said; None until it answered.
+    """
+
+    url: str
+    name: str | None = None
+    why: str = "it was not asked yet"
+    missed: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+class Watch:
+    """Keeps a router's replicas up to date.
+
+    Args:
+        headers: sent with each poll: the token that the gateway shows.
+        model: the folder of the base model's scopes; None: that of the replica that answered first.
+
+    Attributes:
+        seen: the replicas by URL.
+        base_names: names of the base model, as clients may send them.
+        problem: why the list of replicas is not read; empty if it is.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        discovery: Discovery,
+        clock: Callable[[], float],
+        *,
+        headers: Mapping[str, str],
+        model: str | None = None,
+    ) -> None:
+        self._router, self._discovery, self._clock = router, discovery, clock
+        self._headers, self._model = dict(headers), model
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._holders: dict[str, str] = {}  # replica's id → the URL that it is reached by
+        self.seen: dict[str, Seen] = {}
+        self.base_names: frozenset[str] = frozenset()
+        self.problem = "the list of replicas was not read yet"
+
+    @asynccontextmanager
+    async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+        """Find and poll the replicas while the context is open."""
+        finding = asyncio.create_task(self._find(session), name="find replicas")
+        try:
+            yield
+        finally:
+            tasks = [finding, *self._polls.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def url_of(self, name: str) -> str:
+        """Return the URL by which a replica that is in is reached."""
+        return self._holders[name]
+
+    def digest_of(self, adapter: str) -> str:
+        """Return the digest of an adapter as a replica told it; its name where none did."""
+        for one in self.seen.values():
+            if (digest := one.digests.get(adapter)) is not None:
+                return digest
+        return adapter
+
+    def not_reached(self, name: str, why: str) -> None:
+        """Take out a replica that took no request; the next poll that it answers brings it back."""
+        url = self._holders.get(name)
+        if url is not None and url in self.seen:
+            self._out(self.seen[url], why, emptied=False)
+
+    async def _find(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            try:
+                found = await self._discovery.find()
+            except LoraFsError as error:
+                if str(error) != self.problem:
+                    logger.warning("%s", error, extra=event("gateway.replicas_unknown"))
+                self.problem = str(error)
+            else:
+                self.problem = ""
+                self._take(session, found)
+            await asyncio.sleep(FIND_S)
+
+    def _take(self, session: aiohttp.ClientSession, found: Mapping[str, str | None]) -> None:
+        for url in [*self.seen]:
+            if url not in found:
+                self._polls.pop(url).cancel() if url in self._polls else None
+                self._out(self.seen[url], "it left", emptied=True)
+                del self.seen[url]
+        for url, refused in found.items():
+            if url in self.seen:
+                continue
+            self.seen[url] = seen = Seen(url)
+            if refused is not None:
+                seen.why = refused
+                logger.warning("%s", refused, extra=event("gateway.replica_refused", url=url))
+                continue
+            self._polls[url] = asyncio.create_task(self._poll(session, seen), name=f"poll {url}")
+
+    async def _poll(self, session: aiohttp.ClientSession, seen: Seen) -> None:
+        while True:
+            asked_at = self._clock()
+            try:
+                self._learn(seen, await self._ask(session, seen.url), asked_at)
+                seen.missed = 0
+            except aiohttp.ClientConnectorError as error:
+                self._out(seen, f"it takes no connection: {error.strerror or error}", emptied=True)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                seen.missed += 1
+                if seen.missed >= MISSED or seen.why:
+                    what = str(error) or type(error).__name__
+                    self._out(seen, f"it does not answer: {what}", emptied=False)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}", emptied=False)
+            await asyncio.sleep(max(POLL_S, len(self.seen) / POLLS_PER_S))
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with session.get(
+            f"{url}/metadata", headers=self._headers, timeout=timeout, allow_redirects=False
+        ) as answer:
+            if answer.status != 200:
+                raise ValueError(f"status {answer.status}; is it a sidecar?")
+            body = bytearray()
+            while piece := await answer.content.readany():
+                body += piece
+                if len(body) > MOST_BYTES:
+                    raise ValueError(f"over {MOST_BYTES} bytes")
+        told = json.loads(body)
+        if not isinstance(told, dict):
+            raise TypeError("it is no object")
+        return told
+
+    def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
+        name, model = str(told["replica"]), str(told["model"]["name"])
+        if self._model is None:
+            self._model = model
+        if model != self._model:
+            self._out(seen, f"it serves {model}, and this gateway {self._model}", emptied=False)
+            return
+        holder = self._holders.get(name, seen.url)
+        if holder != seen.url and holder in self.seen and not self.seen[holder].why:
+            self._out(seen, f"it is the replica {name}, which {holder} is as well", emptied=False)
+            return
+        if not told["ready"]:
+            self._out(seen, "it is not ready", emptied=False)
+            return
+        loaded: dict[str, dict[str, Any]] = told["lora"]["loaded_loras"]
+        slots = told["lora"]["lora_capacity"]
+        free = slots["available_slots"]
+        capacity = None if free is None else int(free) + int(slots["loaded_count"])
+        resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
+        digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
+        names = {str(one) for one in told["model"].get("served_names", ())}
+        if seen.name not in (None, name):
+            self._out(seen, "another replica has its address", emptied=True)
+        if seen.why:
+            logger.info("replica %s is in", name, extra=event("gateway.replica_in", url=seen.url))
+        seen.name, seen.why, seen.digests = name, "", digests
+        self._holders[name] = seen.url
+        self.base_names = frozenset((names | self.base_names) if names else self.base_names)
+        self._router.report(name, resident, capacity, asked_at)
+
+    def _out(self, seen: Seen, why: str, *, emptied: bool) -> None:
+        if not seen.why:
+            told = event("gateway.replica_out", url=seen.url)
+            logger.warning("replica %s is out: %s", seen.name, why, extra=told)
+        if seen.name is not None and self._holders.get(seen.name) == seen.url:
+            self._router.lost(seen.name, emptied=emptied and not seen.why)
+        seen.why = why

@@ -1,0 +1,301 @@
+"""`lora-fs gateway` as a process, before real sidecars with stand-ins for engines, on real sockets."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lora_fs.demo.process import Process, free_port
+from tests.gateway.conftest import Stubs
+
+Complete = Callable[..., httpx.Response]
+UNTIL_S = 20.0
+
+
+def until(holds: Callable[[], bool], within_s: float = UNTIL_S) -> float:
+    """Poll until ``holds``; return the seconds that took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < within_s, "it does not come true"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def health(gateway: Process) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.get(f"{gateway.url}/health").json()
+    return told
+
+
+def ready(gateway: Process) -> list[str]:
+    ready: list[str] = health(gateway)["ready"]
+    return ready
+
+
+def started(fleet: Stubs, *options: str, replicas: int, **env: str) -> Process:
+    gateway = fleet.gateway(*options, **env)
+    gateway.wait_ready("/health")
+    until(lambda: len(ready(gateway)) == replicas)
+    return gateway
+
+
+def metric(gateway: Process, series: str) -> float:
+    text = httpx.get(f"{gateway.url}/metrics").text
+    return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(series)), 0.0)
+
+
+def test_each_adapter_is_loaded_once_in_the_fleet(fleet: Stubs, complete: Complete) -> None:
+    """A gateway that finds its replicas in the registry sends an adapter's requests to one of them."""
+    fleet.add()
+    fleet.add()
+    gateway = started(fleet, replicas=2)
+    for _ in range(3):
+        for number in range(6):
+            answer = complete(gateway.url, f"a{number}")
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == f"a{number}"
+            assert answer.headers["x-lora-fs-adapter"] == f"default/tiny/v1/a{number}"
+    assert sum(fleet.counts(number)["loads"] for number in (0, 1)) == 6
+    assert all(fleet.counts(number)["loads"] for number in (0, 1))
+    assert complete(gateway.url, "tiny").status_code == 200
+    assert complete(gateway.url, "nobody").status_code == 404
+    models = {card["id"] for card in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
+    assert models >= {"tiny", *(f"a{number}" for number in range(8))}
+    assert metric(gateway, 'lora_fs_gateway_choices_total{reason="cold"}') >= 6
+    assert metric(gateway, 'lora_fs_gateway_choices_total{reason="base"}') >= 1
+
+
+def test_a_stream_passes_as_it_comes_and_a_client_that_leaves_frees_the_engine(fleet: Stubs) -> None:
+    """Events are not gathered, and the engine's request ends soon after its client left."""
+    fleet.add(each_s=0.1)
+    gateway = started(fleet, "--replica", fleet.sidecars[0].url, replicas=1)
+    body = {"model": "a1", "prompt": "x", "stream": True, "max_tokens": 5}
+    arrived = []
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line:
+                arrived.append((time.monotonic(), line))
+    assert [json.loads(line[6:])["choices"][0]["text"] for _, line in arrived[:-1]] == [
+        f"{number} " for number in range(5)
+    ]
+    assert arrived[-1][1] == "data: [DONE]"
+    assert arrived[4][0] - arrived[0][0] > 0.3
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/completions", json=body | {"max_tokens": 100_000}, timeout=30
+    ) as answer:
+        lines = answer.iter_lines()  # kept: with the iterator the stream would be closed
+        next(lines)
+        assert fleet.counts(0)["under_way"] == 1
+    until(lambda: fleet.counts(0)["under_way"] == 0)
+    until(lambda: metric(gateway, "lora_fs_gateway_in_flight{") == 0)
+
+
+def test_a_killed_replica_loses_only_what_it_had_begun(fleet: Stubs, complete: Complete) -> None:
+    """Under load, a replica that is killed fails its own requests; it is out at once and comes back."""
+    for _ in range(3):
+        fleet.add(request_s=0.02)
+    gateway = started(fleet, replicas=3)
+    stop, answers, lock = threading.Event(), list[tuple[float, int, str]](), threading.Lock()
+
+    def ask(worker: int) -> None:
+        with httpx.Client(timeout=30) as client:
+            turn = 0
+            while not stop.is_set():
+                turn += 1
+                body = {"model": f"a{(worker + turn) % 8}", "prompt": "x"}
+                answer = client.post(f"{gateway.url}/v1/completions", json=body)
+                with lock:
+                    answers.append((time.monotonic(), answer.status_code, answer.text))
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        workers = [pool.submit(ask, worker) for worker in range(6)]
+        until(lambda: len(answers) > 100)
+        victim, engine = fleet.sidecars[0], fleet.engines[0]
+        port = httpx.URL(victim.url).port
+        killed_at = time.monotonic()
+        victim.kill()
+        until(lambda: "r0" not in ready(gateway), 5)
+        out_at = time.monotonic()
+        count = len(answers)
+        until(lambda: len(answers) > count + 100)
+        fleet.add(port=port, engine=engine)  # of the same address, as another pod
+        back = until(lambda: len(ready(gateway)) == 3, 10)
+        count = len(answers)
+        until(lambda: len(answers) > count + 50)
+        stop.set()
+        for worker in workers:
+            worker.result()
+    failed = [(at - killed_at, text) for at, status, text in answers if status != 200]
+    assert len(failed) <= 6, failed
+    assert all("the request may have run" in text for _, text in failed), failed
+    assert all(at < 2 for at, _ in failed)
+    assert out_at - killed_at < 2
+    assert back < 5
+
+
+def test_a_replica_that_ends_in_good_order_costs_no_error(fleet: Stubs, complete: Complete) -> None:
+    """Scaling in and out again under load, every request is answered."""
+    for _ in range(2):
+        fleet.add(request_s=0.01)
+    gateway = started(fleet, replicas=2)
+    stop, statuses = threading.Event(), list[tuple[int, str]]()
+
+    def ask(worker: int) -> None:
+        with httpx.Client(timeout=30) as client:
+            turn = 0
+            while not stop.is_set():
+                turn += 1
+                body = {"model": f"a{(worker + turn) % 8}", "prompt": "x"}
+                answer = client.post(f"{gateway.url}/v1/completions", json=body)
+                statuses.append((answer.status_code, answer.text))
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        workers = [pool.submit(ask, worker) for worker in range(6)]
+        until(lambda: len(statuses) > 60)
+        fleet.add(request_s=0.01)
+        until(lambda: len(ready(gateway)) == 3)
+        fleet.sidecars[0].stop()
+        until(lambda: len(ready(gateway)) == 2)
+        count = len(statuses)
+        until(lambda: len(statuses) > count + 100)
+        stop.set()
+        for worker in workers:
+            worker.result()
+    assert [one for one in statuses if one[0] != 200] == []
+
+
+def test_a_hung_replica_is_left_and_its_requests_go_elsewhere(fleet: Stubs, complete: Complete) -> None:
+    """A replica that takes no body is not waited for: another one answers."""
+    fleet.add()
+    fleet.add()
+    gateway = started(fleet, replicas=2)
+    assert complete(gateway.url, "a1").status_code == 200
+    holder = next(number for number in (0, 1) if fleet.counts(number)["loads"])
+    with fleet.sidecars[holder].paused():
+        answer = complete(gateway.url, "a1")
+        assert answer.status_code == 200, answer.text
+        until(lambda: ready(gateway) == [f"r{1 - holder}"])
+    until(lambda: len(ready(gateway)) == 2)
+
+
+def test_no_replica_is_503_and_says_why(fleet: Stubs, complete: Complete) -> None:
+    """Without a replica a request is refused with Retry-After, and /health says what keeps each one out."""
+    url = f"http://127.0.0.1:{free_port()}"
+    gateway = fleet.gateway("--replica", url)
+    until(lambda: _answers(gateway))
+    until(lambda: "takes no connection" in health(gateway)["out"].get(url, ""))
+    answer = complete(gateway.url, "a1")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "no replica is ready" in answer.json()["error"]["message"]
+    assert httpx.get(f"{gateway.url}/health").status_code == 503
+
+
+def _answers(gateway: Process) -> bool:
+    try:
+        return httpx.get(f"{gateway.url}/metrics").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_what_is_no_replica_is_left_out_and_disturbs_nobody(fleet: Stubs, complete: Complete) -> None:
+    """A gateway, a replica's second address, a metadata service and another server are refused by name."""
+    replica = fleet.add()
+    first = started(fleet, "--replica", replica.url, replicas=1)
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"replica": [')
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        second = replica.url.replace("127.0.0.1", "localhost")
+        stranger = f"http://127.0.0.1:{other.server_port}"
+        options = [word for url in (replica.url, first.url, second, stranger) for word in ("--replica", url)]
+        gateway = started(fleet, *options, replicas=1)
+        until(lambda: all("not asked" not in why for why in health(gateway)["out"].values()))
+        out = health(gateway)["out"]
+        assert "is it a sidecar?" in out[first.url]
+        assert "JSONDecodeError" in out[stranger]
+        assert len(out) == 3
+        assert complete(gateway.url, "a1").status_code == 200
+        other.shutdown()
+    looped = httpx.post(
+        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"Via": "1.1 lora-fs-gateway"}
+    )
+    assert looped.status_code == 508
+    refused = fleet.gateway("--replica", "http://169.254.169.254")
+    assert refused.wait_ended(timeout_s=30)
+    assert "link-local" in refused.log_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"prompt": "no model"}', 200),
+        (b'{"model": "a1", "prompt": [1, 2, 3, "mixed"]}', 200),
+        (b'{"model": "a1", "prompt": "' + b"x" * 10_000_000 + b'"}', 200),
+        (b'{"model": "a1", "prompt": "' + b"x" * 70_000_000 + b'"}', 413),
+        (b"\xff\xfenot json", 400),
+    ],
+    ids=["no model", "mixed prompt", "10 MB", "70 MB", "no JSON"],
+)
+def test_odd_requests_get_a_clear_answer(
+    odd: tuple[Stubs, Process], body: bytes, status: int, complete: Complete
+) -> None:
+    """What a client sends wrong is the engine's to refuse, or too large; the next request is answered."""
+    _, gateway = odd
+    sent = httpx.post(
+        f"{gateway.url}/v1/completions",
+        content=body,
+        headers={"content-type": "application/json"},
+        timeout=60,
+    )
+    if status == 200:
+        assert sent.status_code in (200, 500)  # the stand-in fails where an engine would refuse
+    else:
+        assert sent.status_code in (status, 500)
+    assert complete(gateway.url, "a1").status_code == 200
+
+
+@pytest.fixture
+def odd(fleet: Stubs) -> tuple[Stubs, Process]:
+    fleet.add()
+    return fleet, started(fleet, replicas=1)
+
+
+def test_tokens_go_on_to_the_replica_which_checks_them(fleet: Stubs, tmp_path: Path) -> None:
+    """The client's own credentials reach the replica as they are."""
+    fleet.add()
+    gateway = started(fleet, replicas=1)
+    wrong = httpx.post(
+        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"X-Lora-Fs-Token": "wrong"}
+    )
+    direct = httpx.post(
+        f"{fleet.sidecars[0].url}/v1/completions", json={"model": "a1"}, headers={"X-Lora-Fs-Token": "wrong"}
+    )
+    assert (wrong.status_code, wrong.text) == (direct.status_code, direct.text)
+
+
+def test_replicas_stay_known_while_the_registry_is_gone(fleet: Stubs, complete: Complete) -> None:
+    """A registry that vanishes takes no replica out of the gateway."""
+    fleet.add()
+    gateway = started(fleet, replicas=1)
+    assert complete(gateway.url, "a1").status_code == 200
+    fleet.root.rename(fleet.root.with_name("elsewhere"))
+    until(lambda: bool(health(gateway)["problem"]))
+    assert ready(gateway) == ["r0"]
+    assert complete(gateway.url, "a1").status_code == 200

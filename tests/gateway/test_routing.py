@@ -1,0 +1,165 @@
+"""The router's state: what is loaded where, who waits, and that nothing is lost, on a clock of its own."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from lora_fs.sidecar.gateway.choice import LOADS, Choice, Reason
+from lora_fs.sidecar.gateway.routing import Router, Ticket
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(router: Router, adapter: str | None, chain: tuple[int, ...] = ()) -> tuple[Ticket, list[Choice]]:
+    choices: list[Choice] = []
+    ticket = Ticket(adapter, choices.append, chain)
+    router.ask(ticket)
+    return ticket, choices
+
+
+def loading(router: Router) -> list[Ticket]:
+    """Let all loads of the one replica but one be under way."""
+    return [asked(router, f"busy{number}")[0] for number in range(LOADS - 1)]
+
+
+def test_requests_for_one_cold_adapter_share_its_load_and_others_wait_their_turn() -> None:
+    """A replica is given the next cold adapter when one of its loads ended."""
+    router = Router(Clock())
+    router.report("r0", [], 2, 100.0)
+    loading(router)
+    first, one = asked(router, "a")
+    _, joined = asked(router, "a")
+    _, waits = asked(router, "b")
+    assert [c[0].reason for c in (one, joined)] == [Reason.COLD, Reason.RESIDENT]
+    assert (waits, router.waiting) == ([], 1)
+    router.answered(first, served=True)
+    assert waits[0].reason is Reason.COLD
+    assert router.waiting == 0
+
+
+def test_a_load_that_fails_or_whose_clients_leave_lets_the_next_one_begin() -> None:
+    """What waits behind a load goes on when that fails, and when nobody waits for it any more."""
+    router = Router(Clock())
+    router.report("r0", [], 2, 100.0)
+    loading(router)
+    first, _ = asked(router, "a")
+    second, then = asked(router, "b")
+    _, last = asked(router, "c")
+    router.answered(first, served=False)
+    assert then
+    assert not last
+    router.leave(second)
+    assert last[0].reason is Reason.COLD
+    assert not any(peer.holds("a") for peer in router.peers)
+
+
+def test_who_leaves_while_waiting_is_forgotten() -> None:
+    """A client that leaves the queue is given no replica."""
+    router = Router(Clock())
+    router.report("r0", [], 2, 100.0)
+    loading(router)
+    first, _ = asked(router, "a")
+    second, choices = asked(router, "b")
+    router.leave(second)
+    router.answered(first, served=True)
+    assert choices == []
+    assert router.waiting == 0
+
+
+def test_a_report_older_than_an_answer_does_not_hide_what_was_loaded_since() -> None:
+    """An adapter that was answered after the report was asked for stays resident."""
+    clock = Clock()
+    router = Router(clock)
+    router.report("r0", [], 8, clock.now)
+    asked_at, clock.now = clock.now, clock.now + 0.5
+    ticket, _ = asked(router, "a")
+    router.answered(ticket, served=True)
+    router.ended(ticket)
+    router.report("r0", [], 8, asked_at)
+    assert asked(router, "a")[1][0].reason is Reason.RESIDENT
+    clock.now += 5
+    router.ended(asked(router, "b")[0])
+
+
+def test_waiting_requests_are_told_when_the_last_replica_is_lost() -> None:
+    """Nobody waits for a fleet that is gone."""
+    router = Router(Clock())
+    router.report("r0", [], 2, 100.0)
+    loading(router)
+    asked(router, "a")
+    _, waits = asked(router, "b")
+    router.lost("r0")
+    assert waits[0] == Choice(None, Reason.NONE)
+
+
+class Fleet(RuleBasedStateMachine):
+    """Requests, answers, reports and losses in any order."""
+
+    tickets = Bundle("tickets")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.router = Router(self.clock)
+        self.open: list[tuple[Ticket, list[Choice]]] = []
+
+    @rule(
+        target=tickets,
+        adapter=st.sampled_from(["a", "b", "c", "d", None]),
+        prompt=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    )
+    def ask(self, adapter: str | None, prompt: tuple[int, int]) -> tuple[Ticket, list[Choice]]:
+        made = asked(self.router, adapter, prompt)
+        self.open.append(made)
+        return made
+
+    @rule(ticket=tickets, served=st.booleans())
+    def answer(self, ticket: tuple[Ticket, list[Choice]], served: bool) -> None:
+        self.router.answered(ticket[0], served=served)
+
+    @rule(ticket=consumes(tickets))
+    def leave(self, ticket: tuple[Ticket, list[Choice]]) -> None:
+        self.router.leave(ticket[0])
+        self.open.remove(ticket)
+
+    @rule(
+        name=st.sampled_from(["r0", "r1", "r2"]),
+        resident=st.lists(st.sampled_from(["a", "b", "c"]), unique=True),
+        lag=st.floats(0, 2),
+    )
+    def report(self, name: str, resident: list[str], lag: float) -> None:
+        self.router.report(name, resident, 2, self.clock.now - lag)
+
+    @rule(name=st.sampled_from(["r0", "r1", "r2"]))
+    def lose(self, name: str) -> None:
+        self.router.lost(name, emptied=True)
+
+    @rule(seconds=st.floats(0, 3))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def counts_hold(self) -> None:
+        """What is in flight is what was started and is not over; each request is started once at most."""
+        started = [ticket for ticket, choices in self.open if ticket.peer is not None]
+        assert all(len(choices) <= 1 for _, choices in self.open)
+        for peer in self.router.peers:
+            assert peer.in_flight == sum(ticket.peer is peer for ticket in started)
+            assert not set(peer.loading) - {t.adapter for t in started if t.peer is peer}
+            assert not set(peer.loading) & set(peer.resident)
+        waiting = sum(ticket.peer is None and not choices for ticket, choices in self.open)
+        assert self.router.waiting == waiting
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
