@@ -80,10 +80,11 @@ def apply(
     carrying = Carrying(context, owner, dry_run=dry_run)
     if found.declared:
         carrying.look({one.scope for one in found.declared} | ({default} if default is not None else set()))
-    rows = [carrying.apply(one) for one in found.declared]
     whole = not found.problems and not carrying.unreadable
-    if prune and whole:
-        rows += carrying.prune({one.key for one in found.declared})
+    with context.kept_open():
+        rows = [carrying.apply(one) for one in found.declared]
+        if prune and whole:
+            rows += carrying.prune({one.key for one in found.declared})
     problems = [*found.problems, *(row.problem for row in rows if row.problem is not None)]
     _tell(context, rows, problems, output, dry_run=dry_run)
     for why in carrying.unreadable:

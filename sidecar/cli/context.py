@@ -44,6 +44,8 @@ class Context:
     checks_base_config: bool = False
     noted: dict[str, object] = field(default_factory=dict)
     completes: bool = False
+    _kept: Registry | None = field(default=None, init=False)
+    _keeps: bool = field(default=False, init=False)
 
     @cached_property
     def settings(self) -> Settings:
@@ -128,11 +130,25 @@ class Context:
 
             yield Rehearsal(self.root())
             return
-        registry = self.registry(create=create)
+        registry = self._kept or self.registry(create=create)
+        if self._keeps:
+            self._kept = registry
         try:
             yield registry
         finally:
-            registry.close()
+            if not self._keeps:
+                registry.close()
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Let all writes inside use one open registry: closing one waits 50 ms for its temporary names."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            registry, self._kept, self._keeps = self._kept, None, False
+            if registry is not None:
+                registry.close()
 
     def scope(self) -> Scope:
         """The namespace and the base model of this run."""

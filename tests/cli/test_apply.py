@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.cli.declared import texts
+from lora_fs.sidecar.cli.declared import carrying, texts
+from lora_fs.sidecar.registry.format.layout import TEMPORARY
+from lora_fs.sidecar.registry.lifecycle import copying
+from lora_fs.sidecar.registry.lifecycle.artifacts import hash_files
 from lora_fs.sidecar.registry.store import marker
 from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.validate.folder import open_adapter
 from tests.cli.conftest import MODEL, LoraFs, seen
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import Hub, hub, web
@@ -155,6 +161,45 @@ BAD = {
         "spec.digest",
         "the bytes of lora-1 are",
     ),
+    "a depth that no stack holds": ("a: " + "[" * 100_000 + "]" * 100_000 + "\n", 6, "", "nested deeper"),
+    "a depth that Python does not hold": (
+        HEAD + "metadata: {name: a}\nspec:\n  source: " + "[" * 900 + "]" * 900 + "\n",
+        10,
+        "",
+        "nested deeper than 64 levels",
+    ),
+    "a source of another scheme": (
+        HEAD + "metadata: {name: a}\nspec:\n  source: ftp://a/b\n",
+        10,
+        "spec.source",
+        "ftp://",
+    ),
+    "a source that is a file": (
+        HEAD + "metadata: {name: a}\nspec: {source: a.yaml}\n",
+        9,
+        "spec.source",
+        "file",
+    ),
+    "a finding that is none": (
+        HEAD + "metadata: {name: a}\nspec:\n  source: lora-1\n  allow: [nonsense]\n",
+        11,
+        "spec.allow[0]",
+        "there is no finding 'nonsense'",
+    ),
+    "a key twice in GIE's text": (
+        "kind: ConfigMap\ndata:\n  c.yaml: |\n    vLLMLoRAConfig:\n      ensureExist: []\n"
+        "      ensureExist: []\n",
+        11,
+        "vLLMLoRAConfig.ensureExist",
+        "twice",
+    ),
+    "Dynamo with a policy that is a list": (
+        "kind: DynamoModel\nspec:\n  baseModel: {name: b}\n  loras:\n  - loraId: a\n"
+        "    loadingPolicy: [eager]\n",
+        11,
+        "spec.loras[0].loadingPolicy",
+        "none of eager",
+    ),
     "an unknown tag": ("kind: !!python/name:os.system x\n", 6, "kind", "not a value"),
     "a merge key": ("x: &x {a: 1}\ny:\n  <<: *x\n", 8, "y.<<", "merge keys are not read"),
     "GIE without a list": ("kind: ConfigMap\ndata: {a: b}\n", 7, "data", "vLLMLoRAConfig"),
@@ -188,7 +233,13 @@ def test_a_bad_document_is_told_and_the_others_are_applied(lora_fs: LoraFs, shop
     assert why in problem["why"]
     assert f"{file}:{line}: " in ran.err
     assert {"good", "late"} <= served(lora_fs).keys()
-    readable = what in ("no such folder", "other bytes")
+    readable = what in (
+        "no such folder",
+        "other bytes",
+        "a source of another scheme",
+        "a source that is a file",
+        "a finding that is none",
+    )
     assert ("old" in served(lora_fs)) is not readable
 
 
@@ -211,6 +262,63 @@ def test_what_belongs_to_somebody_else_is_left_alone(lora_fs: LoraFs, shop: Path
     ran = lora_fs("apply", "-f", write(file, document("sql", "lora-2")), "--owner", "team-b")
     assert (ran.code, served(lora_fs)) == (1, before)
     assert f"{file}:5: metadata.name: it belongs to owner team-a" in ran.err
+
+
+@pytest.mark.parametrize("when", ["after it was hashed", "while it is copied"])
+def test_a_source_that_vanishes_fails_alone(
+    lora_fs: LoraFs, shop: Path, root: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its document is told, nothing of it is registered, and the documents around it are applied."""
+    file = write(shop / "a.yaml", *(document(f"a{seed}", f"lora-{seed}") for seed in (1, 2, 3)))
+    hashed, opened = hash_files, open_adapter
+
+    def gone(path: object) -> None:
+        if "lora-2" in str(path):
+            shutil.rmtree(shop / "lora-2")
+
+    def hashing(folder: Path, files: Any) -> Any:
+        found = hashed(folder, files)
+        gone(folder)
+        return found
+
+    @contextmanager
+    def opening(path: Path, called: str) -> Iterator[int]:
+        with opened(path, called) as folder:
+            gone(path)
+            yield folder
+
+    if when == "after it was hashed":
+        monkeypatch.setattr(f"{carrying.__name__}.hash_files", hashing)
+    else:
+        monkeypatch.setattr(f"{copying.__name__}.open_adapter", opening)
+    ran = lora_fs("apply", "-f", file, "-o", "json")
+    assert (ran.code, ran.json["problems"][0]["field"]) == (1, "spec.source")
+    assert served(lora_fs).keys() == {"a1", "a3"}
+    assert len(list(root.rglob("*.safetensors"))) == 2
+
+
+def test_a_directive_and_comments_are_no_document(lora_fs: LoraFs, shop: Path) -> None:
+    """What stands before the first mark of a document says nothing of an adapter."""
+    (shop / "a.yaml").write_text(f"# ours\n%YAML 1.1\n---\n{GOOD}")
+    assert lora_fs("apply", "-f", str(shop / "a.yaml")).out.splitlines()[-1] == "1 created"
+
+
+def test_one_run_opens_the_registry_once(
+    lora_fs: LoraFs, shop: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing one waits for its temporary names: a run closes one, whatever it writes, and none is left."""
+    closed = list[Registry]()
+    close = Registry.close
+
+    def counted(registry: Registry) -> None:
+        closed.append(registry)
+        close(registry)
+
+    monkeypatch.setattr(Registry, "close", counted)
+    file = write(shop / "a.yaml", *(document(f"a{seed}", f"lora-{seed}") for seed in (1, 2, 3)))
+    assert lora_fs("apply", "-f", file).code == 0
+    assert len(closed) == 1
+    assert not list(root.rglob(f"{TEMPORARY}*"))
 
 
 def test_prune_removes_only_the_owners(lora_fs: LoraFs, shop: Path) -> None:

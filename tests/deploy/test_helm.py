@@ -28,6 +28,7 @@ from tests.cli.conftest import lora_fs as lora_fs
 from tests.cli.conftest import root as root
 from tests.deploy import test_kubernetes as plain
 from tests.deploy.test_kubernetes import Object, environment, mounts
+from tests.registry.conftest import write_adapter
 
 CHART = plain.FOLDER.parent / "helm/lora-fs"
 META: Object = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -67,6 +68,13 @@ EVERYTHING: Object = {
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm2.example"]},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "gc": {"enabled": True, "olderThan": "48h"},
+    "apply": {
+        "documents": {"adapters.yaml": "kind: LoraAdapter\n"},
+        "owner": "ml",
+        "prune": True,
+        "wait": "120s",
+        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+    },
     "extraVolumes": [{"name": "certificates", "configMap": {"name": "mine"}}],
     "storage": {"storageClassName": "nfs"},
     "stage": {"medium": "Memory"},
@@ -98,7 +106,7 @@ NOTHING: Object = {
     "networkPolicy": {"enabled": False},
 }
 NOT_KUBERNETES = {"HTTPRoute", "PodMonitor"}  # of the gateway API and the Prometheus operator: no schema here
-ON_DEMAND = {"HorizontalPodAutoscaler", "Ingress", "CronJob", *NOT_KUBERNETES}
+ON_DEMAND = {"HorizontalPodAutoscaler", "Ingress", "CronJob", "ConfigMap", *NOT_KUBERNETES}
 CASES = {"defaults": {}, "everything": EVERYTHING, "nothing": NOTHING}
 MODES = ("sidecar", "plugin")
 KINDS = {
@@ -150,11 +158,16 @@ def _rendered(given: str, release: str, version: str) -> list[Object]:
 
 
 def objects(given: Object, release: str = "demo") -> dict[str, Object]:
-    """What would be applied, by kind."""
-    found = render(given, release)
+    """What would be applied, by kind; without the hook, which is a second Job."""
+    found = [one for one in render(given, release) if not hooks(one)]
     kinds = {one["kind"]: one for one in deepcopy(found)}
     assert len(kinds) == len(found)
     return kinds
+
+
+def hooks(one: Object) -> str:
+    """When helm runs an object of a release by itself; empty: never."""
+    return str((one["metadata"].get("annotations") or {}).get("helm.sh/hook", ""))
 
 
 def pod(kinds: dict[str, Object]) -> Object:
@@ -286,6 +299,11 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
         (
             {"storage": {"readOnly": True}, "nim": {"claim": "store"}},
             "storage.readOnly does not go with nim.claim",
+        ),
+        ({"apply": {"documents": {"a.txt": "x"}}}, "apply.documents: Does not match pattern"),
+        (
+            {"apply": {"documents": {"a.yaml": "x"}, "existingConfigMap": "mine"}},
+            "apply.documents and apply.existingConfigMap exclude each other",
         ),
         ({"stage": {"maxBytes": "21474836480"}}, "stage.maxBytes (21474836480) is not below stage.sizeLimit"),
     ],
@@ -676,6 +694,35 @@ def test_gc_runs_on_the_claim(lora_fs: LoraFs, root: Path) -> None:
     assert volume in pod(kinds)["volumes"]
     selector = kinds["Deployment"]["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= template["metadata"]["labels"].items()
+
+
+def test_documents_are_applied_by_a_hook(lora_fs: LoraFs, root: Path, tmp_path: Path) -> None:
+    """After an install or an upgrade the Job applies the ConfigMap's files to the replicas' claim."""
+    write_adapter(root / "team" / "sql", 1, base="Qwen/Qwen2.5-7B-Instruct")
+    text = "apiVersion: lora-fs/v1\nkind: LoraAdapter\nmetadata: {name: sql}\nspec: {source: %s}\n"
+    values = {"apply": {"documents": {"a.yaml": text % (root / "team/sql")}, "prune": True, "wait": "1s"}}
+    found = render(values)
+    (hook,) = [one for one in found if hooks(one)]
+    assert hooks(hook) == "post-install,post-upgrade"
+    documents = objects(values)["ConfigMap"]
+    assert not hooks(documents)
+    template = hook["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes["adapters"] in pod(objects(values))["volumes"]
+    assert volumes["documents"]["configMap"]["name"] == documents["metadata"]["name"]
+    for name, content in documents["data"].items():
+        (tmp_path / name).write_text(content)
+    places = {"--root=/adapters": f"--root={root}", "--filename=/documents": f"--filename={tmp_path}"}
+    words = [places.get(word, word) for word in container["args"]]
+    assert (parse(container["args"]).params["prune"], words[-1]) == (True, "--wait=1s")
+    assert lora_fs(*words[:-1]).out.splitlines()[-1] == "1 created"
+    selector = objects(values)["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert not selector.items() <= template["metadata"]["labels"].items()
+    mine = render({"apply": {"existingConfigMap": "mine"}})
+    (hook,) = [one for one in mine if hooks(one)]
+    assert hook["spec"]["template"]["spec"]["volumes"][1]["configMap"] == {"name": "mine"}
+    assert "ConfigMap" not in objects({"apply": {"existingConfigMap": "mine"}})
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -21,7 +21,14 @@ from lora_fs.sidecar.cli.declared.plan import (
     prunable,
 )
 from lora_fs.sidecar.cli.declared.reading import Declared, Problem
-from lora_fs.sidecar.errors import Conflict, InvalidAdapter, LoraFsError, NotFound, SourceUnavailable
+from lora_fs.sidecar.errors import (
+    Conflict,
+    InvalidName,
+    LoraFsError,
+    OverQuota,
+    SourceUnavailable,
+    TemporaryError,
+)
 from lora_fs.sidecar.model import Pointer, Record, Scope
 from lora_fs.sidecar.registry.lifecycle.acts import Act, Unregister
 from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED, digest_of, hash_files
@@ -99,6 +106,7 @@ class Carrying:
             for act in gone.acts:
                 self._do(row, act)
             return
+        _check_allowed(declared.document.spec.allow)
         offered = self._offered(declared)
         wanted = plan(declared.document, there, offered, self._owner)
         row.differences, row.record = wanted.differences, wanted.record
@@ -184,7 +192,17 @@ class Carrying:
             row.written["pointer"] = done.pointer
 
 
+def _check_allowed(codes: list[str]) -> None:
+    if not codes:
+        return
+    from lora_fs.sidecar.validate import CODES
+
+    for number, code in enumerate(codes):
+        if code not in CODES:
+            raise Refused(("spec", "allow", number), f"there is no finding {code!a:.80}")
+
+
 def _field_of(error: Exception) -> tuple[str, ...]:
-    if isinstance(error, InvalidAdapter | NotFound | SourceUnavailable | OSError):
-        return ("spec", "source")
-    return ("spec",) if isinstance(error, Conflict) else ("metadata", "name")
+    if isinstance(error, Conflict | OverQuota | TemporaryError) and not isinstance(error, SourceUnavailable):
+        return ("spec",)
+    return ("metadata", "name") if isinstance(error, InvalidName) else ("spec", "source")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lora_fs.sidecar.cli.declared import texts
 from lora_fs.sidecar.cli.declared.texts import Path, Tree, Wrong, shown_path
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
@@ -39,6 +40,10 @@ def _ours(
 
 def from_gie(tree: Tree) -> Iterator[Translated]:
     """``ensureExist`` is wanted, ``ensureNotExist`` is not; what is in both is passed over, as there."""
+    data = tree.value.get("data")
+    for key, text in data.items() if isinstance(data, dict) else ():
+        if isinstance(text, str) and gie.CONFIG in text:  # what gie.parse reads: its keys and its depth
+            texts.parse(text, tree.line_of(("data", key)) + 1)
     try:
         config = gie.parse(tree.text)
     except InputError as error:
@@ -83,7 +88,7 @@ def from_dynamo(tree: Tree) -> Iterator[Translated]:
         name, revision = (found[1], found[2]) if found else (called, None)
         policy: dict[str, Any] = {}
         if (kind := one.get("loadingPolicy")) is not None:
-            if kind not in POLICIES:
+            if not isinstance(kind, str) or kind not in POLICIES:
                 field = (*here, "loadingPolicy")
                 raise Wrong(tree.line_of(field), shown_path(field), f"none of {', '.join(sorted(POLICIES))}")
             policy["kind"] = kind

@@ -20,7 +20,7 @@ Name = tuple[Scope, str]
 class Refused(Exception):
     """What a document asks for cannot be; ``path`` is its field."""
 
-    def __init__(self, path: tuple[str, ...], why: str) -> None:
+    def __init__(self, path: tuple[str | int, ...], why: str) -> None:
         super().__init__(why)
         self.path = path
 

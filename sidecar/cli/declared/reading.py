@@ -100,7 +100,11 @@ def _files(names: Sequence[str], found: Read) -> Iterator[str]:
         if name == STDIN or not path.is_dir():
             yield name
             continue
-        inside = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES)
+        try:
+            inside = sorted(str(one) for one in path.iterdir() if one.suffix in SUFFIXES)
+        except OSError as error:
+            found.problems.append(Problem(name, 0, "", f"cannot be read: {error.strerror}"))
+            continue
         if not inside:
             found.problems.append(Problem(name, 0, "", "this folder holds no .yaml, .yml or .json"))
         yield from inside

@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 MOST_NODES: Final = 100_000  # of one document, each use of an anchor counted
+MOST_DEPTH: Final = 64  # libyaml's composer calls itself for each level, and a deep text overflows its stack
 Path = tuple[str | int, ...]
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
@@ -54,18 +55,24 @@ def cut(text: str) -> Iterator[tuple[int, str]]:
     line = 1
     for start, end in pairwise(starts):
         part = text[start:end]
-        if any(one.split("#")[0].strip() not in ("", "---") for one in part.splitlines()):
+        if any(_says(one) for one in part.splitlines()):
             yield line, part
         line += part.count("\n")
+
+
+def _says(line: str) -> bool:
+    """Whether it is more than a comment, a directive or a document's mark."""
+    return not line.startswith("%") and line.split("#")[0].strip() not in ("", "---")
 
 
 def parse(text: str, first_line: int) -> Tree | None:
     """Read one document; None where nothing is in it.
 
     Raises:
-        Wrong: it is no YAML, repeats a key, or its anchors multiply.
+        Wrong: it is no YAML, is nested too deep, repeats a key, or its anchors multiply.
     """
     try:
+        _check_depth(text, first_line)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -77,6 +84,16 @@ def parse(text: str, first_line: int) -> Tree | None:
         return None
     reading = _Reading(first_line)
     return Tree(reading.value(node, ()), reading.lines, text)
+
+
+def _check_depth(text: str, first_line: int) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            mark = event.start_mark
+            line = first_line + (mark.line if mark is not None else 0)
+            raise Wrong(line, "", f"nested deeper than {MOST_DEPTH} levels")
 
 
 @dataclass

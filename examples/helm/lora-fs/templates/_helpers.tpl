@@ -34,6 +34,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{ .Values.storage.existingClaim | default (printf "%s-adapters" (include "lora-fs.name" .)) }}
 {{- end -}}
 
+{{- /* The documents that are applied: yours, or those that the chart makes of its values. */ -}}
+{{- define "lora-fs.documents" -}}
+{{ .Values.apply.existingConfigMap | default (printf "%s-adapters" (include "lora-fs.name" .)) }}
+{{- end -}}
+
 {{- /* The secret that holds the tokens: yours, or the one that the chart makes. */ -}}
 {{- define "lora-fs.tokenSecret" -}}
 {{ .Values.auth.existingSecret | default (printf "%s-token" (include "lora-fs.name" .)) }}

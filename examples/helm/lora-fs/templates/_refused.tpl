@@ -16,6 +16,9 @@
 {{- if and $v.storage.readOnly $v.nim.claim -}}
 {{- fail "storage.readOnly does not go with nim.claim: what lies in that store is registered by the pods; set storage.readOnly to false" -}}
 {{- end -}}
+{{- if and $v.apply.documents $v.apply.existingConfigMap -}}
+{{- fail "apply.documents and apply.existingConfigMap exclude each other: leave one of them empty" -}}
+{{- end -}}
 {{- range $engine.args -}}
 {{- if hasPrefix "--shutdown-timeout=" . -}}
 {{- $given := trimPrefix "--shutdown-timeout=" . | int -}}
