@@ -33,7 +33,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium pythons bench bench-kernels bench-scale fmt build schemas docs env clean
+.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -42,10 +42,10 @@ demo: env
 	@$(BIN)/lora-fs demo $(DEMO_ARGS)
 
 # pytest's closing line is the last one printed.
-test: lint type filesystems chromium pythons
+test: lint type filesystems chromium pythons oci-registry
 	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-test-long: env filesystems chromium pythons
+test-long: env filesystems chromium pythons oci-registry
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 $(PYTEST_ARGS)
 
 # The long tests of what the volume promises: every system call killed and failed, lost power, races,
@@ -83,6 +83,10 @@ chromium: env
 # Environments of the other Pythons that tests/packaging installs the wheel in; it says which are not found.
 pythons: env
 	@$(BIN)/python .ci/pythons.py >/dev/null
+
+# The registry that tests/sources pulls oci:// from; it says why where there is none.
+oci-registry: env
+	@$(BIN)/python .ci/oci_registry.py >/dev/null
 
 fmt: env
 	@$(BIN)/ruff check --fix .

@@ -73,7 +73,8 @@ class Settings(BaseModel):
         allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
-        netrc_file: the passwords of web servers.
+        netrc_file: the passwords of web servers and registries; registry_auth_file: docker's ``config.json``,
+            with the passwords of registries.
         fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
         nim_source: a flat store of adapters that another system keeps, to be served, too; nim_refresh_s:
             how often it is looked at.
@@ -139,6 +140,9 @@ class Settings(BaseModel):
     pvc_mounts: CommaList = ()
     lora_downloader_plugin: str | None = None
     netrc_file: Path | None = Field(None, validation_alias=_env("netrc_file", "NETRC"))
+    registry_auth_file: Path | None = Field(
+        None, validation_alias=_env("registry_auth_file", "REGISTRY_AUTH_FILE")
+    )
     fetch_max_bytes: int = Field(8 << 30, ge=1)
     fetch_timeout_s: float = Field(3600.0, gt=0)
 

@@ -30,7 +30,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Adapters": {
         "register": (
             "register",
-            "Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://",
+            "Register the adapter in SOURCE under NAME: a folder, or hf://, oci://, s3://, gs://, https:// or pvc://",
         ),
         "apply": (
             "applying",

@@ -80,7 +80,7 @@ def register(
     min_replicas: int,
     output: Format,
 ) -> None:
-    """Register the adapter in SOURCE under NAME: a folder, or hf://, s3://, gs://, https:// or pvc://.
+    """Register the adapter in SOURCE under NAME: a folder, or hf://, oci://, s3://, gs://, https:// or pvc://.
 
     \b
     Examples:

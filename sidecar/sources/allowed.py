@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -113,6 +114,12 @@ def _covers(prefix: Uri, uri: Uri) -> bool:
     if (prefix.scheme, prefix.place) != (uri.scheme, uri.place) or len(prefix.path) > len(uri.path):
         return False
     return all(
-        asked == given or (uri.scheme == "hf" and "@" not in given and asked.partition("@")[0] == given)
+        asked == given or _without_revision(uri.scheme, asked) == given
         for given, asked in zip(prefix.path, uri.path, strict=False)
     )
+
+
+def _without_revision(scheme: str, segment: str) -> str | None:
+    """A segment of a path without the revision, the tag or the digest behind it; None if it can have none."""
+    marks = {"hf": "@", "oci": ":@"}.get(scheme)
+    return re.split(f"[{marks}]", segment, maxsplit=1)[0] if marks else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import http.client
 import io
+import ipaddress
+import re
 import socket
 import ssl
 import threading
@@ -68,6 +70,15 @@ def waited(call: Callable[[], Got], alive: Alive) -> Got:
     while not futures.wait([done], STEP_S).done:
         alive()
     return done.result()
+
+
+def is_loopback(place: str) -> bool:
+    """Whether a host, with its port or without, is this machine by its name or address."""
+    host = place.rpartition(":")[0] if re.search(r":\d+$", place) else place
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Plain(urllib.request.HTTPHandler):

@@ -1,4 +1,4 @@
-"""Fetch what a source offers into a folder: piece by piece, then unpacked where it is a tar."""
+"""Fetch what a source offers into a folder: piece by piece, then unpacked what is a tar."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.sources import tarball, transfer
-from lora_fs.sidecar.sources.offer import ARCHIVE, Meter, Offer
+from lora_fs.sidecar.sources.offer import Meter, Offer
 
-ADAPTER = "adapter"
+ADAPTER, UNPACKED = "adapter", "unpacked"
 
 
 def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str]]:
@@ -23,23 +23,52 @@ def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str
     """
     meter.check_size(offer.uri, offer.size_bytes)
     meter.total = offer.size_bytes
-    adapter, archive = folder / ADAPTER, folder / f"{ARCHIVE}.whole"
+    adapter = folder / ADAPTER
     try:
         adapter.mkdir(exist_ok=True)
     except OSError as error:
         raise VolumeUnavailable(f"cannot create {adapter}: {os.strerror(error.errno or 0)}") from error
     hashes: dict[str, str] = {}
+    archives: list[Path] = []
     arrived = 0
     for piece in offer.pieces:
-        if piece.name != ARCHIVE and piece.name not in tarball.TAKEN:
+        if not piece.packed and piece.name not in tarball.TAKEN:
             raise InputError(f"{offer.uri} offers {piece.name[:80]!a}, which no engine reads")
-        target = archive if piece.name == ARCHIVE else adapter / piece.name
-        hashes[piece.name] = transfer.fetch(piece, target, folder, offer.uri, meter, arrived)
+        target = folder / f"{piece.name}.whole" if piece.packed else adapter / piece.name
+        sha256 = transfer.fetch(piece, target, folder, offer.uri, meter, arrived)
         arrived += target.stat().st_size
-        if piece.name == ARCHIVE:
-            shutil.rmtree(adapter)  # of an earlier try, which may have ended in the middle
-            adapter.mkdir()
-            tarball.unpack(archive, adapter, offer.uri, meter.most_bytes)
-            archive.unlink()
+        if piece.packed:
+            archives.append(target)
+        else:
+            hashes[piece.name] = sha256
+    if archives:
+        _unpack(archives, adapter, folder / UNPACKED, set(hashes), offer.uri, meter.most_bytes)
     meter.tell(arrived, arrived)
-    return adapter, {name: sha256 for name, sha256 in hashes.items() if name != ARCHIVE}
+    return adapter, hashes
+
+
+def _unpack(
+    archives: list[Path], adapter: Path, unpacked: Path, whole: set[str], uri: str, most_bytes: int
+) -> None:
+    """Unpack each tar beside the files that are no tar, which are ``whole``; then let go of the tars.
+
+    Raises:
+        InputError: two of them have a file in common. See ``tarball.unpack``.
+    """
+    for path in adapter.iterdir():  # of an earlier try, which may have ended in the middle
+        if path.name not in whole:
+            path.unlink()
+    left_bytes = most_bytes
+    for archive in archives:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.mkdir()
+        tarball.unpack(archive, unpacked, uri, left_bytes)
+        for path in sorted(unpacked.iterdir()):
+            target = adapter / path.name
+            if target.exists():
+                raise InputError(f"{uri} holds more than one adapter: pack one folder")
+            left_bytes -= path.stat().st_size
+            path.replace(target)
+        unpacked.rmdir()
+    for archive in archives:
+        archive.unlink()

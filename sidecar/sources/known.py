@@ -11,6 +11,7 @@ from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.bucket import Bucket
 from lora_fs.sidecar.sources.downloader import Downloader, downloaded
 from lora_fs.sidecar.sources.hub import Hub
+from lora_fs.sidecar.sources.oci.source import Oci
 from lora_fs.sidecar.sources.offer import Offer, Options, Source
 from lora_fs.sidecar.sources.uri import Uri, is_uri, parse, scheme_of
 from lora_fs.sidecar.sources.web import Web
@@ -19,6 +20,7 @@ GROUP = "lora_fs.sources"
 LOCAL = frozenset({"file", "pvc"})
 BUILT_IN: dict[str, Callable[[Uri, Options], Source]] = {
     "hf": Hub,
+    "oci": Oci,
     "s3": Bucket,
     "gs": Bucket,
     "http": Web,

@@ -24,7 +24,7 @@ from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 
 CARRIED = ("metadata.json", "README.md")
 MAX_CARRIED_BYTES = 1 << 20
-ARCHIVE = ".archive"  # the name of a piece that is unpacked
+ARCHIVE = ".archive"  # how the name of a piece begins that is unpacked
 MOST_RETRY_S = 3600.0  # of what a server says; who passes it on says no more either
 _OF_URL = "url:"
 
@@ -46,7 +46,7 @@ class Piece:
     """One file of an offer.
 
     Attributes:
-        name: in the adapter's folder; ARCHIVE is unpacked into it.
+        name: in the adapter's folder; what begins with ARCHIVE is unpacked into it.
         size_bytes: None where the server does not say it; a negative one is taken for that.
         read: opens ``[start, end)``, to the end where that is None; raises SourceUnavailable when it
             breaks off, Changed, NotRanged.
@@ -60,6 +60,11 @@ class Piece:
     ranged: bool = True
     sha256: str | None = None
     git_oid: str | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a tar to unpack."""
+        return self.name.startswith(ARCHIVE)
 
     def __post_init__(self) -> None:
         if self.size_bytes is not None and self.size_bytes < 0:
@@ -143,7 +148,8 @@ class Options:
         check_address: raises InputError for an IP address that a URI's host resolved to and that may not
             be connected to; called before each connection.
         stall_s: how long to wait for a connection, and for its next byte.
-        netrc_file: holds the passwords of web servers.
+        netrc_file: holds the passwords of web servers and registries.
+        registry_auth_file: docker's ``config.json`` with the passwords of registries.
         alive: asked while an answer is waited for; raises SourceUnavailable to end that.
     """
 
@@ -151,6 +157,7 @@ class Options:
     check_address: Callable[[Uri, str], None] = lambda _, __: None
     stall_s: float = 30.0
     netrc_file: Path | None = None
+    registry_auth_file: Path | None = None
     alive: Callable[[], None] = lambda: None
 
 

@@ -1,6 +1,7 @@
 """A source as it is written: taken apart, and shown without what is secret in it. Pure: no I/O.
 
-``hf://org/repo[@revision][/folder]``, ``s3://bucket/key``, ``gs://bucket/key``, ``http(s)://host/path``,
+``hf://org/repo[@revision][/folder]``, ``oci://registry/repository[:tag][@digest]``, ``s3://bucket/key``,
+``gs://bucket/key``, ``http(s)://host/path``,
 ``file:///path``, ``pvc://claim/path``, and whatever scheme an installed package adds. A remote one may end
 in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown, nor is what may
 be either where a URI is written wrongly; two URIs that differ in them differ in ``Uri.identity``.
@@ -18,9 +19,10 @@ from lora_fs.sidecar.escaping import shown
 
 ALIASES = {"huggingface": "hf", "gcs": "gs", "s3a": "s3"}
 WEB = frozenset({"http", "https"})
-NO_QUERY = frozenset({"hf", "s3", "gs"})
+HOSTS = WEB | {"oci"}  # which name a host, and may name its port
+NO_QUERY = frozenset({"hf", "s3", "gs", "oci"})
 REMOTE = WEB | NO_QUERY | ALIASES.keys()
-DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+DEFAULT_PORTS = {"http": ":80", "https": ":443", "oci": ":443"}
 LONGEST = 4_096
 
 _ALIKE = re.compile(r"(.*?):(/+)(.*)", re.DOTALL)
@@ -29,6 +31,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::\d{1,
 _PORT = re.compile(r":[^\]]*$")  # or the beginning of a password; not in an address in brackets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # of a bucket, or of an organisation
 _SHA256 = re.compile(r"sha256=([0-9A-Fa-f]{64})")
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")  # of an oci:// source; an @ that is no password's end
 _SECRET = frozenset("@:?#")  # around a user, a password or a query
 _SIGNS = re.compile(r"x-(?:amz|goog)-", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -106,27 +109,28 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
     rest, _, query = rest.partition("?")
     place, _, path = rest.partition("/")
     userinfo, _, place = place.rpartition("@")
+    beyond = _DIGEST.sub("", path) if scheme == "oci" else path
     told = shown("/".join(_cut(text).split("/")[:3]))
     if scheme in NO_QUERY - {"hf"} and userinfo:
         raise InputError(f"{told}: {scheme}:// takes no user and no password: leave out what stands before @")
-    if scheme in NO_QUERY and place and not _NAME.fullmatch(place):
+    if scheme in NO_QUERY - HOSTS and place and not _NAME.fullmatch(place):
         raise InputError(
             f"{told}: that is no name of a bucket or an organisation: write {scheme}://name/path"
         )
-    if scheme in NO_QUERY and re.search(r":[^:/@]*@", path):
+    if scheme in NO_QUERY and re.search(r":[^:/@]*@", beyond):
         raise InputError(f"{told}: there is a : before an @, as in a password: leave both out")
-    if "@" in path + query + fragment and not redirect and (scheme in WEB or _PORT.search(place)):
+    if "@" in beyond + query + fragment and not redirect and (scheme in HOSTS or _PORT.search(place)):
         raise InputError(
             f"{told}: it can be read as a password with a /, ? or # in it: write it as %2F, %3F or %23; "
             "and an @ that belongs to the path or the query as %40"
         )
-    if scheme in WEB:
+    if scheme in HOSTS:
         place = place.lower().removesuffix(DEFAULT_PORTS[scheme])
     if fragment and not (digest := _SHA256.fullmatch(fragment)):
         raise InputError(f"{told}: what stands behind # is no #sha256= with 64 hex digits")
     if query and scheme in NO_QUERY:
         raise InputError(f"{told}: {scheme}:// takes no query: leave out what stands behind ?")
-    if scheme in WEB and place and not _HOST.fullmatch(place):
+    if scheme in HOSTS and place and not _HOST.fullmatch(place):
         raise InputError(f"{told}: that is no host: write {scheme}://host/path or {scheme}://host:port/path")
     if not place.strip():
         raise InputError(f"{told} names no place: write {scheme}://place/path")
@@ -135,7 +139,7 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
         plain = unquote(segment)
         if plain in ("", ".", "..") or unquote(plain) in (".", ".."):
             raise InputError(f"{told}: its path has an empty part, . or ..: write it out")
-        if _CONTROL.search(plain) or (scheme in WEB and " " in segment):
+        if _CONTROL.search(plain) or (scheme in HOSTS and " " in segment):
             raise InputError(f"{told}: its path has a blank, a backslash or a control character in it")
         if "/" in plain and scheme != "hf":  # a revision may be refs%2Fpr%2F1
             raise InputError(f"{told}: its path has %2F in it: write it out")
@@ -168,6 +172,6 @@ def _cut(text: str) -> str:
         start = 0  # a path of this machine, or a name for the downloader
     place, slash, path = rest[start:end].partition("/")
     told = f"{place}{slash}{path}"
-    if remote and ":" in place and (scheme in NO_QUERY or not _HOST.fullmatch(place)):
+    if remote and ":" in place and (scheme in NO_QUERY - HOSTS or not _HOST.fullmatch(place)):
         told = ""
     return f"{scheme}:{slashes}{'…' if '/' in rest[:start] or (rest and not told) else ''}{told}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import ipaddress
 import netrc
 import re
 import urllib.error
@@ -22,7 +21,7 @@ from functools import partial
 from urllib.parse import unquote, urljoin
 
 from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, SourceUnavailable
-from lora_fs.sidecar.sources.connection import opener
+from lora_fs.sidecar.sources.connection import is_loopback, opener
 from lora_fs.sidecar.sources.offer import ARCHIVE, Changed, NotRanged, Offer, Options, Piece, Read, put_off
 from lora_fs.sidecar.sources.uri import WEB, Uri, parse, redacted, scheme_of
 from lora_fs.sidecar.validate.config import CONFIG_FILE
@@ -67,7 +66,7 @@ class Web:
         """Nothing is held."""
 
     def _check_plain(self, uri: Uri) -> None:
-        if uri.scheme == "http" and not self._uri.sha256 and not _is_loopback(uri.place):
+        if uri.scheme == "http" and not self._uri.sha256 and not is_loopback(uri.place):
             raise InputError(
                 f"{uri}: whoever is on the way could replace it: write https://, or say which file it "
                 "has to be with #sha256=…"
@@ -220,14 +219,6 @@ class Http:
         kind: type[LoraFsError] = SourceUnavailable if status in _RETRIED else InputError
         error = kind(f"{uri}: the server answered {status} {answer.reason[:80]!a}")
         raise put_off(error, answer.headers.get("Retry-After") if status in BUSY else None)
-
-
-def _is_loopback(place: str) -> bool:
-    host = place.rpartition(":")[0] if re.search(r":\d+$", place) else place
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _why(error: BaseException) -> str:

@@ -141,7 +141,7 @@ def files_exist(words: list[str], options: set[str]) -> None:
 
 def fetches(line: str) -> bool:
     """Whether a line has an adapter fetched from elsewhere: tests/sources do that, from their own servers."""
-    remote = r"\b(?:lora-fs .*register|curl) .*\b(?:hf|s3|gs|https|pvc)://|--lora-downloader-plugin"
+    remote = r"\b(?:lora-fs .*register|curl) .*\b(?:hf|oci|s3|gs|https|pvc)://|--lora-downloader-plugin"
     return bool(re.search(remote, line)) or ("import gie" in line and "--folder" not in line)
 
 

@@ -24,7 +24,8 @@ from lora_fs.sidecar.sources.offer import ARCHIVE, Options
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
 from tests.security.test_files import NoVolume
-from tests.sources.conftest import Hub, WebServer, serving, tar_of
+from tests.sources.conftest import CONFIG, Hub, WebServer, serving, tar_of
+from tests.sources.oci import TITLE, of_files
 from tests.sources.test_tarball import named, pack
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +100,33 @@ async def test_what_is_not_told(
     told += [path.read_text() for path in registry.layout.root.rglob("*.json")]
     assert any(f"?sig={SECRET}" in path for path, _, _ in web.asked)
     assert SECRET not in "".join(told) + caplog.text
+
+
+async def test_where_a_registry_sends(
+    registry: Registry, scope: Scope, web: WebServer, tmp_path: Path
+) -> None:
+    """A redirect of an OCI registry, and the server of tokens that it names, are asked on public addresses,
+    or where an entry names their host. Nothing of a manifest that it sends becomes a path.
+    """
+    adapter = write_adapter(tmp_path / "a")
+    source = of_files(adapter).serve(web)
+    http = over_http(registry, scope, f"oci://127.0.0.1:{web.port}/acme")
+    where = next(path for path in web.files if "/blobs/" in path)
+    inside = f"http://localhost:{web.port}/inside"
+    web.odd[where].location = inside
+    with pytest.raises(InputError, match="an address that is not public"):
+        await http.register(LoadRequest("sql", source), "test")
+    web.odd[where].location = None
+    challenge = {"WWW-Authenticate": f'Bearer realm="{inside}",service="x"'}
+    web.put("/v2/acme/sql/manifests/v1", b"", status=401, headers=challenge)
+    with pytest.raises(InputError, match="an address that is not public"):
+        await http.register(LoadRequest("sql", source), "test")
+    climbing = of_files(adapter)
+    climbing.body["layers"][0]["annotations"] = {TITLE: f"../../../{CONFIG}"}
+    with pytest.raises(InputError, match="leaves its folder"):
+        await http.register(LoadRequest("sql", climbing.serve(web, "acme/climbs")), "test")
+    assert "/inside" not in {path.partition("?")[0] for path, _, _ in web.asked}
+    assert not list(registry.layout.root.glob("**/v1/sql"))
 
 
 INSIDE = (

@@ -56,7 +56,11 @@ class Fetching:
     def by(cls, settings: Settings, options: Options | None = None) -> Fetching:
         """As the settings say."""
         return cls(
-            options or Options(netrc_file=settings.netrc_file),
+            replace(
+                options or Options(),
+                netrc_file=settings.netrc_file,
+                registry_auth_file=settings.registry_auth_file,
+            ),
             settings.fetch_max_bytes,
             settings.fetch_timeout_s,
             settings.lora_downloader_plugin,

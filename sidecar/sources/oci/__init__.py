@@ -1,0 +1,1 @@
+"""``oci://registry/repository:tag``: an artifact of an OCI registry, by the Distribution API."""
