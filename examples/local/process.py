@@ -64,7 +64,7 @@ class Process:
         """Whether the leader still runs."""
         return not self.wait_ended(timeout_s=0)
 
-    def wait_ready(self, path: str = "/health", *, timeout_s: float = 60) -> None:
+    def wait_ready(self, path: str = "/health", *, timeout_s: float = 180) -> None:
         """Return once ``GET path`` answers 200.
 
         Raises:

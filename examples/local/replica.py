@@ -83,7 +83,7 @@ class Replica(ABC):
     def processes(self) -> tuple[Process, ...]:
         """The engine, and what runs beside it."""
 
-    def wait_ready(self, *, timeout_s: float = 60) -> None:
+    def wait_ready(self, *, timeout_s: float = 180) -> None:
         """Wait until it can serve."""
         for process in self.processes[:-1]:
             process.wait_ready(timeout_s=timeout_s)

@@ -20,7 +20,7 @@ def test_the_demo_ends_with_success(model_dir: Path, option: str | None) -> None
         capture_output=True,
         text=True,
         env=child_environment({}),
-        timeout=180,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
