@@ -111,8 +111,9 @@ def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
 def _status(served: Served, residents: Residents, now: float, catalog: Catalog) -> AdapterStatus:
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
-        none = residents.effects.get(record.spec.digest) is Effect.NONE
-        return _make(record, Phase.READY, *(("NoEffect", NO_EFFECT) if none else ("Loaded",)))
+        if residents.effects.get(record.spec.digest) is Effect.NONE:
+            return _make(record, Phase.READY, "NoEffect", NO_EFFECT)
+        return _make(record, Phase.READY, "Loaded")
     if name in residents.phases:
         return _make(record, residents.phases[name])
     failure = residents.failures.get(name)
