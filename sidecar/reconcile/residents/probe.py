@@ -101,7 +101,7 @@ class EffectProbe:
                 if found is Effect.SOME:
                     break
         except LoraFsError as error:
-            logger.debug("%s is not judged: %s", name, error)
+            logger.debug("%s is not judged: %s", name, error, extra=event("effect.unknown", adapter=name))
             return
         if found is Effect.UNKNOWN:
             return
