@@ -1,0 +1,106 @@
+"""The gateway before two real vLLMs: right answers, each adapter on one engine, and a replica that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.replica import PROMPT, Replica
+from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.volume import LORA_FS
+from lora_fs.demo.waiting import wait_until
+
+NAMES = [f"tenant-{number}" for number in range(1, 7)]
+
+
+@pytest.fixture(scope="module")
+def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A gateway that was told where both replicas are."""
+    port = free_port()
+    replicas = [word for replica in pair.both for word in ("--replica", replica.url)]
+    process = spawn(
+        "gateway",
+        [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *replicas],
+        log=tmp_path_factory.mktemp("gateway") / "gateway.log",
+        url=f"http://127.0.0.1:{port}",
+        env={},
+    )
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Process) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, at the gateway."""
+    with closing(openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Pair[Replica], gateway: Process, adapters: Callable[[int], Path]) -> dict[str, str]:
+    """What a replica says of the base model and of the first of six adapters, which are registered now."""
+    for seed, name in enumerate(NAMES, 1):
+        pair.volume.run("register", name, str(adapters(seed)))
+    pair.wait_listed(NAMES[-1])
+    wait_until("both replicas are in", lambda: len(ready(gateway)) == 2, timeout_s=60)
+    return {name: pair.a.answer(name) for name in (MODEL_NAME, *NAMES[:1])}
+
+
+def ready(gateway: Process) -> list[str]:
+    """The replicas that the gateway sends requests to."""
+    told: list[str] = httpx.get(f"{gateway.url}/health", trust_env=False).json()["ready"]
+    return told
+
+
+def say(client: openai.OpenAI, name: str) -> str:
+    """A greedy answer, as ``Replica.answer`` asks for it."""
+    told = client.completions.create(model=name, prompt=PROMPT, max_tokens=8, temperature=0)
+    return told.choices[0].text.strip()
+
+
+def stream(client: openai.OpenAI, name: str) -> str:
+    """The same as a stream."""
+    events = client.completions.create(model=name, prompt=PROMPT, max_tokens=8, temperature=0, stream=True)
+    return "".join(event.choices[0].text for event in events).strip()
+
+
+def test_answers_are_the_replicas(
+    pair: Pair[Replica], client: openai.OpenAI, expected: dict[str, str]
+) -> None:
+    """Every adapter's answer, at once and streamed, is what a replica says; the list is a replica's."""
+    assert {card.id for card in client.models.list()} == pair.a.names()
+    assert say(client, MODEL_NAME) == expected[MODEL_NAME]
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        told = dict(zip(NAMES, pool.map(lambda name: say(client, name), NAMES), strict=True))
+    assert len(set(told.values())) == len(NAMES)
+    assert told[NAMES[0]] == expected[NAMES[0]]
+    assert {name: stream(client, name) for name in NAMES} == told
+    held = [replica.engine_names() & set(NAMES) for replica in pair.both]
+    assert held[0] | held[1]
+    assert not held[0] & held[1], "an adapter that few ask for is in one engine"
+    with pytest.raises(openai.NotFoundError):
+        say(client, "nobody")
+
+
+def test_a_replica_that_dies(
+    pair: Pair[Replica], gateway: Process, client: openai.OpenAI, expected: dict[str, str]
+) -> None:
+    """What it held is answered right by the other one, and it is in again once it is back."""
+    before = {name: say(client, name) for name in NAMES}
+    pair.b.kill()
+    wait_until("it is out", lambda: len(ready(gateway)) == 1, timeout_s=60)
+    assert {name: say(client, name) for name in NAMES} == before
+    assert before[NAMES[0]] == expected[NAMES[0]]
+    pair.b.start()
+    pair.b.wait_ready()
+    wait_until("it is in", lambda: len(ready(gateway)) == 2, timeout_s=60)
+    assert {name: say(client, name) for name in NAMES} == before
