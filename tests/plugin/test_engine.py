@@ -58,8 +58,12 @@ class FakeManager:
         self.go.set()
         self.broken: dict[int, str] = {}
         self.loads: list[int] = []
+        self.brought: list[int] = []
         self._loader: Loader[int] = Loader()
         self._wanted: dict[int, Any] = {}
+
+    def bring(self, adapter: int) -> None:
+        self.brought.append(adapter)
 
     def begin_load(self, request: LoRARequest, ask: Any) -> None:
         self.failures.pop(request.lora_int_id, None)
@@ -165,6 +169,7 @@ def site() -> Site:
 async def test_a_load_is_ready_when_it_returns(site: Site) -> None:
     api = site.api[0]
     await api.load("sql", "/stage/d/sql", record(7))
+    assert site.worker.brought == [7], "it is copied to the device before a step needs it"
     assert api.requests["sql"].lora_int_id == 7
     loaded = await api.loaded()
     assert loaded.adapters == {"sql": "/stage/d/sql"}
