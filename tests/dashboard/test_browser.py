@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import Download, Phase, RevisionUsage
 from lora_fs.sidecar.reconcile.telemetry.events import KEPT
@@ -303,13 +305,19 @@ def test_events_are_grouped(live: Live, open_page: Open) -> None:
     expect(lines.filter(has_text="Registered")).to_contain_text("and 2 more")
 
 
+def is_refused(live: Live, name: str) -> bool:
+    """Whether the replica, which may not have seen the registration yet, tried to load it."""
+    answer = httpx.post(f"{live.url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=20)
+    assert answer.is_error
+    return f"{name} does not fit" in answer.text
+
+
 def test_a_failure_outlives_a_flood_of_events(live: Live, open_page: Open) -> None:
     """Each adapter that fails keeps its own line, after more events than a replica keeps."""
     for name in ("bad", "worse"):
         live.engine.refuses[name] = EngineRejected(f"{name} does not fit", reason="rank")
         live.register(name)
-        answer = httpx.post(f"{live.url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=20)
-        assert answer.is_error
+        wait_until(f"{name} is refused", partial(is_refused, live, name), timeout_s=20)
     for number in range(KEPT):
         live.register(f"a{number}")
     page = open_page(live.url)
@@ -318,7 +326,7 @@ def test_a_failure_outlives_a_flood_of_events(live: Live, open_page: Open) -> No
     expect(registered).to_contain_text(re.compile(r"a127.* and \d+ more"))
     expect(registered).to_have_count(1)
     failures = page.locator("#events li.warning")
-    expect(failures).to_have_count(2)
+    expect(failures.filter(has_text="does not fit")).to_have_count(2)
     expect(failures.filter(has_text="bad does not fit")).to_have_count(1)
     expect(failures.filter(has_text="worse does not fit")).to_have_count(1)
     expect(page.locator("#incident")).to_have_text("2 adapters failing")
