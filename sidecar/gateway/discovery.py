@@ -1,6 +1,6 @@
 """Where the replicas are: a list of URLs, the addresses of a DNS name, or the registry's status files.
 
-Whatever cannot be read changes nothing: the replicas that were known stay.
+If a source cannot be read, the known replicas stay.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Given:
         for name, port in self._names:
             try:
                 addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 raise TemporaryError(f"the name {name} of the replicas is not resolved: {error}") from error
             for family, *_, address in addresses:
                 host = f"[{address[0]}]" if family is socket.AF_INET6 else address[0]

@@ -77,7 +77,7 @@ class Hop:
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         held, headers, began = held_body(scope), Headers(scope=scope), self._clock()
-        if VIA.decode() in headers.get("via", ""):
+        if any(VIA.decode() in one for one in headers.getlist("via")):
             raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
         if len(headers.getlist("content-type")) > 1:
             raise InputError("the request has two Content-Type headers: send one")
@@ -187,7 +187,10 @@ class Hop:
             yield answer
         finally:
             is_whole = answer.content.at_eof() and (has_begun or not body)
-            answer.release() if is_whole else answer.close()
+            if is_whole:
+                answer.release()
+            else:
+                answer.close()
 
     async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> None:
         """Send the answer's head, and the rest as it comes."""

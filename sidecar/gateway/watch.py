@@ -121,7 +121,8 @@ class Watch:
     def _take(self, session: aiohttp.ClientSession, found: Mapping[str, str | None]) -> None:
         for url in [*self.seen]:
             if url not in found:
-                self._polls.pop(url).cancel() if url in self._polls else None
+                if (poll := self._polls.pop(url, None)) is not None:
+                    poll.cancel()
                 self._out(self.seen[url], "it left", emptied=True)
                 del self.seen[url]
         for url, refused in found.items():
@@ -147,7 +148,14 @@ class Watch:
                 if seen.missed >= MISSED or seen.why:
                     what = str(error) or type(error).__name__
                     self._out(seen, f"it does not answer: {what}", emptied=False)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                LookupError,
+                TypeError,
+                AttributeError,
+                ValueError,
+                ArithmeticError,
+                RecursionError,
+            ) as error:
                 self._out(seen, f"its /metadata is none: {type(error).__name__}: {error}", emptied=False)
             await asyncio.sleep(max(POLL_S, len(self.seen) / POLLS_PER_S))
 

@@ -151,10 +151,10 @@ class ReplicaStatus(Stored):
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
         figures: counters, and what is in which tier, as of this write.
-        limits: what adapters are judged by there; None: it is of a version that does not say.
+        limits: what adapters are judged by there; None: its version does not report it.
         usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
         usage_left_out: revisions with counts that ``usage`` has no room for.
-        changed_by: who changes adapters over HTTP; None: it is of a version that does not say.
+        changed_by: who changes adapters over HTTP; None: its version does not report it.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"

@@ -101,7 +101,7 @@ def test_what_changes_nothing_is_found_and_nothing_else(
 
 
 def test_a_status_says_it(pair: Pair[Replica], adapters: Callable[[int], Path], tmp_path: Path) -> None:
-    """Its reason is NoEffect while it is loaded; it is served all the same, and it is counted."""
+    """Its reason is NoEffect while it is loaded; it is still served, and it is counted."""
     folder = without_effect(adapters(41), tmp_path / "null", "zero B")
     pair.volume.run("register", "told", str(folder), "--wait", "20")
     assert pair.b.answer("told") == pair.b.answer("tiny")

@@ -1,0 +1,82 @@
+"""What replicas say of themselves, over real HTTP: a lie keeps one out, and ends no polling."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lora_fs.demo.process import free_port
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.gateway import watch as watching
+from lora_fs.sidecar.gateway.discovery import Given
+from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.watch import Watch
+
+TRUE: dict[str, Any] = {
+    "replica": "r0",
+    "ready": True,
+    "model": {"name": "tiny", "served_names": ["tiny"]},
+    "lora": {"loaded_loras": {}, "lora_capacity": {"available_slots": 2, "loaded_count": 0}},
+}
+LIES = {
+    "a depth that Python does not read": "[" * 100_000 + "]" * 100_000,
+    "slots without end": json.dumps(TRUE).replace('"available_slots": 2', '"available_slots": 1e999'),
+    "slots that are no number": json.dumps(TRUE).replace('"available_slots": 2', '"available_slots": NaN'),
+    "a list": "[]",
+    "no JSON": "<html>",
+    "a model that is a word": json.dumps({**TRUE, "model": "tiny"}),
+    "adapters that are a list": json.dumps({**TRUE, "lora": {"loaded_loras": ["a"], "lora_capacity": 3}}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
+    lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is polled on: what it says next counts."""
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+
+    async def scenario() -> None:
+        told, polled = json.dumps(TRUE), asyncio.Event()
+
+        async def metadata(_: web.Request) -> web.Response:
+            polled.set()
+            return web.Response(text=told)
+
+        async def until(holds: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not holds():  # looked at anew at each poll
+                    polled.clear()
+                    await polled.wait()
+
+        app = web.Application()
+        app.router.add_get("/metadata", metadata)
+        runner, port = web.AppRunner(app), free_port()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        router = Router(time.monotonic)
+        watch = Watch(router, Given([f"http://127.0.0.1:{port}"]), time.monotonic, headers={})
+        async with aiohttp.ClientSession() as session, watch.running(session):
+            await until(lambda: len(router.peers) == 1)
+            told = LIES[lie]
+            await until(lambda: not router.peers)
+            (seen,) = watch.seen.values()
+            assert seen.why.startswith("its /metadata is none: ")
+            told = json.dumps(TRUE)
+            await until(lambda: len(router.peers) == 1)
+        await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_is_none_is_unknown_for_now() -> None:
+    """A label that DNS cannot have is no failure of the gateway."""
+    with pytest.raises(TemporaryError, match="is not resolved"):
+        asyncio.run(Given([f"dns://{'a' * 64}.svc:8001"]).find())
