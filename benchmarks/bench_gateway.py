@@ -14,12 +14,16 @@ import json
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from bench_folder_drop import write_adapter
 from paced_engine import Pace, paced_engine
 from population import populate
