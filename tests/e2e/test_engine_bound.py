@@ -6,7 +6,6 @@ adapters. Whatever becomes of the staged copies, the engine serves on.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections import Counter
@@ -58,7 +57,11 @@ def start(farm: EngineFarm, model_dir: Path, adapters: Callable[[int], Path], tm
 
 
 def damage(replica: SidecarReplica, name: str, *, removed: bool) -> None:
-    """Remove a staged copy, or cut its weights short; it may not be there."""
+    """Remove a staged copy, or put short weights in their place; it may not be there.
+
+    They are not cut short in place. An engine that has the file mapped at that moment would be killed
+    (SIGBUS), and nothing beside it could help.
+    """
     for copy in replica.stage_dir.glob(f"*/{name}"):
         weights = copy / "adapter_model.safetensors"
         try:
@@ -67,7 +70,9 @@ def damage(replica: SidecarReplica, name: str, *, removed: bool) -> None:
             if removed:
                 shutil.rmtree(copy)
             else:
-                os.truncate(weights, 1000)
+                short = copy / "short"
+                short.write_bytes(weights.read_bytes()[:1000])
+                short.replace(weights)
         except FileNotFoundError:
             continue  # it made room meanwhile
 
