@@ -22,7 +22,7 @@ from lora_fs.demo.volume import LORA_FS, Volume
 
 WEIGHTS = 8  # sets of them
 ENGINE_ARGS = ("--max-loras", "4", "--max-cpu-loras", "8")
-SETTINGS = {"settle_s": "0.5", "stage_max_bytes": "4Mi", "insecure": "loopback"}
+SETTINGS = {"settle_s": "0.5", "stage_max_bytes": str(4 << 20), "insecure": "loopback"}
 
 
 @dataclass(frozen=True)
