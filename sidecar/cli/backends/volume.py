@@ -15,7 +15,7 @@ from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.cli.context import Context
+    from lora_fs.sidecar.cli.options.context import Context
     from lora_fs.sidecar.model import Scope
     from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
     from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs

@@ -17,7 +17,7 @@ from lora_fs.sidecar.cli.declared.others import Translated
 from lora_fs.sidecar.cli.declared.texts import Tree, Wrong, shown_path
 from lora_fs.sidecar.errors import InvalidName
 from lora_fs.sidecar.model import Scope, model_slug
-from lora_fs.sidecar.sources.gie import CONFIG
+from lora_fs.sidecar.sources.migration.gie import CONFIG
 
 MOST_BYTES: Final = 64 << 20
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
