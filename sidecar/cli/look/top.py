@@ -279,7 +279,7 @@ def top(context: Context, once: bool, output: Format) -> None:
       lora-fs top --once
     """
     scope, layout = context.scope(), Layout(context.root())
-    seen = sights(scope, layout, RegistryView(context.registry(), (scope,)))
+    seen = sights(scope, layout, RegistryView(context.reader(), (scope,)))
     first = next(seen)
     lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
     if context.printed(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lora_fs.sidecar.cli.backends.port import Backend
     from lora_fs.sidecar.model import Policy, Scope
+    from lora_fs.sidecar.registry.store.reader import Reader
     from lora_fs.sidecar.registry.store.writer import Registry
     from lora_fs.sidecar.settings import Settings
     from lora_fs.sidecar.validate import Expectation
@@ -101,6 +102,12 @@ class Context:
         if self.settings.root is None:
             raise click.UsageError("say where the registry is: --root DIR or LORA_FS_ROOT")
         return self.settings.root
+
+    def reader(self) -> Reader:
+        """Open the registry to read it."""
+        from lora_fs.sidecar.registry.store.reader import Reader
+
+        return Reader.of(self.root())
 
     def registry(self, *, create: bool = False) -> Registry:
         """Open the registry. ``create``: make one if there is none and the settings say so."""
