@@ -151,7 +151,9 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
     prepare = manager._prepare
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        patch.setattr(
+            manager, "_prepare", lambda request, **how: prepare(request, **how) if go.wait(20) else None
+        )
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.add_adapter(files.request)
     go.set()
@@ -179,7 +181,9 @@ def test_a_step_that_cannot_wait_for_a_load(
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
     prepare = manager._prepare
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        patch.setattr(
+            manager, "_prepare", lambda request, **how: prepare(request, **how) if go.wait(20) else None
+        )
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.set_active_adapters({LoRARequest("support", ID, files.path + "-gone")}, None)
     assert manager.blank == {ID}
@@ -199,9 +203,9 @@ def test_nobody_goes_for_what_nobody_asked_for(
     reads: list[LoRARequest] = []
     prepare = manager._prepare
 
-    def reading(request: LoRARequest) -> Resident:
+    def reading(request: LoRARequest, **how: bool) -> Resident:
         reads.append(request)
-        return prepare(request)
+        return prepare(request, **how)
 
     monkeypatch.setattr(manager, "_prepare", reading)
     manager.tiers.admit(1, int(1.5 * files.size_bytes))
