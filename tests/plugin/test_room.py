@@ -222,9 +222,10 @@ def test_nobody_goes_for_what_nobody_asked_for(
 def test_who_is_held_is_on_its_way_to_the_device(
     make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the load on and from each hold on, before any step; and what goes leaves nothing there."""
+    """From the load on, before any step, and by one copy; and what goes leaves nothing there."""
     manager = worker(make, files.size_bytes)
     layers, went = manager._adapter_manager.layers, []
+    monkeypatch.setattr(layers, "lands", True)
     monkeypatch.setattr(layers, "bring", lambda slab: went.append(("bring", slab)))
     monkeypatch.setattr(layers, "drop", lambda slab: went.append(("drop", slab)))
     assert load(manager, files)["state"] == "ready"
@@ -232,6 +233,9 @@ def test_who_is_held_is_on_its_way_to_the_device(
     assert went == [("bring", slab)]
     assert rpc.hold(manager, {"id": ID, "user": "api", "sequence": 2}) == {"held": True}
     assert rpc.hold(manager, {"id": ID + 1, "user": "api", "sequence": 3}) == {"held": False}
+    assert went == [("bring", slab)]
+    manager.tiers.leaving(needed=True)
+    assert rpc.hold(manager, {"id": ID, "user": "api", "sequence": 4}) == {"held": True}
     assert went == 2 * [("bring", slab)]
     manager.remove(ID)
     assert went[2:] == [("drop", slab)]
@@ -246,5 +250,6 @@ def test_a_device_that_takes_nothing_fails_no_call(
     def full(slab: Slab) -> None:
         raise StorageFullError(1, 0, 0)
 
+    monkeypatch.setattr(manager._adapter_manager.layers, "lands", True)
     monkeypatch.setattr(manager._adapter_manager.layers, "bring", full)
     assert load(manager, files) == {"state": "ready", "reason": ""}

@@ -137,6 +137,4 @@ def _on_the_host(name: str, tensor: object) -> torch.Tensor:
 def _plain(value: object) -> object:
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise InputError(
-        f"the configuration holds a {type(value).__name__}, which JSON has no form for: {value!r}"
-    )
+    raise InputError(f"the configuration holds a {type(value).__name__}, which is not JSON: {value!r}")

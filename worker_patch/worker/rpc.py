@@ -84,7 +84,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     resident = {
         str(adapter): {
             "name": manager.named.get(adapter, ("", ""))[0],
-            "level": "gpu" if adapter in tiers.slots else "cpu",
+            "level": "gpu" if tiers.on_device(adapter) else "cpu",
             "bytes": entry.size_bytes,
             "pinned": entry.pinned,
             "rank": manager.rank(adapter),
