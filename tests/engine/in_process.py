@@ -48,7 +48,8 @@ def main(model_dir: str) -> None:
     config = LoraConfig(r=8, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
     trained = get_peft_model(LlamaForCausalLM.from_pretrained(model_dir), config)
     optimizer = torch.optim.SGD(trained.parameters(), lr=5.0)
-    seen, before = [], None
+    seen: list[dict[str, Any]] = []
+    before: Any = None
     for _ in range(STEPS):
         tensors = get_peft_model_state_dict(trained)
         request = load_lora_adapter_from_tensors(llm, "policy", tensors, trained.peft_config["default"])

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 from vllm.lora.lora_model import LoRAModel
 
+from lora_fs.kernels.arena import Arena
 from lora_fs.worker_patch.worker import rpc
+from lora_fs.worker_patch.worker.layers import DeviceLayers
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.resident import size_bytes
@@ -32,11 +34,15 @@ def pool(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TieredMod
             manager.admit(resident, size_bytes(resident))
         if room is not None:  # smaller than any engine's would be, where these adapters are small
             of_one = manager._registered_adapters[1].slab.data.numel()
-            arena = manager.layers._arena
-            arena._extents.size = int(room * of_one)
+            arena(manager)._extents.size = int(room * of_one)
         return manager
 
     return made
+
+
+def arena(manager: TieredModelManager) -> Arena:
+    assert isinstance(manager.layers, DeviceLayers)
+    return manager.layers._arena
 
 
 def step(manager: TieredModelManager, *adapters: int) -> None:
@@ -130,19 +136,18 @@ def test_a_pool_too_small_for_a_step_is_refused(pool: Callable[..., TieredModelM
 
 def test_the_pool_is_as_large_as_is_said(pool: Callable[..., TieredModelManager]) -> None:
     """Else as large as vLLM's padded stacks, which the smallest pool is."""
-    size = pool().layers._arena.free_bytes
-    larger = pool(LORA_FS_DEVICE_BYTES=str(4 * size)).layers._arena
-    assert larger.free_bytes == 4 * size
+    size = arena(pool()).free_bytes
+    assert arena(pool(LORA_FS_DEVICE_BYTES=str(4 * size))).free_bytes == 4 * size
 
 
 def test_an_adapter_that_is_removed_leaves_the_device(pool: Callable[..., TieredModelManager]) -> None:
     """With its slot; and after a sleep nobody is there."""
     manager = pool()
     step(manager, 1)
-    free = manager.layers._arena.free_bytes
+    free = arena(manager).free_bytes
     manager.remove_adapter(1)
     assert manager.tiers.device == set()
-    assert manager.layers._arena.free_bytes > free
+    assert arena(manager).free_bytes > free
     step(manager, 2)
     manager.remove_all_adapters()
     assert manager.tiers.device == set()

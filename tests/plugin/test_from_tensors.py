@@ -183,7 +183,7 @@ def test_bad_tensors_have_the_findings_of_bad_files(
     made = load_file(folder / "adapter_model.safetensors")
     config = json.loads((folder / "adapter_config.json").read_text())
     with pytest.raises(InvalidAdapter) as caught:
-        load_lora_adapter_from_tensors(InThisProcess(manager, BASE), "bad", made, config)  # type: ignore[arg-type]
+        load_lora_adapter_from_tensors(InThisProcess(manager, BASE), "bad", made, config)
     assert caught.value.findings == filed
     assert str(memory) not in str(caught.value)
     assert list(memory.iterdir()) == []
