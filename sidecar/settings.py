@@ -102,6 +102,10 @@ class Settings(BaseModel):
             runs; ``all``, also what was registered before it started; ``off``, nothing.
         probe_effect: whether to ask a stock engine, after a load, if the adapter changes any answer.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
+        device_bytes: the pool for adapters in each worker's GPU memory, with the plugin. Not set: with
+            ``LORA_FS_KERNELS=triton`` what vLLM's stacks of ``--max-loras`` adapters take, else one adapter.
+        eviction: who makes room first in the plugin's memory, among adapters of one priority: ``lru``, the
+            least recently used; ``fifo``, the one that came first.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
         unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
@@ -188,6 +192,8 @@ class Settings(BaseModel):
     stage_ahead: Literal["new", "all", "off"] = "new"
     probe_effect: bool = False
     host_bytes: int = Field(4 << 30, ge=0)
+    device_bytes: int | None = Field(None, ge=1)
+    eviction: Literal["lru", "fifo"] = "lru"
     kernels: str = "auto"
     unfit: Literal["stop", "serve-base"] = "stop"
     max_loaded: int | None = Field(
