@@ -88,7 +88,7 @@ class Demand:
 
     def bound(self, places: int) -> float:
         """Return the share of requests for the ``places`` adapters that are asked for most."""
-        return sum(self._weights[:places]) / self._cumulated[-1]
+        return float(sum(self._weights[:places]) / self._cumulated[-1])
 
 
 class Simulation:

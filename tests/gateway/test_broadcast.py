@@ -96,10 +96,9 @@ def test_a_revision_that_one_replica_refuses_leaves_the_one_before(
     gateway = started(owned, replicas=2)
     first = write_adapter(tmp_path / "published" / "first", rank=4)
     second = write_adapter(tmp_path / "published" / "second", rank=8)
-    body = {"lora_name": "policy", "lora_path": str(first)}
-    assert call(gateway.url, "/v1/load_lora_adapter", **body).status_code == 200
-    body = {"lora_name": "policy", "lora_path": str(second), "load_inplace": True}
-    refused = call(gateway.url, "/v1/load_lora_adapter", **body)
+    path = "/v1/load_lora_adapter"
+    assert call(gateway.url, path, lora_name="policy", lora_path=str(first)).status_code == 200
+    refused = call(gateway.url, path, lora_name="policy", lora_path=str(second), load_inplace=True)
     assert 400 <= refused.status_code < 500, refused.text
     assert "undone everywhere" in refused.json()["error"]["message"]
     for process in owned.sidecars:
@@ -116,13 +115,14 @@ def test_who_has_no_token_changes_nothing(owned: Stubs, tmp_path: Path) -> None:
     owned.add()
     gateway = started(owned, replicas=1)
     source = write_adapter(tmp_path / "published" / "policy")
-    body = {"lora_name": "policy", "lora_path": str(source)}
-    for path, sent in (
+    body: dict[str, Any] = {"lora_name": "policy", "lora_path": str(source)}
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("/v1/load_lora_adapter", body),
         ("/v1/unload_lora_adapter", {"lora_name": "a1"}),
         ("/pause", {}),
         ("/resume", {}),
-    ):
+    ]
+    for path, sent in calls:
         assert call(gateway.url, path, headers={}, **sent).status_code == 401, path
     assert httpx.get(f"{gateway.url}/server_info").status_code == 401
     assert names(owned.sidecars[0]) >= {"a1"}

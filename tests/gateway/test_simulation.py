@@ -7,12 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "fleet"
 SEEDS = (1, 2)
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "steady": {},
     "drifting": {"swaps_per_s": 2.0},
     "dying": {"dying": 2},

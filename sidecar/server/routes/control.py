@@ -64,7 +64,10 @@ def router(
             return ALL
         if "@" in name:
             raise InputError("a pause is of a name with all its revisions: leave out @ and the revision")
-        return namespace_of(name, replica.namespaces), name.rpartition("/")[2]
+        namespace = namespace_of(name, replica.namespaces)
+        if namespace is None:
+            raise NotFound(f"no namespace of {name[:200]!r} is served here")
+        return namespace, name.rpartition("/")[2]
 
     def said(status: Literal["paused", "resumed"]) -> PauseBody:
         names = ["*" if key == ALL else "/".join(key) for key in pauses.paused]
