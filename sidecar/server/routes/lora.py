@@ -1,7 +1,7 @@
 """Load and unload in vLLM's shapes and in SageMaker's, and what this replica knows of every adapter.
 
 Load and unload write the desired state, then wait, bounded, for this replica to follow. Each is
-told to the audit, done or refused.
+audited, done or refused.
 """
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
