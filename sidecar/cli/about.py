@@ -8,9 +8,9 @@ import click
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import output
-from lora_fs.sidecar.cli.command import command
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.values import FormatName
 from lora_fs.sidecar.cli.output import Format
-from lora_fs.sidecar.cli.values import FormatName
 
 
 @command("version", shared=False)

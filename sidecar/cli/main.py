@@ -19,9 +19,9 @@ import click
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli import trail
-from lora_fs.sidecar.cli.command import OPTIONS
-from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.exit_codes import FAILED, INTERRUPTED, exit_code
+from lora_fs.sidecar.cli.options.command import OPTIONS
+from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import complain, unread
 from lora_fs.sidecar.errors import LoraFsError
 
@@ -29,75 +29,84 @@ from lora_fs.sidecar.errors import LoraFsError
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Adapters": {
         "register": (
-            "register",
+            "adapters.register",
             "Register the adapter in SOURCE under NAME: a folder, or hf://, oci://, s3://, gs://, https:// or pvc://",
         ),
         "apply": (
-            "applying",
+            "adapters.apply",
             "Register and change adapters as documents in YAML say; one that cannot be stops no other",
         ),
         "validate": (
-            "validation",
+            "adapters.validate",
             "Check the adapter in PATH as register would; exit 5 if it cannot be served",
         ),
-        "unregister": ("names", "Unregister NAME on every replica"),
-        "set": ("amend", "Change NAME's policy, labels or retention"),
-        "pin": ("amend", "Never evict NAME"),
-        "unpin": ("amend", "Restore the policy that NAME had before it was pinned"),
+        "unregister": ("adapters.names", "Unregister NAME on every replica"),
+        "set": ("adapters.amend", "Change NAME's policy, labels or retention"),
+        "pin": ("adapters.amend", "Never evict NAME"),
+        "unpin": ("adapters.amend", "Restore the policy that NAME had before it was pinned"),
     },
     "Revisions": {
-        "promote": ("names", "Let NAME serve REVISION"),
-        "rollback": ("names", "Let NAME serve the revision it served before"),
+        "promote": ("adapters.names", "Let NAME serve REVISION"),
+        "rollback": ("adapters.names", "Let NAME serve the revision it served before"),
         "canary": (
-            "canary",
+            "adapters.canary",
             "Let REVISION answer a share of the requests for NAME; change, finish or abort that",
         ),
     },
     "Look": {
-        "list": ("listing", "List what is registered; * marks the revision that the plain name serves"),
-        "show": ("listing", "Show NAME: what it serves, and each of its revisions"),
-        "get": ("listing", "List the registered adapters, or show NAME"),
-        "status": ("status", "Show every adapter on every replica; a line marked ! is a replica's problem"),
-        "top": ("top", "Watch replicas, what is loaded, rates, and the adapters that fail or are busy"),
-        "events": ("events", "Show recent events of every replica, of NAME or of all adapters"),
+        "list": ("look.listing", "List what is registered; * marks the revision that the plain name serves"),
+        "show": ("look.listing", "Show NAME: what it serves, and each of its revisions"),
+        "get": ("look.listing", "List the registered adapters, or show NAME"),
+        "status": (
+            "look.status",
+            "Show every adapter on every replica; a line marked ! is a replica's problem",
+        ),
+        "top": ("look.top", "Watch replicas, what is loaded, rates, and the adapters that fail or are busy"),
+        "events": ("look.events", "Show recent events of every replica, of NAME or of all adapters"),
         "wait": (
-            "until",
+            "look.wait",
             "Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not",
         ),
     },
     "Serve": {
         "sidecar": (
-            "serve",
+            "serve.sidecar",
             "Serve one replica: reconcile its vLLM to the registry, answer and proxy the API",
         ),
         "gateway": (
-            "gateway",
+            "serve.gateway",
             "Answer for a fleet at one address: pass each request to a replica that has its adapter",
         ),
-        "demo": ("serve", "Run two real vLLM replicas on one folder and walk through what lora-fs does"),
+        "demo": (
+            "serve.sidecar",
+            "Run two real vLLM replicas on one folder and walk through what lora-fs does",
+        ),
         "install-plugin": (
-            "install",
+            "serve.install",
             "Copy the vLLM plugin, with what it needs and vLLM lacks, to DIR for another container's vLLM",
         ),
     },
     "Volume": {
-        "init": ("init", "Make the registry's folder a registry; exit 0 and change nothing if it is one"),
-        "quota": ("quota", "Show the namespace's quota and what it uses; with options, set the quota"),
+        "init": (
+            "volume.init",
+            "Make the registry's folder a registry; exit 0 and change nothing if it is one",
+        ),
+        "quota": ("volume.quota", "Show the namespace's quota and what it uses; with options, set the quota"),
         "doctor": (
-            "doctor",
+            "volume.doctor",
             "Check the volume: its filesystem, its promises, every record of the scope, every replica",
         ),
         "gc": (
-            "maintain",
+            "volume.gc",
             "Remove files of adapters unregistered long ago, leftovers of interrupted writes, old history",
         ),
         "fsck": (
-            "backup",
+            "volume.backup",
             "Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers",
         ),
-        "export": ("backup", "Write the registry to FILE as one tar; - is stdout"),
+        "export": ("volume.backup", "Write the registry to FILE as one tar; - is stdout"),
         "import": (
-            "backup",
+            "volume.backup",
             "Restore an archive that export wrote, or register another system's adapters",
         ),
     },

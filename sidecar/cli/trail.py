@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import complain
 from lora_fs.sidecar.errors import LoraFsError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,8 +29,8 @@ class Journal:
         self._path, self._about = path, dict(about)
         self._out: IO[str] | None = None
 
-    def known(self) -> Iterator[tuple[int, tuple[Result, ...]]]:
-        """Yield each case's line and its results, and open the journal to add to.
+    def known(self) -> Iterator[tuple[int, str, tuple[Result, ...]]]:
+        """Yield each case's line, its id and its results, and open the journal to add to.
 
         Raises:
             InputError: it is another evaluation's, or cannot be read or written.
@@ -44,9 +44,9 @@ class Journal:
         except OSError as error:
             raise InputError(f"{self._path}: {error.strerror or error}: name another --journal") from error
 
-    def add(self, line: int, results: tuple[Result, ...]) -> None:
+    def add(self, line: int, case_id: str, results: tuple[Result, ...]) -> None:
         """Keep the results of a case."""
-        self._write({"line": line, "results": [asdict(one) for one in results]})
+        self._write({"line": line, "id": case_id, "results": [asdict(one) for one in results]})
 
     def close(self, *, done: bool) -> None:
         """End it; ``done``: nobody goes on with it."""
@@ -61,7 +61,7 @@ class Journal:
         self._out.write(json.dumps(value) + "\n")
         self._out.flush()
 
-    def _read(self) -> Iterator[tuple[int, tuple[Result, ...]]]:
+    def _read(self) -> Generator[tuple[int, str, tuple[Result, ...]], None, int]:
         """Yield what whole lines say; returns where they end."""
         end = 0
         with suppress(FileNotFoundError), self._path.open("rb") as opened:
@@ -76,7 +76,7 @@ class Journal:
                             "--journal"
                         )
                     if end:
-                        yield value["line"], tuple(Result(**one) for one in value["results"])
+                        yield value["line"], value["id"], tuple(Result(**one) for one in value["results"])
                 except (ValueError, TypeError, KeyError) as error:
                     raise InputError(f"{self._path} is no journal of an evaluation: remove it") from error
                 end += len(line)

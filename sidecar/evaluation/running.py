@@ -94,29 +94,30 @@ class Evaluating:
         Raises:
             ReplicaAway: for longer than ``patience_s``. InputError: the data changed.
         """
-        found = Found(tuple(Totals() for _ in self._models))
-        known: dict[int, tuple[Result, ...]] = {}
-        if self._journal is not None:
-            known.update(self._journal.known())
-        cases = iter(data)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._concurrency):
-                group.create_task(self._work(cases, known, found))
+        found, known = Found(tuple(Totals() for _ in self._models)), bytearray()  # a byte a line
+        for line, case_id, results in self._journal.known() if self._journal is not None else ():
+            known.extend(bytes(max(0, line + 1 - len(known))))
+            known[line] = 1
+            found.add(line, case_id, results)
+            self._progress(1)
+        cases = ((line, case) for line, case in data if line >= len(known) or not known[line])
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._concurrency):
+                    group.create_task(self._work(cases, found))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return found
 
-    async def _work(
-        self, cases: Iterator[tuple[int, Case]], known: dict[int, tuple[Result, ...]], found: Found
-    ) -> None:
+    async def _work(self, cases: Iterator[tuple[int, Case]], found: Found) -> None:
         for line, case in cases:
-            results = known.pop(line, None)
-            if results is None:
-                order = range(len(self._models))
-                by_model: dict[int, Result] = {}
-                for index in order if line % 2 else reversed(order):
-                    by_model[index] = await self._result(self._models[index], case, found)
-                results = tuple(by_model[index] for index in order)
-                if self._journal is not None:
-                    self._journal.add(line, results)
+            order = range(len(self._models))
+            by_model: dict[int, Result] = {}
+            for index in order if line % 2 else reversed(order):
+                by_model[index] = await self._result(self._models[index], case, found)
+            results = tuple(by_model[index] for index in order)
+            if self._journal is not None:
+                self._journal.add(line, case.id, results)
             found.add(line, case.id, results)
             self._progress(1)
 

@@ -17,6 +17,7 @@ _ENGINES = re.compile(rf"(.+)@[0-9a-f]{{{_SHORT}}}")
 # The length apart from the pattern: {0,254} in it takes 2 ms to compile, at each start of a command.
 Segment = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 FileName = Annotated[str, Field(max_length=255, pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]*$")]
+LabelKey = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 

@@ -1,1 +1,1 @@
-"""Where adapters come from. Today a local folder; hubs and buckets stand behind the same call."""
+"""Where adapters come from: a folder of this machine, or what a remote source offers, behind one call."""

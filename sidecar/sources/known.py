@@ -8,13 +8,13 @@ from importlib import metadata
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.escaping import shown
-from lora_fs.sidecar.sources.bucket import Bucket
-from lora_fs.sidecar.sources.downloader import Downloader, downloaded
-from lora_fs.sidecar.sources.hub import Hub
-from lora_fs.sidecar.sources.oci.source import Oci
 from lora_fs.sidecar.sources.offer import Offer, Options, Source
+from lora_fs.sidecar.sources.remote.bucket import Bucket
+from lora_fs.sidecar.sources.remote.downloader import Downloader, downloaded
+from lora_fs.sidecar.sources.remote.hub import Hub
+from lora_fs.sidecar.sources.remote.oci.source import Oci
+from lora_fs.sidecar.sources.remote.web import Web
 from lora_fs.sidecar.sources.uri import Uri, is_uri, parse, scheme_of
-from lora_fs.sidecar.sources.web import Web
 
 GROUP = "lora_fs.sources"
 LOCAL = frozenset({"file", "pvc"})

@@ -19,7 +19,7 @@ from typing import Protocol
 from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.uri import Uri
-from lora_fs.sidecar.validate.config import CONFIG_FILE
+from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 
 CARRIED = ("metadata.json", "README.md")

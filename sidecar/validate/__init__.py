@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from lora_fs.sidecar.validate.base import compared
-from lora_fs.sidecar.validate.base_config import BaseOfEngine, expect, load_base_config
+from lora_fs.sidecar.validate.base.base_config import BaseOfEngine, expect, load_base_config
+from lora_fs.sidecar.validate.base.modules import compared
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, open_adapter, validate
 from lora_fs.sidecar.validate.report import Expectation, Learned, Peer, Report

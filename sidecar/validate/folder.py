@@ -14,13 +14,13 @@ from pathlib import Path
 from lora_fs.sidecar.errors import InvalidAdapter
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import LoraShape, Severity
-from lora_fs.sidecar.validate.config import CONFIG_FILE, MAX_CONFIG_BYTES
-from lora_fs.sidecar.validate.contents import BUFFER_BYTES, is_preallocated, scan_contents
+from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from lora_fs.sidecar.validate.files import Refused, RegularFile, names, open_file, open_folder
 from lora_fs.sidecar.validate.fleet import check_fleet
-from lora_fs.sidecar.validate.header import header_length, parse_header
 from lora_fs.sidecar.validate.report import Expectation, Findings, Report
 from lora_fs.sidecar.validate.structure import Kind, Said, read_config, shape_of, study
+from lora_fs.sidecar.validate.weights.contents import BUFFER_BYTES, is_preallocated, scan_contents
+from lora_fs.sidecar.validate.weights.header import header_length, parse_header
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")  # in the order vLLM looks for them

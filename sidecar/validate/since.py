@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import Finding
-from lora_fs.sidecar.validate.config import CONFIG_FILE, parse_config
+from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE, parse_config
 from lora_fs.sidecar.validate.report import Findings
 
 SINCE: Mapping[str, Version] = MappingProxyType(

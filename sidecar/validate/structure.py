@@ -12,12 +12,17 @@ from typing import NamedTuple, TypeVar
 
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model import LoraShape
-from lora_fs.sidecar.validate.base import check_modules, check_vocabulary
-from lora_fs.sidecar.validate.config import CONFIG_FILE, AdapterConfig, check_config, parse_config
-from lora_fs.sidecar.validate.header import TensorEntry, parse_header
-from lora_fs.sidecar.validate.identity import check_base_model
+from lora_fs.sidecar.validate.base.identity import check_base_model
+from lora_fs.sidecar.validate.base.modules import check_modules, check_vocabulary
+from lora_fs.sidecar.validate.config.adapter_config import (
+    CONFIG_FILE,
+    AdapterConfig,
+    check_config,
+    parse_config,
+)
 from lora_fs.sidecar.validate.report import Expectation, Findings
-from lora_fs.sidecar.validate.tensors import FLOATS, LoraModule, check_tensors
+from lora_fs.sidecar.validate.weights.header import TensorEntry, parse_header
+from lora_fs.sidecar.validate.weights.tensors import FLOATS, LoraModule, check_tensors
 
 KINDS_KEPT = 16
 MAX_KEPT_BYTES = 128 * 1024  # of a file: what is built from one takes several times as much

@@ -143,6 +143,12 @@ BAD = {
     ),
     "no source": (HEAD + "metadata: {name: a}\nspec: {}\n", 9, "spec.source", "is missing"),
     "a bad name": (HEAD + "metadata:\n  name: ../a\nspec: {source: lora-1}\n", 9, "metadata.name", "pattern"),
+    "a label with an empty key": (
+        HEAD + 'metadata:\n  name: a\n  labels:\n    team: data\n    "": x\nspec: {source: lora-1}\n',
+        12,
+        'metadata.labels.""',
+        "its key is empty",
+    ),
     "a wrong type": (
         HEAD + "metadata: {name: a}\nspec:\n  source: lora-1\n  canary: true\n",
         11,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.cli import doctor
+from lora_fs.sidecar.cli.volume import doctor
 from lora_fs.sidecar.conformance import Effort, Verdict
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.store import marker

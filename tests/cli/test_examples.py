@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.cli import doctor
 from lora_fs.sidecar.cli.main import cli
+from lora_fs.sidecar.cli.volume import doctor
 from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.registry.store import marker
 from tests.cli.conftest import LoraFs, parse, seen

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.cli.events import _local
+from lora_fs.sidecar.cli.look.events import _local
 from lora_fs.sidecar.cli.main import COMMANDS, cli
 from lora_fs.sidecar.cli.output import shown_time
 from lora_fs.sidecar.model import Event, EventList, Phase

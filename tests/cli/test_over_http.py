@@ -26,6 +26,9 @@ import pytest
 from lora_fs.sidecar.cli.backends.client import Client
 from lora_fs.sidecar.cli.main import run
 from lora_fs.sidecar.reconcile.assembly import assemble
+from lora_fs.sidecar.registry.format.sealed import seal, unseal
+from lora_fs.sidecar.registry.store import writer
+from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
@@ -228,6 +231,54 @@ def test_the_same_session(mounted: Side, remote: Side) -> None:
     for line in SAME:
         here, there = (plain(side(line), side) for side in (mounted, remote))
         assert there == here, line
+
+
+@pytest.mark.parametrize("lost", [1, writer.RACES], ids=["one race", "every race"])
+def test_lost_races(mounted: Side, remote: Side, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """A writer that lost a race tries again; one that loses every race exits 4, also over HTTP."""
+    real, left = atomic.publish, 0
+
+    def beaten(path: Path, data: bytes, names: atomic.TemporaryNames) -> bool:
+        """Another writer takes the generation just before this one."""
+        nonlocal left
+        if left:
+            left -= 1
+            newest = max(path.parent.glob(f"{path.name.partition('.@')[0]}.@*"))
+            ours = unseal(data)
+            of_its_place = {name: ours[name] for name in ("generation", "previous")}
+            path.write_bytes(seal(unseal(newest.read_bytes()) | of_its_place | {"writer": "rival"}))
+        return real(path, data, names)
+
+    for side in (mounted, remote):
+        side("register support ./v1")
+        side("register support ./v2 --no-activate")
+    monkeypatch.setattr(atomic, "publish", beaten)
+    for line in (
+        "set support --priority 3 --policy lazy",
+        "canary support v2 --percent 5",
+        "promote support v2",
+    ):
+        ran = []
+        for side in (mounted, remote):
+            left = lost
+            ran.append(side(line))
+            assert left == 0, line
+        assert [one.code for one in ran] == ([0, 0] if lost == 1 else [4, 4]), (line, ran)
+        assert plain(ran[1], remote) == plain(ran[0], mounted)
+
+
+def test_a_conditional_write_that_is_late(mounted: Side, remote: Side) -> None:
+    """A write on a generation that is no longer in force exits 4 and says which one is, also over HTTP."""
+    told = []
+    for side in (mounted, remote):
+        side("register support ./v1")
+        assert side("set support --if-generation 1 --revision v1 --priority 4").code == 0
+        ran = side("set support --if-generation 1 --revision v1 --priority 5")
+        assert (ran.code, ran.out) == (4, "")
+        assert side("show support -o json").json["revisions"][0]["spec"]["policy"]["priority"] == 4
+        told.append(plain(ran, side))
+    assert told[0] == told[1]
+    assert "expected generation 1, found 2" in told[0]
 
 
 def test_completion_asks_the_server(remote: Side, capsys: pytest.CaptureFixture[str]) -> None:

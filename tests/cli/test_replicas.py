@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.cli import maintain, wait
+from lora_fs.sidecar.cli.options import waiting
+from lora_fs.sidecar.cli.volume import gc
 from lora_fs.sidecar.model import Phase, ReplicaStatus
 from lora_fs.sidecar.model.status import RECENT
 from lora_fs.sidecar.registry.format.layout import Layout
@@ -73,7 +74,7 @@ def test_what_a_short_report_does_not_have_was_not_seen(
     lora_fs: LoraFs, folder: Folder, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago it was written: the replica tells of all that it saw, until that is too much."""
-    monkeypatch.setattr(wait, "FORGOTTEN_S", -1.0)  # as if all had been written long ago
+    monkeypatch.setattr(waiting, "FORGOTTEN_S", -1.0)  # as if all had been written long ago
     others = {f"default/tiny/v1/b{n}": 1 for n in range(RECENT)}
     some = dict(list(others.items())[1:])
     report("blind", recent=some)
@@ -402,7 +403,7 @@ def test_one_gc_at_a_time(
     lora_fs: LoraFs, folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one is told that one is at work."""
-    monkeypatch.setattr(maintain, "DEAD_AFTER_S", 0.1)
+    monkeypatch.setattr(gc, "DEAD_AFTER_S", 0.1)
     lora_fs("register", "a", folder(1))
     with lease(root / ".leases" / "gc.lock", wait_s=0) as had:
         assert had
@@ -416,7 +417,7 @@ def test_gc_after_one_that_was_killed_on_another_host(
 ) -> None:
     """Its lease is found to be dead by watching it, in the one run there is: no later run starts earlier."""
     monkeypatch.setattr(leases, "LEASE_S", 0.3)
-    monkeypatch.setattr(maintain, "DEAD_AFTER_S", 5.0)
+    monkeypatch.setattr(gc, "DEAD_AFTER_S", 5.0)
     lora_fs("register", "a", folder(1))
     lora_fs("unregister", "a")
     lockfile = root / ".leases" / "gc.lock"

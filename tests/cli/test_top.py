@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lora_fs.sidecar.cli.top import AdapterLine, Rates, Sight, replica_line, screen
+from lora_fs.sidecar.cli.look.top import AdapterLine, Rates, Sight, replica_line, screen
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal

@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lora_fs.sidecar.cli.command import OPTIONS, Command, Setting
 from lora_fs.sidecar.cli.main import cli
-from lora_fs.sidecar.cli.values import Count, Duration, Size
+from lora_fs.sidecar.cli.options.command import OPTIONS, Command, Setting
+from lora_fs.sidecar.cli.options.values import Count, Duration, Size
 from lora_fs.sidecar.settings import Settings, variables
 from tests.cli.conftest import LoraFs
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from lora_fs.sidecar.cli.serve import Server
+from lora_fs.sidecar.cli.serve.sidecar import Server
 from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.format.layout import Layout

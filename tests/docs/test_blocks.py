@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lora_fs.sidecar.cli import doctor
+from lora_fs.sidecar.cli.volume import doctor
 from lora_fs.sidecar.registry.volume import atomic
 from tests.cli.conftest import parse
 from tests.cli.test_doctor import BRIEF

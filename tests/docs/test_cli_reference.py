@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from lora_fs.sidecar.cli.command import Command
 from lora_fs.sidecar.cli.exit_codes import DIFFERS, EXIT_CODES
 from lora_fs.sidecar.cli.main import cli
+from lora_fs.sidecar.cli.options.command import Command
 from tests.cli.conftest import parse
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from lora_fs.sidecar.registry.store.marker import Marker
 from lora_fs.sidecar.registry.volume import leases
 from lora_fs.sidecar.server.middleware import tokens
 from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
-from lora_fs.sidecar.validate.config import parse_config
+from lora_fs.sidecar.validate.config.adapter_config import parse_config
 from lora_fs.sidecar.validate.report import Findings
 from tests.server.at_once import find_model
 from tests.validate.conftest import (

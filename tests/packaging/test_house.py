@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def test_checkers_see_every_folder() -> None:
     links.pop("__pycache__", None)
     folders = SETUPTOOLS["package-dir"].items()
     assert links == {name.removeprefix("lora_fs."): (ROOT / folder).resolve() for name, folder in folders}
+
+
+def test_a_folder_tells_the_architecture() -> None:
+    """A folder of the sidecar holds about a dozen modules, and none of them is longer than 350 lines."""
+    modules = [path for path in (ROOT / "sidecar").rglob("*.py") if path.name != "__init__.py"]
+    assert {folder: n for folder, n in Counter(path.parent for path in modules).items() if n > 13} == {}
+    assert [path for path in modules if len(path.read_text().splitlines()) > 350] == []
 
 
 def test_version_is_said_once() -> None:

@@ -18,8 +18,8 @@ from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lora_fs.sidecar.cli import bundle, install
-from lora_fs.sidecar.cli.bundle import EXTRAS, GROUPS, OURS, PACKAGES, Part
+from lora_fs.sidecar.cli.serve import bundle, install
+from lora_fs.sidecar.cli.serve.bundle import EXTRAS, GROUPS, OURS, PACKAGES, Part
 from lora_fs.sidecar.errors import Conflict, InputError, OperatorError
 from tests.cli.conftest import LoraFs
 from tests.cli.conftest import lora_fs as lora_fs

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lora_fs.sidecar.cli import serve
-from lora_fs.sidecar.cli.context import Context
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.serve import sidecar
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.format.layout import Layout
@@ -56,9 +56,9 @@ def test_a_second_start(
                 other.enter_context(socket.create_server(("127.0.0.1", port)))
                 return await real(*args)
 
-            monkeypatch.setattr(serve, "assemble", meanwhile)
+            monkeypatch.setattr(sidecar, "assemble", meanwhile)
         with pytest.raises(OperatorError, match=f"cannot listen on 127.0.0.1:{port}"):
             asyncio.run(
-                serve._serve(Context(settings.model_dump(exclude_unset=True)), settings, lambda: None)
+                sidecar._serve(Context(settings.model_dump(exclude_unset=True)), settings, lambda: None)
             )
     assert [file.read_text() for file in written] == ["the one that runs"] * 2

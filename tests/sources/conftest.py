@@ -23,7 +23,7 @@ from moto.server import ThreadedMotoServer
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.sources import transfer
+from lora_fs.sidecar.sources.receive import transfer
 from tests.cli.conftest import LORA_FS, LoraFs, lora_fs, root
 from tests.registry.conftest import registry, scope, write_adapter
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.sidecar.sources.oci.manifest import MANIFESTS
+from lora_fs.sidecar.sources.remote.oci.manifest import MANIFESTS
 from tests.sources.conftest import WebServer, tar_of
 
 ROOT = Path(__file__).parents[2]

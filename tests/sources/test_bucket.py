@@ -12,8 +12,9 @@ from urllib.parse import parse_qs, quote, unquote
 
 import pytest
 
-from lora_fs.sidecar.sources import bucket, transfer
-from lora_fs.sidecar.sources.spans import Span
+from lora_fs.sidecar.sources.receive import transfer
+from lora_fs.sidecar.sources.receive.spans import Span
+from lora_fs.sidecar.sources.remote import bucket
 from tests.sources.conftest import CONFIG, WEIGHTS, LoraFs, WebServer, left_in, tar_of
 from tests.sources.test_web import record
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import InputError
-from lora_fs.sidecar.sources.gie import Listed, parse
+from lora_fs.sidecar.sources.migration.gie import Listed, parse
 
 BARE = """
 vLLMLoRAConfig:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from lora_fs.sidecar.errors import SourceUnavailable
-from lora_fs.sidecar.sources import transfer
 from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.receive import transfer
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Hub, LoraFs, left_in
 from tests.sources.test_web import record

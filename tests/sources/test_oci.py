@@ -17,9 +17,9 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
-from lora_fs.sidecar.sources.oci import manifest
-from lora_fs.sidecar.sources.oci.source import Oci
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.remote.oci import manifest
+from lora_fs.sidecar.sources.remote.oci.source import Oci
 from lora_fs.sidecar.sources.uri import parse, redacted
 from tests.sources.conftest import CONFIG, WEIGHTS, Command, LoraFs, WebServer, left_in
 from tests.sources.oci import (

@@ -16,8 +16,9 @@ import pytest
 
 from lora_fs.sidecar.registry.lifecycle import fetch_cache
 from lora_fs.sidecar.registry.volume import leases
-from lora_fs.sidecar.sources import known, transfer
+from lora_fs.sidecar.sources import known
 from lora_fs.sidecar.sources.offer import Offer, Options, Piece
+from lora_fs.sidecar.sources.receive import transfer
 from lora_fs.sidecar.sources.uri import Uri, parse
 from tests.registry.conftest import Clock, write_adapter
 from tests.sources.conftest import CONFIG, WEIGHTS, Command, LoraFs, WebServer, left_in, tar_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.sources.spans import Spans, notes, read_notes
+from lora_fs.sidecar.sources.receive.spans import Spans, notes, read_notes
 
 SIZES = st.integers(0, 1 << 20)
 RANGES = st.lists(st.tuples(st.integers(-5, 1 << 20), st.integers(-5, 1 << 20)), max_size=6)

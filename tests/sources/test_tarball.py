@@ -15,7 +15,7 @@ import pytest
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.registry.backup import archive
-from lora_fs.sidecar.sources import tarball
+from lora_fs.sidecar.sources.receive import tarball
 from tests.fuzz.test_bombs import answered
 from tests.sources.conftest import CONFIG, WEIGHTS, tar_of
 

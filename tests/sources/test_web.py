@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import InputError, SourceUnavailable
-from lora_fs.sidecar.sources import offer, transfer
+from lora_fs.sidecar.sources import offer
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.receive import transfer
+from lora_fs.sidecar.sources.remote.web import Web
 from lora_fs.sidecar.sources.uri import parse
-from lora_fs.sidecar.sources.web import Web
 from tests.sources.conftest import CONFIG, WEIGHTS, LoraFs, WebServer, left_in, tar_of
 
 

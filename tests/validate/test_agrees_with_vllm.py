@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from lora_fs.sidecar.validate import Expectation, validate
-from lora_fs.sidecar.validate.config import check_config
-from lora_fs.sidecar.validate.patterns import Budget
+from lora_fs.sidecar.validate.config.adapter_config import check_config
+from lora_fs.sidecar.validate.config.patterns import Budget
 from lora_fs.sidecar.validate.report import Findings
-from lora_fs.sidecar.validate.tensors import peft_name
+from lora_fs.sidecar.validate.weights.tensors import peft_name
 from tests.validate.conftest import Draft, good_config, good_tensors
 
 pytest.importorskip("vllm", reason="compares with a real vLLM")
@@ -184,7 +184,7 @@ def test_names_are_parsed_alike(name: str) -> None:
     """A tensor's name means the module and the half that vLLM takes it for."""
     from vllm.lora.utils import parse_fine_tuned_lora_name
 
-    from lora_fs.sidecar.validate.tensors import parse_name
+    from lora_fs.sidecar.validate.weights.tensors import parse_name
 
     try:
         theirs = parse_fine_tuned_lora_name(name)
@@ -201,8 +201,8 @@ def test_ranks_are_resolved_alike(draft: Draft, module: str) -> None:
     """rank_pattern gives a module the rank that vLLM scales it by."""
     from vllm.lora.peft_helper import PEFTHelper
 
-    from lora_fs.sidecar.validate.patterns import Budget, ModulePatterns
-    from lora_fs.sidecar.validate.tensors import peft_name
+    from lora_fs.sidecar.validate.config.patterns import Budget, ModulePatterns
+    from lora_fs.sidecar.validate.weights.tensors import peft_name
 
     pattern = {r"layers\.[1-3]\..*q_proj": 2, "q_proj": 3, "experts.down_proj": 5}
     helper = PEFTHelper.from_dict({**good_config(), "rank_pattern": pattern})

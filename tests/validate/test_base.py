@@ -12,7 +12,8 @@ import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Severity
-from lora_fs.sidecar.validate import BaseOfEngine, Expectation, base_config, load_base_config, validate
+from lora_fs.sidecar.validate import BaseOfEngine, Expectation, load_base_config, validate
+from lora_fs.sidecar.validate.base import base_config
 from tests.validate.conftest import BASE_CONFIG, HIDDEN, RANK, Draft
 
 VOCAB = 64

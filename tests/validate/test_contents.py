@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.validate import Expectation, contents, looks_preallocated, validate
+from lora_fs.sidecar.validate import Expectation, looks_preallocated, validate
+from lora_fs.sidecar.validate.weights import contents
 from tests.validate.conftest import (
     HIDDEN,
     RANK,

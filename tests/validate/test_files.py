@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lora_fs.sidecar.errors import VolumeUnavailable
-from lora_fs.sidecar.validate import Expectation, contents, files, looks_preallocated, validate
+from lora_fs.sidecar.validate import Expectation, files, looks_preallocated, validate
+from lora_fs.sidecar.validate.weights import contents
 from tests.validate.conftest import CONFIG_FILE, WEIGHTS_FILE
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lora_fs.sidecar.model import Severity
-from lora_fs.sidecar.validate.identity import ModelName, check_base_model
+from lora_fs.sidecar.validate.base.identity import ModelName, check_base_model
 from lora_fs.sidecar.validate.report import Findings
 
 SAME = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.validate.patterns import (
+from lora_fs.sidecar.validate.config.patterns import (
     MAX_CHOICES_IN_KEY,
     MAX_CHOICES_IN_TARGET,
     Budget,

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.validate import Expectation, structure, validate
-from lora_fs.sidecar.validate.header import TensorEntry, parse_header
 from lora_fs.sidecar.validate.report import Findings
+from lora_fs.sidecar.validate.weights.header import TensorEntry, parse_header
 from tests.validate.conftest import BASE_CONFIG, RANK, Draft, good_config, good_tensors, tensor_name
 
 A = tensor_name("model.layers.0.self_attn.q_proj", "lora_A")

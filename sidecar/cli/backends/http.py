@@ -13,7 +13,7 @@ from lora_fs.sidecar import __version__
 from lora_fs.sidecar.cli.backends.client import ANSWER_S, Client
 from lora_fs.sidecar.cli.backends.port import Named
 from lora_fs.sidecar.cli.backends.sending import Sending
-from lora_fs.sidecar.cli.validation import reading
+from lora_fs.sidecar.cli.progress import reading
 from lora_fs.sidecar.errors import InvalidAdapter, OperatorError, WaitTimeout
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
@@ -26,7 +26,7 @@ from lora_fs.sidecar.sources.uri import is_uri, redacted, scheme_of
 from lora_fs.sidecar.validate import validate
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.cli.context import Context
+    from lora_fs.sidecar.cli.options.context import Context
 
 Body = TypeVar("Body", bound=BaseModel)
 

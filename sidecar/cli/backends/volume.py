@@ -15,11 +15,11 @@ from lora_fs.sidecar.model import AdapterKey
 from lora_fs.sidecar.registry.view.view import Desired, RegistryView
 
 if TYPE_CHECKING:
-    from lora_fs.sidecar.cli.context import Context
+    from lora_fs.sidecar.cli.options.context import Context
     from lora_fs.sidecar.model import Scope
     from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
     from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
-    from lora_fs.sidecar.registry.store.writer import Registry
+    from lora_fs.sidecar.registry.store.reader import Reader
     from lora_fs.sidecar.registry.view.reports import Happened, Reports
 
 MAX_LOOKED_AT: Final = 200  # records read for one completion; beyond it withdrawn names are proposed, too
@@ -37,32 +37,32 @@ class OnVolume:
         return str(self._context.root())
 
     @cached_property
-    def _registry(self) -> Registry:
-        return self._context.registry()
+    def _reader(self) -> Reader:
+        return self._context.reader()
 
     def scope(self) -> Scope:
         return self._context.scope_of_settings()
 
     def scopes(self) -> tuple[Scope, ...]:
-        return tuple(self._registry.scopes())
+        return tuple(self._reader.scopes())
 
     def desired(self, scopes: Sequence[Scope]) -> Desired:
         view = self._views.get(tuple(scopes))
         if view is None:
-            view = self._views[tuple(scopes)] = RegistryView(self._registry, tuple(scopes))
+            view = self._views[tuple(scopes)] = RegistryView(self._reader, tuple(scopes))
         view.refresh()
         return view.desired
 
     def names(self, scope: Scope, beginning: str) -> Iterator[str]:
         looked_at = 0
-        for revision, listing in self._registry.scan(scope).revisions.items():
+        for revision, listing in self._reader.scan(scope).revisions.items():
             for name, generation in listing.records.items():
                 if not name.startswith(beginning):
                     continue
                 looked_at += 1
-                series = self._registry.records(AdapterKey(*scope, revision, name))
+                series = self._reader.records(AdapterKey(*scope, revision, name))
                 try:
-                    if looked_at > MAX_LOOKED_AT or self._registry.read(series, generation).present:
+                    if looked_at > MAX_LOOKED_AT or self._reader.read(series, generation).present:
                         yield name
                 except LoraFsError:
                     yield name
@@ -70,8 +70,8 @@ class OnVolume:
     def named(self, scope: Scope, name: str) -> Named:
         from lora_fs.sidecar.registry.lifecycle import release
 
-        pointer = release.active(self._registry, scope, name)
-        return Named(pointer, tuple(release.present_revisions(self._registry, scope, name).values()))
+        pointer = release.active(self._reader, scope, name)
+        return Named(pointer, tuple(release.present_revisions(self._reader, scope, name).values()))
 
     def reports(self) -> Reports:
         from lora_fs.sidecar.registry.format.layout import Layout
@@ -82,7 +82,7 @@ class OnVolume:
     def happened(self) -> Happened:
         from lora_fs.sidecar.registry.view.reports import read_events
 
-        return read_events(self._registry.layout)
+        return read_events(self._reader.layout)
 
     def do(self, scope: Scope, name: str, act: Act) -> Done:
         from lora_fs.sidecar.registry.lifecycle.acts import By

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lora_fs.sidecar.cli.context import Context
-from lora_fs.sidecar.cli.downloading import downloading
-from lora_fs.sidecar.cli.validation import reading
+from lora_fs.sidecar.cli.progress import downloading, reading
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.reconcile.admin import fetching
@@ -21,6 +20,9 @@ from lora_fs.sidecar.sources.allowed import Allowed
 from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import redacted
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.cli.options.context import Context
 
 
 def register(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from lora_fs.sidecar.cli.context import Context
 from lora_fs.sidecar.cli.declared.documents import OWNER
 from lora_fs.sidecar.cli.declared.plan import (
     Difference,
@@ -21,6 +20,7 @@ from lora_fs.sidecar.cli.declared.plan import (
     prunable,
 )
 from lora_fs.sidecar.cli.declared.reading import Declared, Problem
+from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.errors import (
     Conflict,
     InvalidName,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
-from lora_fs.sidecar.model.names import Digest, Segment
+from lora_fs.sidecar.model.names import Digest, LabelKey, Segment
 
 OWNER: Final = "lora-fs/owner"  # the label that tells who applied a revision
 
@@ -21,7 +21,9 @@ class DocumentMetadata(_Said):
 
     name: Segment = Field(description="What clients send as their model")
     namespace: Segment | None = Field(None, description="Null: the namespace of the command")
-    labels: dict[str, str] | None = Field(None, description="All its labels; null: they stay as they are")
+    labels: dict[LabelKey, str] | None = Field(
+        None, description="All its labels; null: they stay as they are"
+    )
 
     @model_validator(mode="after")
     def _owner_is_kept(self) -> DocumentMetadata:

@@ -14,7 +14,7 @@ from lora_fs.sidecar.cli.declared import texts
 from lora_fs.sidecar.cli.declared.texts import Path, Tree, Wrong, shown_path
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
-from lora_fs.sidecar.sources import gie
+from lora_fs.sidecar.sources.migration import gie
 
 POLICIES: Final = frozenset(kind.value for kind in PolicyKind)
 

@@ -17,11 +17,12 @@ from lora_fs.sidecar.cli.declared.others import Translated
 from lora_fs.sidecar.cli.declared.texts import Tree, Wrong, shown_path
 from lora_fs.sidecar.errors import InvalidName
 from lora_fs.sidecar.model import Scope, model_slug
-from lora_fs.sidecar.sources.gie import CONFIG
+from lora_fs.sidecar.sources.migration.gie import CONFIG
 
 MOST_BYTES: Final = 64 << 20
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 STDIN: Final = "-"
+KEY: Final = "[key]"  # pydantic's word for a mapping's key, behind the key itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +152,11 @@ def _declared(
         document = LoraAdapter.model_validate(one.value)
     except ValidationError as error:
         first: Any = error.errors(include_url=False)[0]
+        loc = tuple(part for part in first["loc"] if part != KEY)
         why = {"extra_forbidden": "there is no such field", "missing": "is missing"}.get(first["type"])
+        why = "its key is empty" if KEY in first["loc"] else why
         why = why or first["msg"].removeprefix("Value error, ")
-        raise Wrong(tree.line_of((*one.at, *first["loc"])), shown_path(first["loc"]), why) from error
+        raise Wrong(tree.line_of((*one.at, *loc)), shown_path(loc), why) from error
     base = document.spec.model or model
     if base is None:
         raise Wrong(tree.line_of(one.at), "spec.model", "is missing, and the command has no --model")

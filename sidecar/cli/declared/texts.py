@@ -18,6 +18,7 @@ MOST_DEPTH: Final = 64  # libyaml's composer calls itself for each level, and a 
 Path = tuple[str | int, ...]
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+EMPTY: Final = '""'  # how a key of no characters is shown
 _CUT: Final = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 
 
@@ -46,7 +47,7 @@ class Tree:
 
 def shown_path(path: Path) -> str:
     """``spec.loras[1].source``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part or EMPTY}" for part in path).lstrip(".")
 
 
 def cut(text: str) -> Iterator[tuple[int, str]]:

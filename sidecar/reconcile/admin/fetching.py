@@ -19,9 +19,9 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.release import present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings
-from lora_fs.sidecar.sources.fetch import bring
 from lora_fs.sidecar.sources.known import opened
 from lora_fs.sidecar.sources.offer import Meter, Offer, Options
+from lora_fs.sidecar.sources.receive.fetch import bring
 from lora_fs.sidecar.sources.uri import redacted
 from lora_fs.sidecar.validate import Expectation
 

@@ -28,10 +28,10 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Effect
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
-from lora_fs.sidecar.sources.downloader import downloaded
 from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import path_of, resolve
 from lora_fs.sidecar.sources.offer import Options
+from lora_fs.sidecar.sources.remote.downloader import downloaded
 from lora_fs.sidecar.sources.uri import is_uri, parse, redacted
 from lora_fs.sidecar.validate import Expectation
 

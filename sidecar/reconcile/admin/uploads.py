@@ -26,8 +26,8 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.release import present_revisions
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
-from lora_fs.sidecar.sources import tarball
 from lora_fs.sidecar.sources.offer import ARCHIVE
+from lora_fs.sidecar.sources.receive import tarball
 from lora_fs.sidecar.validate import Expectation
 
 WRITE_BYTES = 4 << 20

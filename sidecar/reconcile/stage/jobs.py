@@ -25,7 +25,7 @@ from lora_fs.sidecar.reconcile.stage.disk_errors import refused
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
 from lora_fs.sidecar.validate import CODES, Expectation, validate
-from lora_fs.sidecar.validate.config import CONFIG_FILE
+from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 
 OTHERS_S = 0.05  # between two looks whether another process has made the copy
 

@@ -27,7 +27,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
 from lora_fs.sidecar.registry.volume.atomic import real_path
 from lora_fs.sidecar.registry.volume.leases import lease
-from lora_fs.sidecar.sources import nim
+from lora_fs.sidecar.sources.migration import nim
 from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lora_fs.sidecar.errors import Conflict, InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation
+from lora_fs.sidecar.model.names import LabelKey
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -177,7 +178,7 @@ class Set(Act):
     )
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds of a lazy adapter")
     priority: int | None = Field(None, description="Eager and pinned: greater is loaded first")
-    labels: dict[str, str | None] = Field({}, description="To set; null takes a label away")
+    labels: dict[LabelKey, str | None] = Field({}, description="To set; null takes a label away")
     keep_revisions: Annotated[int, Field(ge=1)] | Literal["none"] | None = Field(
         None, description="gc keeps so many revisions; none: as the namespace says"
     )

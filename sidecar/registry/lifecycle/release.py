@@ -13,18 +13,19 @@ from typing import Any
 from lora_fs.sidecar.errors import Conflict, InputError, NotFound
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
 from lora_fs.sidecar.registry.format.layout import Listing
+from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.store.writer import Registry
 
 
-def present_revisions(registry: Registry, scope: Scope, name: str) -> dict[str, Record]:
+def present_revisions(reader: Reader, scope: Scope, name: str) -> dict[str, Record]:
     """The revisions of a name that are registered, read afresh."""
-    known = newest_revisions(registry, scope, name, registry.mentions(scope, name))
+    known = newest_revisions(reader, scope, name, reader.mentions(scope, name))
     return {revision: record for revision, record in known.items() if record.present}
 
 
-def chosen_of(registry: Registry, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
+def chosen_of(reader: Reader, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
     """The registered revisions of a name, or the one that is asked for. Raises NotFound: there is none."""
-    known = present_revisions(registry, scope, name)
+    known = present_revisions(reader, scope, name)
     if revision is None and not known:
         raise NotFound(f"{name} is not registered in {scope}")
     if revision is None:
@@ -36,20 +37,20 @@ def chosen_of(registry: Registry, scope: Scope, name: str, revision: str | None)
 
 
 def newest_revisions(
-    registry: Registry, scope: Scope, name: str, mentions: Mapping[str, Listing]
+    reader: Reader, scope: Scope, name: str, mentions: Mapping[str, Listing]
 ) -> dict[str, Record]:
     """The newest good record of each revision that ``mentions`` lists, withdrawn ones too."""
     found = {}
     for revision, listing in mentions.items():
         if name in listing.records:
-            series = registry.records(AdapterKey(*scope, revision, name))
-            found[revision] = registry.newest(series, listing.records[name])
+            series = reader.records(AdapterKey(*scope, revision, name))
+            found[revision] = reader.newest(series, listing.records[name])
     return {revision: record for revision, record in found.items() if record is not None}
 
 
-def active(registry: Registry, scope: Scope, name: str) -> Pointer | None:
+def active(reader: Reader, scope: Scope, name: str) -> Pointer | None:
     """The pointer of a name, read afresh."""
-    return registry.latest(registry.pointers(scope, name))[1]
+    return reader.latest(reader.pointers(scope, name))[1]
 
 
 def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:

@@ -70,6 +70,18 @@ class Reader:
     def __init__(self, layout: Layout, marker: Marker | None) -> None:
         self.layout, self._marker = layout, marker
 
+    @classmethod
+    def of(cls, path: Path) -> Reader:
+        """Open the registry in a folder, to read it.
+
+        Raises:
+            RegistryMissing: there is none. RegistryLost, FormatTooNew, VolumeUnavailable: it cannot be read.
+        """
+        return Reader(Layout(path), read_marker(path))
+
+    def sweep(self) -> None:
+        """Do what is due some time after a write: a reader writes nothing."""
+
     @property
     def is_known(self) -> bool:
         """Whether a registry was seen here by this process."""

@@ -8,15 +8,13 @@ is gone takes its place, whatever its number.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name
-from lora_fs.sidecar.registry.store.reader import Body, Known, ScopeListing, Series
-from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.store.reader import Body, Known, Reader, ScopeListing, Series
 from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, Key
 
 WITHDRAWN = {"writer": "somebody"}  # what has no tombstone any more
@@ -42,7 +40,7 @@ class Learning:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: Reader,
         readers: int,
         before: Desired,
         unread: Mapping[Path, set[str]],
@@ -208,6 +206,8 @@ class Learning:
         if self._readers == 1 or len(wanted) <= self._readers:
             yield from map(self._try, wanted)
             return
+        from concurrent.futures import ThreadPoolExecutor  # a command reads with one thread, its own
+
         with ThreadPoolExecutor(self._readers, "lora-fs-read") as threads:
             for begin in range(0, len(wanted), BATCH):
                 yield from threads.map(self._try, wanted[begin : begin + BATCH])

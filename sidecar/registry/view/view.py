@@ -21,8 +21,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.format.layout import Place, parse_place
 from lora_fs.sidecar.registry.store.head import Head, parse_head, read_head
-from lora_fs.sidecar.registry.store.reader import Known, ScopeListing
-from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.registry.store.reader import Known, Reader, ScopeListing
 from lora_fs.sidecar.registry.view.learning import Learning
 from lora_fs.sidecar.registry.view.missing import find_missing, is_listed, vanished
 from lora_fs.sidecar.registry.view.snapshot import Desired
@@ -51,7 +50,7 @@ class RegistryView:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: Reader,
         scopes: tuple[Scope, ...],
         *,
         scan_s: float = 300.0,

@@ -27,7 +27,7 @@ from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, full_name
 from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 from lora_fs.sidecar.sources.offer import ARCHIVE
-from lora_fs.sidecar.sources.tarball import TAKEN
+from lora_fs.sidecar.sources.receive.tarball import TAKEN
 
 FORM = "multipart/form-data"
 TARS = ("application/x-tar", "application/gzip", "application/x-gzip", "application/octet-stream")

@@ -1,0 +1,174 @@
+"""pin, unpin and set: what is said of a registered name."""
+
+from __future__ import annotations
+
+import click
+
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.values import Count, Duration, labels_or_none
+from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.model import Pointer, PolicyKind, Record
+from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
+
+amended_revision = click.option(
+    "--revision",
+    metavar="R",
+    callback=parameters.segment("revision"),
+    help="This revision only, as NAME@R [default: every one]",
+)
+
+
+@command()
+@parameters.name
+@amended_revision
+@click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
+@parameters.dry_run
+@parameters.wait
+@parameters.min_replicas
+@parameters.output
+@click.pass_obj
+def pin(
+    context: Context,
+    name: str,
+    revision: str | None,
+    priority: int | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+) -> None:
+    """Never evict NAME.
+
+    \b
+    Examples:
+      lora-fs pin support --wait 20
+    """
+    done = context.backend.do(
+        context.scope(), name, Pin(revision=revision, priority=priority, dry_run=dry_run)
+    )
+    _tell(context, done, wait, min_replicas, output)
+
+
+@command()
+@parameters.name
+@parameters.dry_run
+@parameters.wait
+@parameters.min_replicas
+@parameters.output
+@click.pass_obj
+def unpin(
+    context: Context, name: str, dry_run: bool, wait: float | None, min_replicas: int, output: Format
+) -> None:
+    """Restore the policy that NAME had before it was pinned.
+
+    \b
+    Examples:
+      lora-fs unpin support
+    """
+    done = context.backend.do(context.scope(), name, Unpin(dry_run=dry_run))
+    _tell(context, done, wait, min_replicas, output)
+
+
+@command("set")
+@parameters.name
+@amended_revision
+@click.option(
+    "--policy",
+    type=click.Choice([*(kind.value for kind in PolicyKind), "default"]),
+    help="When it is in the engine; default: as each sidecar is set",
+)
+@click.option(
+    "--ttl", type=Duration(whole=True), metavar="TIME", help="Idle time of a lazy adapter: 90s, 15m, 1h"
+)
+@click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater is loaded first")
+@click.option(
+    "--label",
+    multiple=True,
+    callback=labels_or_none,
+    metavar="K=V",
+    help="Set a label; K- takes it away; repeatable",
+)
+@click.option(
+    "--keep-revisions",
+    type=Count(least=1),
+    metavar="N",
+    help="gc keeps so many revisions of it; none: as the namespace says",
+)
+@click.option(
+    "--if-generation",
+    type=click.IntRange(1),
+    metavar="G",
+    help="Only if its record is of this generation still; exit 4 if not",
+)
+@parameters.dry_run
+@parameters.wait
+@parameters.min_replicas
+@parameters.output
+@click.pass_obj
+def set_fields(
+    context: Context,
+    name: str,
+    revision: str | None,
+    policy: str | None,
+    ttl: int | None,
+    priority: int | None,
+    label: dict[str, str | None],
+    keep_revisions: int | str | None,
+    if_generation: int | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+) -> None:
+    """Change NAME's policy, labels or retention.
+
+    \b
+    Examples:
+      lora-fs set support --policy eager --priority 10
+      lora-fs set support --ttl 15m --label team=care --label old-
+      lora-fs set support --keep-revisions 5
+    """
+    if policy == "default" and (ttl is not None or priority is not None):
+        raise click.UsageError("--policy default leaves --ttl and --priority to each sidecar, too")
+    if not label and (policy, ttl, priority, keep_revisions) == (None, None, None, None):
+        raise click.UsageError("say what to change: --policy, --ttl, --priority, --label or --keep-revisions")
+    said = {
+        "revision": revision,
+        "policy": policy,
+        "ttl_s": ttl,
+        "priority": priority,
+        "labels": label,
+        "keep_revisions": keep_revisions,
+        "if_generation": if_generation,
+        "dry_run": dry_run,
+    }
+    done = context.backend.do(context.scope(), name, Set.model_validate(said))
+    _tell(context, done, wait, min_replicas, output)
+
+
+def _tell(context: Context, done: Done, wait: float | None, min_replicas: int, output: Format) -> None:
+    records, pointer, dry_run = done.records, done.pointer, done.dry_run
+    context.noted.update(revision=",".join(record.revision for record in records))
+    told = {
+        "dry_run": dry_run,
+        "records": [record.model_dump(mode="json") for record in records],
+        "pointer": pointer.model_dump(mode="json") if pointer else None,
+    }
+    if not context.printed(told, output, [f"{record.name}@{record.revision}" for record in records]):
+        would = "would be " if dry_run else ""
+        for record in records:
+            policy = record.spec.policy
+            loaded = policy.kind.value if policy is not None else "policy as each sidecar is set"
+            context.say(f"{record.name}@{record.revision}: {would}{loaded}, generation {record.generation}")
+        if pointer is not None:
+            kept = pointer.keep_revisions or "as many as the namespace says"
+            context.say(f"{pointer.name}: gc {'would keep' if dry_run else 'keeps'} {kept}")
+    if wait is not None and not dry_run:
+        written: list[Record | Pointer] = [*records, *([pointer] if pointer is not None else [])]
+        wait_for(context, context.scope(), written, wait, min_replicas=min_replicas)
+
+
+COMMANDS = (pin, unpin, set_fields)

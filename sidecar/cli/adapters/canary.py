@@ -1,0 +1,79 @@
+"""canary: another revision answers a share of the requests for a name."""
+
+from __future__ import annotations
+
+import click
+
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.waiting import wait_for
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.model import AdapterKey
+from lora_fs.sidecar.registry.lifecycle.acts import Try
+
+
+@command()
+@parameters.name
+@parameters.other_revision
+@click.option(
+    "--percent",
+    type=click.IntRange(0, 100),
+    metavar="P",
+    help="Its share [default: as it is, at first 0]",
+)
+@click.option("--finish", is_flag=True, help="Let it serve the name, and end the trial")
+@click.option("--abort", is_flag=True, help="Let it answer nothing more, and end the trial")
+@parameters.dry_run
+@parameters.wait
+@parameters.min_replicas
+@parameters.output
+@click.pass_obj
+def canary(
+    context: Context,
+    name: str,
+    revision: str | None,
+    percent: int | None,
+    finish: bool,
+    abort: bool,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
+) -> None:
+    """Let REVISION answer a share of the requests for NAME; change, finish or abort that.
+
+    \b
+    Examples:
+      lora-fs canary support v2 --percent 5 --wait 20
+      lora-fs canary support --percent 50
+      lora-fs canary support --finish
+      lora-fs canary support --abort
+    """
+    if finish + abort + (revision is not None or percent is not None) > 1:
+        raise click.UsageError("--finish, --abort and a revision or --percent exclude each other")
+    scope = context.scope()
+    if finish or abort or revision is not None or percent is not None:
+        end = "finish" if finish else "abort" if abort else None
+        act = Try(revision=revision, percent=percent, end=end, dry_run=dry_run)
+        pointer = context.backend.do(scope, name, act).pointer
+    else:
+        pointer = context.backend.named(scope, name).pointer
+        if pointer is None or pointer.canary is None:
+            raise NotFound(f"{name} has no canary in {scope}: say which revision to try")
+    assert pointer is not None  # the act moves it
+    trial = pointer.canary
+    tried = trial.revision if trial is not None else pointer.revision
+    context.noted.update(revision=tried)
+    told = {"dry_run": dry_run, "pointer": pointer.model_dump(mode="json")}
+    if not context.printed(told, output, [f"{name}@{tried}"]):
+        share = f", {trial.revision} answers {trial.percent} % of the requests" if trial is not None else ""
+        serves = "would serve" if dry_run else "serves"
+        context.say(f"{name} {serves} {pointer.revision}{share}")
+    if wait is not None and tried is not None and not dry_run:
+        loads = AdapterKey(*scope, tried, name)
+        wait_for(context, scope, [pointer], wait, loads=loads, min_replicas=min_replicas)
+
+
+COMMANDS = (canary,)

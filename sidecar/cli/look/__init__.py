@@ -1,0 +1,1 @@
+"""Commands that show what is registered and what every replica makes of it. They change nothing."""

@@ -1,0 +1,152 @@
+"""events: what happened lately on every replica."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import click
+
+from lora_fs.sidecar.cli.backends.port import Backend
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.output import Format, complain
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.model import Event, Scope
+
+LOOK_S = 1.0
+Scopes = Collection[Scope]
+COLUMNS = ("LAST", "TYPE", "REASON", "ADAPTER", "REPLICA", "COUNT", "MESSAGE")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event and whose it is."""
+
+    replica: str
+    event: Event
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return self.replica, self.event.key, self.event.reason, self.event.message, self.event.first_at
+
+    @property
+    def adapter(self) -> str:
+        return f"{self.event.key[3]}@{self.event.key[2]}" if self.event.key is not None else "-"
+
+    def cells(self) -> tuple[str, ...]:
+        event = self.event
+        return (
+            _local(event.last_at),
+            event.type,
+            event.reason,
+            self.adapter,
+            self.replica,
+            str(event.count),
+            " ".join(event.message.split()),
+        )
+
+
+def _read(backend: Backend, scopes: Scopes, name: str | None) -> tuple[list[Told], Mapping[str, str]]:
+    """Every replica's events of scopes in the order of their last time, and the files that cannot be read."""
+    happened = backend.happened()
+    found = [
+        Told(told.replica, one)
+        for told in happened.lists
+        for one in told.events
+        if _is_of(one, told.model, scopes, name)
+    ]
+    return sorted(found, key=lambda one: one.event.last_at), happened.unreadable
+
+
+def _is_of(event: Event, model: str, scopes: Scopes, name: str | None) -> bool:
+    if all(scope.model != model for scope in scopes):
+        return False
+    if event.key is None:
+        return name is None
+    return Scope(*event.key[:2]) in scopes and name in (None, event.key[3])
+
+
+@command()
+@parameters.name_or_all
+@click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C; -o json: one a line")
+@parameters.all_namespaces
+@parameters.no_headers
+@parameters.output
+@click.pass_obj
+def events(context: Context, name: str | None, follow: bool, all_namespaces: bool, output: Format) -> None:
+    """Show recent events of every replica, of NAME or of all adapters.
+
+    \b
+    Examples:
+      lora-fs events
+      lora-fs events support --follow
+      lora-fs events -o json
+    """
+    scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
+    told, unreadable = _read(backend, scopes, name)
+    for replica, why in unreadable.items():
+        complain(f"the events of {replica} cannot be read: {why}")
+    if follow:
+        _follow(context, backend, scopes, name, told, output)
+    rows = {"events": [_plain(one) for one in told], "unreadable": unreadable}
+    if context.printed(rows, output, dict.fromkeys(one.adapter for one in told)):
+        return
+    context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")
+    if not told and not unreadable:
+        where = ", ".join(map(str, scopes))
+        complain(f"no replica of {where} has written events{f' of {name}' if name else ''} here")
+
+
+def _follow(
+    context: Context, backend: Backend, scopes: Scopes, name: str | None, told: list[Told], output: Format
+) -> NoReturn:
+    def show(one: Told) -> None:
+        if output.for_people:
+            context.say("  ".join(one.cells()))
+        else:
+            click.echo(one.adapter if output is Format.NAME else json.dumps(_plain(one)))
+
+    if output.for_people:
+        context.table(COLUMNS, [one.cells() for one in told], folds="MESSAGE")
+    else:
+        for one in told:
+            show(one)
+    seen = {one.identity: one.event.count for one in told}
+    while True:
+        time.sleep(LOOK_S)
+        for one in _news(backend, scopes, name, seen):
+            show(one)
+
+
+def _news(
+    backend: Backend, scopes: Scopes, name: str | None, seen: dict[tuple[object, ...], int]
+) -> Iterator[Told]:
+    try:
+        told, _ = _read(backend, scopes, name)
+    except TemporaryError:
+        return  # asked again in a moment
+    for one in told:
+        if seen.get(one.identity) != one.event.count:
+            yield one
+    seen.clear()
+    seen.update({one.identity: one.event.count for one in told})
+
+
+def _plain(one: Told) -> dict[str, object]:
+    return {"replica": one.replica, **one.event.model_dump(mode="json")}
+
+
+def _local(written: str) -> str:
+    try:
+        return datetime.datetime.fromisoformat(written).astimezone().strftime("%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):  # a zone may lead out of the years there are
+        return written
+
+
+COMMANDS = (events,)

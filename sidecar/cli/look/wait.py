@@ -1,0 +1,128 @@
+"""wait: until every live replica is where it should be with a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+
+from lora_fs.sidecar.cli.backends.port import Backend
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.values import Duration
+from lora_fs.sidecar.cli.options.waiting import LOOK_MOST_S, LOOK_S, UNDER_WAY, not_seen, public_name
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.errors import NotFound, TemporaryError, WaitTimeout
+from lora_fs.sidecar.model import Phase, Pointer, Record, ReplicaStatus, Scope
+from lora_fs.sidecar.reconcile.telemetry.conditions import TYPES
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
+
+READY, DELETED, CONDITION = "ready", "deleted", "condition="
+
+
+class Aim(click.ParamType[str]):
+    """``ready``, ``deleted``, ``condition=Loaded`` or ``condition=Loaded=False``."""
+
+    name = "aim"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind, _, holds = value.removeprefix(CONDITION).partition("=")
+        is_condition = value.startswith(CONDITION) and kind in TYPES and holds in ("", "True", "False")
+        if value in (READY, DELETED) or is_condition:
+            return value
+        kinds = ", ".join(f"condition={one}" for one in TYPES)
+        self.fail(f"write ready, deleted, {kinds}, or one of these followed by =False", param, ctx)
+
+
+@command("wait")
+@parameters.name
+@click.option(
+    "--for",
+    "aim",
+    type=Aim(),
+    metavar="WHAT",
+    default=READY,
+    show_default=True,
+    help="ready, deleted, condition=Available or condition=Loaded; with =False: that it is not",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="Wait no longer",
+)
+@parameters.output
+@click.pass_obj
+def wait(context: Context, name: str, aim: str, timeout: float, output: Format) -> None:
+    """Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not.
+
+    \b
+    Examples:
+      lora-fs wait support
+      lora-fs wait support --for condition=Loaded --timeout 120
+      lora-fs wait support --for deleted
+    """
+    scope, backend = context.scope(), context.backend
+    deadline, pause_s = time.monotonic() + timeout, LOOK_S
+    while True:
+        try:
+            lagging = list(_lagging(backend, scope, name, aim))
+        except TemporaryError as error:
+            lagging = [f"that cannot be told now ({error})"]
+        if not lagging:
+            if not context.printed({"name": name, "for": aim}, output, [name]):
+                context.say(f"{name}: {aim} on every replica")
+            return
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise WaitTimeout(f"{name} is not {aim} after {timeout:g} s: {', '.join(lagging)}")
+        time.sleep(min(pause_s, remaining))
+        pause_s = min(1.5 * pause_s, LOOK_MOST_S)
+
+
+def _lagging(backend: Backend, scope: Scope, name: str, aim: str) -> Iterator[str]:
+    """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
+    named = backend.named(scope, name)
+    pointer, revisions = named.pointer, {record.revision: record for record in named.revisions}
+    record = revisions.get(pointer.revision) if pointer is not None and pointer.revision else None
+    if record is None and aim != DELETED:
+        raise NotFound(f"{name} serves nothing in {scope}: `lora-fs list` shows what is registered")
+    if aim == DELETED and revisions:
+        yield f"{', '.join(sorted(revisions))} {'is' if len(revisions) == 1 else 'are'} registered"
+        return
+    reports = backend.reports()
+    live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
+    yield from (f"{one} (its report cannot be read)" for one in reports.young)
+    if not live and aim != DELETED:
+        yield f"no live replica of {scope} has reported"
+    written: list[Record | Pointer] = [body for body in (pointer, record) if body is not None]
+    for status in live:
+        if (unseen := not_seen(status, written)) is not None:
+            yield f"{status.replica} has not seen it yet{unseen}"
+        elif (why := _not_yet(status, scope, name, aim)) is not None:
+            yield f"{status.replica} {why}"
+
+
+def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | None:
+    """Why a replica is not there; what it says nothing of is not loaded."""
+    public = public_name(status, scope, name)
+    one = status.adapters.get(public)
+    phase = one.phase if one is not None else Phase.UNLOADED
+    said = (one.message or one.reason) if one is not None else ""
+    why = f"({phase.value}{': ' + said if said else ''})"
+    if aim == DELETED:
+        left = [told for told in status.adapters if told.partition("@")[0] == public]
+        return f"still has it {why}" if left else None
+    kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
+    if wanted != "False" and status.engine != "ready":
+        return "(no engine answers)"  # what it had is not known, and no request is answered
+    if aim == READY:
+        return why if phase in UNDER_WAY or not TYPES["Available"](phase) else None
+    return why if TYPES[kind](phase) != (wanted != "False") else None
+
+
+COMMANDS = (wait,)

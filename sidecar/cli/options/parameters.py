@@ -1,0 +1,156 @@
+"""The options and arguments that commands share: how they are parsed, and how they complete.
+
+Completion never fails and never speaks: where the registry cannot be read, or its server does not answer
+soon, nothing is proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from lora_fs.sidecar.cli.options.command import Setting
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.values import Duration, FormatName
+from lora_fs.sidecar.model import check_segment
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.cli.backends.port import Backend
+    from lora_fs.sidecar.model import Scope
+
+
+def named(_: object, __: object, value: str | None) -> str | None:
+    """Refuse what is no ``NAME`` and no ``NAME@REVISION``."""
+    if value is not None:
+        name, at, revision = value.partition("@")
+        check_segment("name", name)
+        if at:
+            check_segment("revision", revision)
+    return value
+
+
+def segment(what: str) -> Callable[[object, object, str | None], str | None]:
+    """Refuse what cannot be a folder's name, before anything is looked for."""
+    return lambda _, __, value: value if value is None else check_segment(what, value)
+
+
+def _proposed(
+    context: click.Context, incomplete: str, find: Callable[[Backend, Scope], Iterable[str]]
+) -> list[CompletionItem]:
+    """What begins so of what ``find`` finds; nothing where that fails."""
+    run = context.ensure_object(Context)
+    run.completes = True
+    try:
+        with context.scope():
+            found = {one for one in find(run.backend, run.scope()) if one.startswith(incomplete)}
+    except Exception:
+        return []
+    finally:
+        context.find_root().close()
+    return [CompletionItem(one) for one in sorted(found)]
+
+
+def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _proposed(context, incomplete, lambda backend, scope: backend.names(scope, incomplete))
+
+
+def _revisions(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def of_name(backend: Backend, scope: Scope) -> Iterator[str]:
+        name = context.params.get("name") or context.args[0]  # unparsed where an option lacks its value
+        return (one.revision for one in backend.named(scope, name).revisions)
+
+    return _proposed(context, incomplete, of_name)
+
+
+def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _codes(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from lora_fs.sidecar.validate.codes import CODES
+
+    found = (code for code, entry in CODES.items() if entry.overridable)
+    return [CompletionItem(code) for code in found if code.startswith(incomplete)]
+
+
+def _create(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and context.obj is not None:
+        context.obj.take(create=True)
+
+
+create = click.option(
+    "--create",
+    cls=Setting,
+    envvar="LORA_FS_CREATE",
+    is_flag=True,
+    expose_value=False,
+    callback=_create,
+    help="Make the registry if there is none, for demos and development",
+)
+output = click.option(
+    "-o",
+    "--output",
+    type=FormatName(),
+    default="text",
+    show_default=True,
+    help="For people, wide with more columns; for scripts; or names alone",
+)
+
+
+def _headers(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and context.obj is not None:
+        context.obj.headers = False
+
+
+no_headers = click.option(
+    "--no-headers",
+    is_flag=True,
+    expose_value=False,
+    callback=_headers,
+    help="Print no line of column names",
+)
+all_namespaces = click.option(
+    "-A", "--all-namespaces", is_flag=True, help="Of every namespace that has this base model"
+)
+wait = click.option(
+    "--wait",
+    type=Duration(),
+    metavar="TIME",
+    help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
+)
+min_replicas = click.option(
+    "--min-replicas",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --wait: exit 6 where fewer live replicas follow; 0: none is needed",
+)
+force = click.option("--force", is_flag=True, help="Register also what no live replica can serve")
+dry_run = click.option("--dry-run", is_flag=True, help="Check and say what would change; change nothing")
+name = click.argument("name", callback=named, shell_complete=_names)
+name_or_all = click.argument("name", required=False, callback=named, shell_complete=_names)
+name_or_pattern = click.argument("name", required=False, shell_complete=_names)
+revision = click.argument("revision", callback=segment("revision"), shell_complete=_revisions)
+other_revision = click.argument(
+    "revision", required=False, callback=segment("revision"), shell_complete=_revisions
+)
+source = click.argument("source", shell_complete=_folders)
+path = click.argument("path", shell_complete=_folders)
+revision_option = click.option(
+    "--revision",
+    metavar="R",
+    callback=segment("revision"),
+    shell_complete=_revisions,
+    help="This revision only, as NAME@R [default: the only one there is]",
+)
+allow = click.option(
+    "--allow",
+    multiple=True,
+    metavar="CODE",
+    shell_complete=_codes,
+    help="Take this finding as a warning; repeatable [more: LORA_FS_ALLOW]",
+)

@@ -1,0 +1,77 @@
+"""Show how far a read or a download is: a bar on a terminal's stderr, and lines of a download elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from lora_fs.sidecar.escaping import printable
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.reconcile.admin.fetching import Tell
+
+LINE_S = 5.0
+
+
+@contextmanager
+def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr, over so many reads of the weights; yields what moves it."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        size = sum(path.stat().st_size for path in folder.glob("adapter_model.*") if path.is_file())
+        task = bar.add_task(f"reading {folder.name}", total=times * size)
+        yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def downloading(source: str) -> Iterator[Tell]:
+    """Yields what tells how far it is. ``source``: without credentials."""
+    if not sys.stderr.isatty():
+        yield _Lines(source).tell
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(source), total=None)
+
+        def tell(step: str, received: int, total: int | None) -> None:
+            bar.update(task, description=f"{step} {printable(source)}", completed=received, total=total)
+
+        yield tell
+
+
+class _Lines:
+    """A line at every step, and every LINE_S seconds of one."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._step, self._told_at = source, "", 0.0
+
+    def tell(self, step: str, received: int, total: int | None) -> None:
+        now = time.monotonic()
+        if step == self._step and now - self._told_at < LINE_S:
+            return
+        self._step, self._told_at = step, now
+        of = "" if total is None else f" of {total / 1e6:.1f}"
+        click.echo(f"{step} {printable(self._source)}: {received / 1e6:.1f}{of} MB", err=True)

@@ -1,0 +1,259 @@
+"""export, import and fsck: a registry out of the volume, into it, and whether it is sound."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.values import Duration, Place, labels
+from lora_fs.sidecar.cli.output import Format, complain, unread
+from lora_fs.sidecar.cli.volume.incoming import How, from_gie, from_nim
+from lora_fs.sidecar.errors import Conflict, NotFound, OperatorError
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry.backup import archive, export, restore
+from lora_fs.sidecar.registry.maintenance import fsck, survey
+from lora_fs.sidecar.registry.maintenance.repair import Mender
+from lora_fs.sidecar.settings import writer_id
+
+KINDS = ("archive", "gie", "nim")
+NAMED = 5  # of the names that a summary tells of
+
+
+@command("export")
+@click.argument("file", type=Place())
+@click.option("--artifacts/--no-artifacts", default=True, help="With the adapters' files [default: yes]")
+@click.option("--scope-only", is_flag=True, help="This namespace and model alone [default: all there are]")
+@click.option("--force", is_flag=True, help="Replace an existing FILE")
+@parameters.output
+@click.pass_obj
+def export_registry(
+    context: Context, file: Path, artifacts: bool, scope_only: bool, force: bool, output: Format
+) -> None:
+    """Write the registry to FILE as one tar; - is stdout. Writers and sidecars go on meanwhile.
+
+    \b
+    Examples:
+      lora-fs export adapters.tar
+      lora-fs export --no-artifacts records.tar
+    """
+    streams = str(file) == "-"
+    if streams and output is not Format.TEXT:
+        raise click.UsageError(f"with - stdout is the export: leave -o {output.value} out")
+    if streams and sys.__stdout__ is None:  # sys.stdout is /dev/null by now
+        raise click.UsageError("with - the export is written to stdout, and that is closed")
+    if streams and sys.stdout.isatty():
+        raise click.UsageError("with - the export is written to stdout, and that is a terminal: redirect it")
+    if not streams and file.exists() and not force:
+        raise Conflict(f"{file} exists: name another file, or repeat with --force")
+    registry = context.registry()
+    scopes = [context.scope()] if scope_only else registry.scopes()
+    if streams:
+        try:
+            done = export.write(registry, scopes, sys.stdout.buffer, artifacts=artifacts)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            unread()
+            raise OperatorError("the reader of the export left before its end: discard what it has") from None
+    else:
+        done = export.to_file(registry, scopes, file, artifacts=artifacts)
+    for problem in done.left_out:
+        complain(f"not exported whole: {problem}")
+    counts = {"records": done.records, "pointers": done.pointers, "adapters": done.adapters}
+    told = {"file": str(file), **counts, "size_bytes": done.size_bytes, "left_out": done.left_out}
+    if not streams and not context.printed(told, output, [str(file)]):
+        files = f", the files of {done.adapters} ({done.size_bytes} bytes)" if artifacts else ", no files"
+        context.say(f"exported {done.records} records, {done.pointers} names{files} to {file}")
+    if done.left_out:
+        raise OperatorError(f"{len(done.left_out)} things are not in the export; `lora-fs fsck` says more")
+
+
+@command("import")
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("source", type=Place())
+@click.option("--as-new", is_flag=True, help="archive: give the restored registry an id of its own")
+@click.option(
+    "--folder",
+    multiple=True,
+    callback=labels,
+    metavar="SOURCE=DIR",
+    help="gie: where a source that is no local path was downloaded to; repeatable",
+)
+@click.option("--link", is_flag=True, help="gie, nim: refer to the folders where they are, do not copy them")
+@parameters.allow
+@parameters.force
+@parameters.dry_run
+@parameters.create
+@parameters.output
+@click.pass_obj
+def import_registry(
+    context: Context,
+    kind: str,
+    source: Path,
+    as_new: bool,
+    folder: dict[str, str],
+    link: bool,
+    allow: tuple[str, ...],
+    force: bool,
+    dry_run: bool,
+    output: Format,
+) -> None:
+    """Restore an archive that export wrote, or register another system's adapters.
+
+    \b
+    Examples:
+      lora-fs import archive adapters.tar --dry-run
+      lora-fs import archive adapters.tar
+      lora-fs import gie configmap.yaml --folder yard1/sql-lora=./sql-lora
+      lora-fs import nim ./loras
+    """
+    given = {
+        "--as-new": as_new,
+        "--folder": folder,
+        "--link": link,
+        "--allow": allow,
+        "--force": force,
+    }
+    takes = {"archive": {"--as-new"}, "gie": {"--folder", "--link", "--allow", "--force"}}
+    for option in given.keys() - takes.get(kind, {"--link", "--allow", "--force"}):
+        if given[option]:
+            raise click.UsageError(f"{option} is not for `import {kind}`")
+    context.root()  # without a volume nothing is read
+    if kind == "archive":
+        with _archive(source) as file:
+            _restore(context, file, as_new, dry_run, output)
+        return
+    how = How(link, allow, force, dry_run)
+    rows = from_gie(context, source, folder, how) if kind == "gie" else from_nim(context, source, how)
+    _tell(context, rows, dry_run, output)
+    bad = sum(row["outcome"] == "failed" for row in rows)
+    if bad:
+        raise OperatorError(f"{bad} of {len(rows)} were not imported")
+
+
+@contextmanager
+def _archive(source: Path) -> Iterator[Path]:
+    """The archive as a file, for it is read more than once: what stdin has is kept in one meanwhile."""
+    if str(source) != "-":
+        if not source.exists():
+            raise NotFound(f"{source}: no such file")
+        yield source
+        return
+    if sys.stdin is None:
+        raise click.UsageError("with - the archive is read from stdin, and that is closed")
+    with TemporaryDirectory(prefix="lora-fs-import-") as folder:
+        file = Path(folder) / "stdin"
+        with file.open("wb") as kept:
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+        yield file
+
+
+def _restore(context: Context, file: Path, as_new: bool, dry_run: bool, output: Format) -> None:
+    contents, root = archive.read(file), context.root()
+    if dry_run:
+        restore.check_empty(root)
+    lost = [] if dry_run else restore.restore(root, file, contents, as_new=as_new)
+    rows = [{"what": str(key), "outcome": "restore", "why": ""} for key in contents.records]
+    _tell(context, rows, dry_run, output)
+    for problem in lost:
+        complain(problem)
+    if lost:
+        raise OperatorError(f"{len(lost)} adapters have no files")
+
+
+def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: Format) -> None:
+    if context.printed({"dry_run": dry_run, "items": rows}, output, [row["what"] for row in rows]):
+        return
+    for row in rows:
+        context.say(f"{row['outcome']:<12} {row['what']}" + (f": {row['why']}" if row["why"] else ""))
+    counts = Counter(row["outcome"] for row in rows)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "nothing to do"
+    context.say(f"{told}{' (dry run: nothing was changed)' if dry_run else ''}")
+
+
+@command("fsck")
+@click.option("--repair", is_flag=True, help="Mend what can be mended without losing or guessing anything")
+@click.option("--quick", is_flag=True, help="Compare the sizes of files, do not read them")
+@click.option(
+    "--older-than",
+    type=Duration(bare=False),
+    default="24h",
+    show_default=True,
+    metavar="TIME",
+    help="Pass over half copies and unregistered folders that are younger",
+)
+@parameters.output
+@click.pass_obj
+def check_registry(context: Context, repair: bool, quick: bool, older_than: float, output: Format) -> None:
+    """Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers.
+
+    \b
+    Examples:
+      lora-fs fsck
+      lora-fs fsck --repair
+      lora-fs fsck --quick -o json
+    """
+    with context.opened() as registry:
+        state = survey.look(registry)
+        found = list(fsck.find(registry, state, older_than_s=older_than, hash_files=not quick))
+        outcome: dict[fsck.Finding, str | None] = {}
+        if repair:
+            expectation = context.expectation()
+            outcome = dict(Mender(registry, state, expectation, writer=writer_id()).mend(found))
+    left = [one for one in found if one not in outcome or outcome[one] is not None]
+    unnamed = fsck.without_pointer(registry, state)
+    items = [
+        {
+            "kind": one.kind.value,
+            "path": str(one.path),
+            "text": one.text,
+            "mend": one.mend or None,
+            "mended": one not in left,
+            "why_not": outcome.get(one),
+        }
+        for one in found
+    ]
+    told = {
+        "ok": not left,
+        "records": len(state.records),
+        "findings": items,
+        "without_pointer": [f"{scope}: {name}" for scope, name in unnamed],
+    }
+    if not context.printed(told, output, [str(one.path) for one in found]):
+        for one in found:
+            context.say(f"{one.kind.value}: {one.path}: {one.text}")
+            if one not in left:
+                context.say(f"  mended: {one.mend}")
+            elif repair:
+                context.say(f"  left: {outcome[one]}")
+            elif one.mend:
+                context.say(f"  --repair: {one.mend}")
+        counted = f"{len(state.records)} records, {len(found)} findings, {len(found) - len(left)} mended"
+        context.say(f"{counted}{_without_pointer(unnamed)}")
+    if left:
+        raise OperatorError(f"{len(left)} things need a look")
+
+
+def _without_pointer(names: list[tuple[Scope, str]]) -> str:
+    """Behind the summary: ``; 2 names without a pointer: …``; no finding, for it may be meant."""
+    if not names:
+        return ""
+    shown = ", ".join(f"{scope}: {name}" for scope, name in names[:NAMED]) + " …" * (len(names) > NAMED)
+    count = f"{len(names)} {'name' if len(names) == 1 else 'names'} without a pointer"
+    return (
+        f"; {count}: {shown} (served by their revisions alone, as after `register --no-activate`; "
+        "if that was not meant: `lora-fs promote NAME REVISION`)"
+    )
+
+
+COMMANDS = (export_registry, import_registry, check_registry)

@@ -1,0 +1,66 @@
+"""init: make a registry. Everything else takes a root without one for a volume that is not mounted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.errors import RegistryMissing
+from lora_fs.sidecar.registry.store import marker
+from lora_fs.sidecar.registry.volume.mounts import mount_of
+
+
+@command()
+@parameters.dry_run
+@parameters.output
+@click.pass_obj
+def init(context: Context, dry_run: bool, output: Format) -> None:
+    """Make the registry's folder a registry; exit 0 and change nothing if it is one.
+
+    Until then every other command exits 3, and sidecars are not ready: an empty folder may be a volume
+    that is not mounted.
+
+    \b
+    Examples:
+      lora-fs init
+      lora-fs init --root /adapters
+    """
+    folder = context.root().resolve()
+    if dry_run:
+        _rehearse(context, folder, output)
+        return
+    (found, made), (mount, kind) = marker.create(folder), mount_of(folder)
+    told = {"root": str(folder), "made": made, "registry_uuid": found.registry_uuid, "tier": found.tier}
+    if context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
+        return
+    what = "made a registry in" if made else "nothing to do: there is a registry in"
+    context.say(f"{what} {folder} (on {mount}, {kind}; tier {found.tier})")
+    if found.tier == "lww":
+        context.say(
+            "warning: no hard links here: of two writers at once both are acknowledged, the last wins"
+        )
+
+
+def _rehearse(context: Context, folder: Path, output: Format) -> None:
+    try:
+        found = marker.read_marker(folder)
+    except RegistryMissing:
+        found = None
+    mount, kind = mount_of(folder)
+    told = {
+        "root": str(folder),
+        "made": found is None,
+        "registry_uuid": found.registry_uuid if found else None,
+        "tier": found.tier if found else None,
+    }
+    if not context.printed({**told, "mount": mount, "filesystem": kind}, output, [str(folder)]):
+        what = "there is a registry in" if found else "would make a registry in"
+        context.say(f"{what} {folder} (on {mount}, {kind})")
+
+
+COMMANDS = (init,)

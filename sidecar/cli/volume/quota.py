@@ -1,0 +1,121 @@
+"""quota: what a namespace may register, and what it has."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import click
+
+from lora_fs.sidecar.cli.options import parameters
+from lora_fs.sidecar.cli.options.command import command
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.options.values import NONE, Count, Size
+from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.model import Quota, check_segment
+from lora_fs.sidecar.registry.store.quota import Usage
+from lora_fs.sidecar.settings import writer_id
+
+BOUNDS = 3
+
+
+@command()
+@click.option(
+    "--adapters", type=Count(), metavar="N", help="At most so many names, of all models together, or none"
+)
+@click.option(
+    "--bytes",
+    "size_bytes",
+    type=Size(or_none=True),
+    metavar="SIZE",
+    help="Of all revisions: 50Gi, 500M, 1000, or none",
+)
+@click.option("--per-minute", type=Count(), metavar="N", help="Registrations in a minute, or none")
+@click.option(
+    "--keep-revisions",
+    type=Count(least=1),
+    metavar="N",
+    help="gc keeps so many revisions of each name that says nothing itself, or none: all",
+)
+@click.option("--remove", is_flag=True, help="Remove all quotas of the namespace")
+@parameters.dry_run
+@parameters.create
+@parameters.no_headers
+@parameters.output
+@click.pass_obj
+def quota(
+    context: Context,
+    adapters: int | str | None,
+    size_bytes: int | str | None,
+    per_minute: int | str | None,
+    keep_revisions: int | str | None,
+    remove: bool,
+    dry_run: bool,
+    output: Format,
+) -> None:
+    """Show the namespace's quota and what it uses; with options, set the quota.
+
+    \b
+    Examples:
+      lora-fs quota
+      lora-fs quota --adapters 100 --bytes 50Gi --per-minute 30
+      lora-fs quota --bytes none
+      lora-fs quota --keep-revisions 5
+    """
+    given = {"adapters": adapters, "size_bytes": size_bytes, "registrations_per_minute": per_minute}
+    bounding = sum(value is not None for value in given.values())
+    given |= {"keep_revisions": keep_revisions}
+    said = {name: None if value == NONE else value for name, value in given.items() if value is not None}
+    if remove and said:
+        raise click.UsageError("--remove and a bound exclude each other")
+    namespace = check_segment("namespace", context.settings.namespace)
+    with context.opened(create=bool(said) and not dry_run) as registry:
+        accounts = registry.accounts
+        changed: Quota | None = None
+        if said or remove:
+            registry.check_writable()
+        if remove and not dry_run:
+            accounts.remove(namespace)
+        elif said:
+            before: dict[str, Any] = {}
+            try:
+                known = accounts.quota(namespace)
+                before = known.model_dump(mode="json") if known is not None else {}
+            except OperatorError:
+                if bounding < BOUNDS:  # else what was there, damaged, is replaced whole
+                    raise
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            who = {"namespace": namespace, "writer": writer_id(), "updated_at": now}
+            changed = Quota.model_validate({**before, **who, **said})
+            if not dry_run:
+                accounts.write(changed)
+        bounds = changed if dry_run and (said or remove) else accounts.quota(namespace)
+        usage = accounts.usage(namespace)
+    used = {"adapters": len(usage.names), "size_bytes": usage.size_bytes}
+    told = {
+        "dry_run": dry_run,
+        "namespace": namespace,
+        "used": {**used, "registrations_per_minute": len(usage.recent)},
+        "quota": bounds.model_dump(mode="json") if bounds is not None else None,
+    }
+    if context.printed(told, output, [namespace]):
+        return
+    context.table(("NAMESPACE", "WHAT", "USED", "ALLOWED"), _rows(namespace, bounds, usage))
+
+
+def _rows(namespace: str, bounds: Quota | None, usage: Usage) -> list[tuple[str, ...]]:
+    allowed = (
+        (None, None, None, None)
+        if bounds is None
+        else (bounds.adapters, bounds.size_bytes, bounds.registrations_per_minute, bounds.keep_revisions)
+    )
+    used = (len(usage.names), usage.size_bytes, len(usage.recent), "-")
+    whats = ("adapters", "bytes", "registrations in the last minute", "revisions of a name that gc keeps")
+    return [
+        (namespace, what, str(has), "any" if may is None else str(may))
+        for what, has, may in zip(whats, used, allowed, strict=True)
+    ]
+
+
+COMMANDS = (quota,)

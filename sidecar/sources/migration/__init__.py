@@ -1,0 +1,1 @@
+"""Lists of adapters that other systems keep, read so that they can be registered here."""

@@ -1,0 +1,74 @@
+"""Fetch what a source offers into a folder: piece by piece, then unpacked what is a tar."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from lora_fs.sidecar.errors import InputError, VolumeUnavailable
+from lora_fs.sidecar.sources.offer import Meter, Offer
+from lora_fs.sidecar.sources.receive import tarball, transfer
+
+ADAPTER, UNPACKED = "adapter", "unpacked"
+
+
+def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str]]:
+    """Fetch an offer into ``folder``, going on from what an earlier try left there.
+
+    Returns:
+        The adapter's folder in it, and the SHA-256 of each file in it that is known.
+    Raises:
+        See ``transfer.fetch`` and ``tarball.unpack``.
+    """
+    meter.check_size(offer.uri, offer.size_bytes)
+    meter.total = offer.size_bytes
+    adapter = folder / ADAPTER
+    try:
+        adapter.mkdir(exist_ok=True)
+    except OSError as error:
+        raise VolumeUnavailable(f"cannot create {adapter}: {os.strerror(error.errno or 0)}") from error
+    hashes: dict[str, str] = {}
+    archives: list[Path] = []
+    arrived = 0
+    for piece in offer.pieces:
+        if not piece.packed and piece.name not in tarball.TAKEN:
+            raise InputError(f"{offer.uri} offers {piece.name[:80]!a}, which no engine reads")
+        target = folder / f"{piece.name}.whole" if piece.packed else adapter / piece.name
+        sha256 = transfer.fetch(piece, target, folder, offer.uri, meter, arrived)
+        arrived += target.stat().st_size
+        if piece.packed:
+            archives.append(target)
+        else:
+            hashes[piece.name] = sha256
+    if archives:
+        _unpack(archives, adapter, folder / UNPACKED, set(hashes), offer.uri, meter.most_bytes)
+    meter.tell(arrived, arrived)
+    return adapter, hashes
+
+
+def _unpack(
+    archives: list[Path], adapter: Path, unpacked: Path, whole: set[str], uri: str, most_bytes: int
+) -> None:
+    """Unpack each tar beside the files that are no tar, which are ``whole``; then let go of the tars.
+
+    Raises:
+        InputError: two of them have a file in common. See ``tarball.unpack``.
+    """
+    for path in adapter.iterdir():  # of an earlier try, which may have ended in the middle
+        if path.name not in whole:
+            path.unlink()
+    left_bytes = most_bytes
+    for archive in archives:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.mkdir()
+        tarball.unpack(archive, unpacked, uri, left_bytes)
+        for path in sorted(unpacked.iterdir()):
+            target = adapter / path.name
+            if target.exists():
+                raise InputError(f"{uri} holds more than one adapter: pack one folder")
+            left_bytes -= path.stat().st_size
+            path.replace(target)
+        unpacked.rmdir()
+    for archive in archives:
+        archive.unlink()

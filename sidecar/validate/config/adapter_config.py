@@ -1,0 +1,306 @@
+"""Rules for ``adapter_config.json``: pure on its bytes, no file is opened here.
+
+The rules are vLLM 0.32's (``lora/peft_helper.py``), stricter where vLLM would misread in
+silence: a rank must be an integer, a scale must be finite, the JSON must be unambiguous.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lora_fs.sidecar.escaping import shown, shown_json
+from lora_fs.sidecar.validate.config.features import CLASSIFICATION_HEADS, check_features
+from lora_fs.sidecar.validate.config.patterns import (
+    MAX_CHOICES_IN_KEY,
+    MAX_CHOICES_IN_TARGET,
+    Budget,
+    ModulePatterns,
+    TargetModules,
+    objection,
+)
+from lora_fs.sidecar.validate.report import Findings
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 1024 * 1024
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127  # beyond it the engine multiplies by infinity
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What the config says, once every field vLLM reads has been checked.
+
+    Attributes:
+        covers: which modules the config targets; None when it says so in a way that is not
+            compared with the tensors.
+        left_out: ``exclude_modules``.
+        excludes: which modules that leaves out; None when none, or when it is not compared with the tensors.
+        ties: ``ensure_weight_tying``: the embedding and the output layer are trained as one.
+        ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
+        alphas: ``alpha_pattern``: as ``ranks``, of ``alpha``.
+        heads: the classification heads in ``modules_to_save``.
+        terms: what ``covers``, ``ranks`` and ``alphas`` were made of: configurations are compared by it.
+    """
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    target_modules: tuple[str, ...] | str
+    covers: TargetModules | None = field(compare=False)
+    left_out: tuple[str, ...] | str | None
+    excludes: TargetModules | None = field(compare=False)
+    ties: bool
+    ranks: ModulePatterns = field(compare=False)
+    alphas: ModulePatterns = field(compare=False)
+    largest_rank: int
+    heads: frozenset[str]
+    terms: tuple[object, ...]
+
+    def rank_of(self, module: str, budget: Budget) -> int:
+        """Return the rank PEFT gave a module. Raises TooCostly."""
+        rank = self.ranks.find(module, budget)
+        return self.rank if rank is None else int(rank)
+
+    def may_exclude(self, target: str) -> bool:
+        """Whether ``exclude_modules`` may be why none of a target's modules has a tensor."""
+        if not isinstance(self.left_out, tuple):
+            return self.left_out is not None  # an expression: for which names is not known here
+        return any(
+            f".{one}".endswith(f".{target}") or f".{target}".endswith(f".{one}") for one in self.left_out
+        )
+
+    def scale_of(self, module: str, budget: Budget) -> float:
+        """Return what vLLM multiplies a module's lora_B with. Raises TooCostly."""
+        alpha, rank = self.alphas.find(module, budget), self.rank_of(module, budget)
+        return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def parse_config(raw: bytes, found: Findings) -> Mapping[str, object] | None:
+    """Read one unambiguous JSON object, or note why it is none and return None."""
+    if raw.startswith(codecs.BOM_UTF8):  # vLLM's reader refuses it, too
+        hint = "save it as UTF-8 without one"
+        found.add("config-json", CONFIG_FILE, "", "begins with a byte order mark", hint=hint)
+        return None
+    try:
+        value = json.loads(
+            raw.decode(),
+            object_pairs_hook=unique_object,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        found.add("config-json", CONFIG_FILE, "", "is nested too deeply to be read")
+        return None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
+        found.add("config-json", CONFIG_FILE, "", f"is not JSON: {shown(str(error))}")
+        return None
+    if not isinstance(value, dict):
+        found.add("config-json", CONFIG_FILE, "", "is not a JSON object")
+        return None
+    return value
+
+
+def check_config(config: Mapping[str, object], max_rank: int | None, found: Findings) -> AdapterConfig | None:
+    """Apply every rule; returns None when a field the tensors depend on is unusable."""
+    check_features(config, CONFIG_FILE, found)
+    rank = _positive(config, "r", found)
+    alpha = _alpha(config, found)
+    target = _targets(config, found)
+    rslora = config.get("use_rslora", False)
+    if not isinstance(rslora, bool | None):
+        found.add("config-field", CONFIG_FILE, "use_rslora", "must be true or false")
+    rank_pattern = _pattern(config, "rank_pattern", found)
+    alpha_pattern = _pattern(config, "alpha_pattern", found)
+    if rank is None or alpha is None or target is None or rank_pattern is None or alpha_pattern is None:
+        return None
+    largest = max([rank, *(int(value) for value in rank_pattern.values())])
+    if max_rank is not None and largest > max_rank:
+        found.add(
+            "rank-too-high",
+            CONFIG_FILE,
+            "r" if largest == rank else "rank_pattern",
+            f"LoRA rank {largest} is greater than max_lora_rank {max_rank}, the engine's",
+            hint=f"start the engine with --max-lora-rank of at least {largest}",
+        )
+    saved = config.get("modules_to_save")
+    heads = [head for head in CLASSIFICATION_HEADS if isinstance(saved, list) and head in saved]
+    covers = _coverage(config, "target_modules", target, found)
+    left_out = _excluded(config, found)
+    excludes = _coverage(config, "exclude_modules", left_out, found) if left_out else None
+    return AdapterConfig(
+        rank=rank,
+        alpha=alpha,
+        use_rslora=rslora is True,
+        target_modules=target,
+        covers=covers,
+        left_out=left_out,
+        excludes=excludes,
+        ties=config.get("ensure_weight_tying") is True,
+        ranks=ModulePatterns(rank_pattern),
+        alphas=ModulePatterns(alpha_pattern),
+        largest_rank=largest,
+        heads=frozenset(heads),
+        terms=(covers is None, tuple(rank_pattern.items()), tuple(alpha_pattern.items())),
+    )
+
+
+def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build a JSON object; ValueError when a key is given twice (readers would disagree)."""
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {shown(key)!r} is given twice")
+            seen.add(key)
+    return built
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _missing(config: Mapping[str, object], field: str, found: Findings) -> bool:
+    if field in config:
+        return False
+    found.add("config-field", CONFIG_FILE, field, "is missing; vLLM cannot serve without it")
+    return True
+
+
+def _positive(config: Mapping[str, object], field: str, found: Findings) -> int | None:
+    if _missing(config, field, found):
+        return None
+    value = config[field]
+    if _is_rank(value):
+        assert isinstance(value, int)
+        return value
+    found.add("config-field", CONFIG_FILE, field, f"is {shown_json(value)}, not a positive integer")
+    return None
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _alpha(config: Mapping[str, object], found: Findings) -> float | None:
+    if _missing(config, "lora_alpha", found):
+        return None
+    value = config["lora_alpha"]
+    number = _finite(value)
+    if number is None:
+        found.add("config-field", CONFIG_FILE, "lora_alpha", f"is {shown_json(value)}, not a finite number")
+    elif number == 0:
+        found.add("zero-weights", CONFIG_FILE, "lora_alpha", "is 0: the adapter does nothing at all")
+    else:
+        _check_scale(number, "lora_alpha", found)
+    return number
+
+
+def _check_scale(alpha: float, where: str, found: Findings) -> None:
+    """Even of zeros a scale beyond float32 makes NaN; what smaller ones make is seen in the weights."""
+    if abs(alpha) > LARGEST_FLOAT32:
+        found.add(
+            "overflow",
+            CONFIG_FILE,
+            where,
+            f"is {alpha:g}, which float32 cannot hold: the weights are multiplied with it",
+            hint="set it to what the adapter was trained with",
+        )
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _targets(config: Mapping[str, object], found: Findings) -> tuple[str, ...] | str | None:
+    if _missing(config, "target_modules", found):
+        return None
+    value = config["target_modules"]
+    if _is_text(value):
+        return str(value)
+    if isinstance(value, list) and all(_is_text(item) for item in value):
+        if value or config.get("target_parameters"):
+            return tuple(sorted(value))  # a set, which PEFT writes in any order
+    elif value is None and config.get("target_parameters"):
+        return ()
+    found.add(
+        "config-field",
+        CONFIG_FILE,
+        "target_modules",
+        f"is {shown(value)}, not a list of module names or a regular expression",
+    )
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != "" and value.isprintable()
+
+
+def _excluded(config: Mapping[str, object], found: Findings) -> tuple[str, ...] | str | None:
+    value = config.get("exclude_modules")
+    if not value:
+        return None
+    if isinstance(value, list) and all(_is_text(item) for item in value):
+        return tuple(sorted(value))
+    if _is_text(value):
+        return str(value)
+    found.add(
+        "config-field",
+        CONFIG_FILE,
+        "exclude_modules",
+        f"is {shown(value)}, not a list of module names or a regular expression",
+    )
+    return None
+
+
+def _coverage(
+    config: Mapping[str, object], where: str, target: tuple[str, ...] | str, found: Findings
+) -> TargetModules | None:
+    """Prepare the comparison with the tensors, where the config allows one."""
+    if config.get("target_parameters"):
+        return None  # names parameters, which the file spells in another way
+    if isinstance(target, str) and target != "all-linear":
+        reason = objection(target, MAX_CHOICES_IN_TARGET)
+        if reason is not None:
+            found.add(
+                "target-without-tensors",
+                CONFIG_FILE,
+                where,
+                f"{reason}; it is not compared with the tensors, which vLLM goes by",
+            )
+            return None
+    return TargetModules(target)
+
+
+def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mapping[str, float] | None:
+    """Read ``rank_pattern`` or ``alpha_pattern``; None when it cannot be used."""
+    value = config.get(field)
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        found.add("config-field", CONFIG_FILE, field, f"is {shown(value)}, not an object")
+        return None
+    usable: dict[str, float] = {}
+    for key, entry in value.items():
+        where = f"{field}.{shown(key)}"
+        reason = objection(key, MAX_CHOICES_IN_KEY)
+        number = _finite(entry)
+        if reason is not None:
+            found.add("pattern", CONFIG_FILE, where, f"{reason}; vLLM runs it in the engine")
+        elif field == "rank_pattern" and not _is_rank(entry):
+            found.add("config-field", CONFIG_FILE, where, f"is {shown_json(entry)}, not a positive integer")
+        elif number is None:
+            found.add("config-field", CONFIG_FILE, where, f"is {shown_json(entry)}, not a finite number")
+        else:
+            if field == "alpha_pattern":
+                _check_scale(number, where, found)
+            usable[key] = number
+    return usable if len(usable) == len(value) else None
