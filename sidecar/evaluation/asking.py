@@ -6,7 +6,6 @@ of the request is: ``Refused``.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -53,6 +52,24 @@ class Answer:
     tokens_per_s: float | None = None
 
 
+async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
+    """Return the first of ``names`` that is answered: one, or with the namespace before it.
+
+    Raises:
+        Refused: none is. ReplicaAway: nobody answers.
+    """
+    probe = Case.model_validate({"prompt": "a", "max_tokens": 1, "expect": {"exact": "a"}})
+    for name in names:
+        try:
+            await asker.ask(name, probe)
+        except Refused as error:
+            if error.status != 404 or name == names[-1]:
+                raise
+        else:
+            return name
+    raise AssertionError("unreachable")
+
+
 class Asker:
     """Of one address, such as ``http://gateway:8000``; ``/v1`` at its end changes nothing."""
 
@@ -71,13 +88,13 @@ class Asker:
                 if response.status != 200:
                     raise Refused(response.status, await _reason(response))
                 await _read(response, answer, began)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ReplicaAway(f"{self.url}: {str(error) or type(error).__name__}") from error
         return answer
 
 
 def _request(model: str, case: Case) -> tuple[str, dict[str, Any]]:
-    choosing = case.expect.choices is not None
+    choosing = case.expect is not None and case.expect.choices is not None
     body: dict[str, Any] = {
         "model": model,
         "temperature": 0,

@@ -37,7 +37,7 @@ class Case(BaseModel):
     messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = Field(
         None, description="Asked of /v1/chat/completions"
     )
-    expect: Expect
+    expect: Expect | None = Field(None, description="Null: a command scores the answer")
     max_tokens: int = Field(64, ge=1, le=100_000, description="Most tokens of the answer")
 
     @model_validator(mode="after")
@@ -54,6 +54,7 @@ class Data:
     path: Path
     sha256: str
     cases: int
+    scored: bool
 
     def __iter__(self) -> Iterator[tuple[int, Case]]:
         """Yield each case with its line; raises InputError if the file changed since it was checked."""
@@ -62,14 +63,16 @@ class Data:
             digest.update(line)
             if line.strip():
                 count += 1
-                yield number, _case(self.path, number, line)
+                yield number, _case(self.path, number, line, scored=self.scored)
         if (digest.hexdigest(), count) != (self.sha256, self.cases):
             raise InputError(f"{self.path} was changed while it was read: evaluate again")
 
 
-def check(path: Path) -> Data:
+def check(path: Path, *, scored: bool = False) -> Data:
     """Read every line before anything is asked.
 
+    Args:
+        scored: a command scores the answers: a case need not say what it expects.
     Raises:
         InputError: with file, line, field and reason of each broken line, the first few in full.
     """
@@ -80,7 +83,7 @@ def check(path: Path) -> Data:
         if not line.strip():
             continue
         try:
-            _case(path, number, line)
+            _case(path, number, line, scored=scored)
             count += 1
         except InputError as error:
             wrong += 1
@@ -92,7 +95,7 @@ def check(path: Path) -> Data:
         raise InputError("\n".join(broken))
     if not count:
         raise InputError(f"{path} holds no case: write one JSON object a line")
-    return Data(path, digest.hexdigest(), count)
+    return Data(path, digest.hexdigest(), count, scored)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -108,9 +111,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _case(path: Path, number: int, line: bytes) -> Case:
+def _case(path: Path, number: int, line: bytes, *, scored: bool) -> Case:
     try:
-        return Case.model_validate_json(line)
+        case = Case.model_validate_json(line)
     except ValidationError as error:
         first: Any = error.errors(include_url=False, include_input=False)[0]
         why = {"extra_forbidden": "there is no such field", "missing": "is missing"}.get(first["type"])
@@ -118,3 +121,6 @@ def _case(path: Path, number: int, line: bytes) -> Case:
         field = ".".join(str(part) for part in first["loc"])
         told = f"{shown(field)}: {why}" if field else why
         raise InputError(f"{path}:{number}: {told}") from error
+    if case.expect is None and not scored:
+        raise InputError(f"{path}:{number}: expect: is missing, and there is no --score-command")
+    return case

@@ -67,11 +67,13 @@ class Expect(BaseModel):
         """Whether the right choice is the likeliest.
 
         Args:
-            likely: log-probabilities of likely first tokens. A token counts for the one choice that it begins.
+            likely: log-probabilities of likely first tokens; a token counts for the one choice it begins.
         """
         best: dict[str, float] = {}
         for token, logprob in likely.items():
-            begun = [one for one in self.choices or () if token.strip() and one.strip().startswith(token.strip())]
+            begun = [
+                one for one in self.choices or () if token.strip() and one.strip().startswith(token.strip())
+            ]
             if len(begun) == 1:
                 best[begun[0]] = max(logprob, best.get(begun[0], logprob))
         return bool(best) and max(best, key=lambda one: best[one]) == self.answer
@@ -98,7 +100,9 @@ class Expect(BaseModel):
 
 
 def _meets(schema: dict[str, Any] | bool) -> Callable[[str], bool]:
-    if schema is False or (isinstance(schema, dict) and (schema.get("enum") == [] or schema.get("not") in ({}, True))):
+    if schema is False or (
+        isinstance(schema, dict) and (schema.get("enum") == [] or schema.get("not") in ({}, True))
+    ):
         raise ValueError("no answer can meet this: the schema refuses everything")
     try:
         jsonschema: Any = importlib.import_module("jsonschema")
@@ -109,12 +113,19 @@ def _meets(schema: dict[str, Any] | bool) -> Callable[[str], bool]:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ValueError(f"json_schema is no schema: {error.message}") from error
-    validator = kind(schema)
+    referencing: Any = importlib.import_module("referencing")
+    validator = kind(schema, registry=referencing.Registry())  # one that fetches nothing
+    examples: tuple[Any, ...] = (None, {}, [], "", 0)
+    for example in examples:
+        try:
+            validator.is_valid(example)
+        except referencing.exceptions.Unresolvable as error:
+            raise ValueError(f"no answer can meet this: the schema refers to {error.ref}") from error
 
     def check(answer: str) -> bool:
         try:
             return bool(validator.is_valid(json.loads(answer)))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, referencing.exceptions.Unresolvable):
             return False
 
     return check

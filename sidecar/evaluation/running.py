@@ -59,6 +59,7 @@ class Found:
 
 async def by_expectation(case: Case, answer: Answer) -> float:
     """Score 1 if the answer is what the case expects, else 0."""
+    assert case.expect is not None  # ``cases`` refuses one that expects nothing and has no command
     if case.expect.choices is not None:
         return float(case.expect.chosen(answer.likely))
     return float(case.expect.met(answer.text))

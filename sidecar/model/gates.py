@@ -1,8 +1,8 @@
 """Gates: conditions that a revision's figures must meet, such as ``pass_rate>=0.9 and regressions<=2``. Pure.
 
-A condition is ``FIGURE OP BOUND``; conditions are joined by ``and``. A bound is a number, or a multiple of the
-same figure of the revision compared with: ``ttft_p99_ms<=1.2*baseline+50``. A figure that is not known meets
-no condition.
+A condition is ``FIGURE OP BOUND``; conditions are joined by ``and``. A bound is a number, or a multiple of
+the same figure of the revision compared with: ``ttft_p99_ms<=1.2*baseline+50``. A figure that is not known
+meets no condition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from lora_fs.sidecar.errors import InputError
 
@@ -108,7 +108,7 @@ def parse(text: str) -> Gate:
     reader = _Reader(text)
     conditions = [reader.condition()]
     while reader.kind is not None:
-        if reader.token not in ("and", ","):
+        if reader.word not in ("and", ","):
             reader.fail("expected 'and'")
         reader.next()
         conditions.append(reader.condition())
@@ -120,6 +120,8 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text, self._end = text, 0
+        self.kind: str | None = None
+        self.word, self.at = "", 0
         self.next()
 
     def next(self) -> None:
@@ -129,15 +131,15 @@ class _Reader:
         if found is None and self._text[self._end :].strip():
             rest = self._text[self._end :]
             self.at = self._end + len(rest) - len(rest.lstrip())
-            self.kind, self.token = "other", self._text[self.at]
+            self.kind, self.word = "other", self._text[self.at]
             self.fail("this character has no meaning here")
         self.kind = found.lastgroup if found is not None else None
-        self.token = found[self.kind] if found is not None and self.kind is not None else ""
+        self.word = found[self.kind] if found is not None and self.kind is not None else ""
         self.at = found.start(self.kind) if found is not None and self.kind is not None else len(self._text)
         self._end = found.end() if found is not None else len(self._text)
 
-    def fail(self, why: str) -> None:
-        got = f"found {self.token!a}" if self.kind is not None else "the gate ends here"
+    def fail(self, why: str) -> NoReturn:
+        got = f"found {self.word!a}" if self.kind is not None else "the gate ends here"
         raise BadGate(
             f"the gate {self._text[:200]!a} cannot be read at column {self.at + 1}: {why}; {got}: {_EXAMPLE}"
         )
@@ -145,7 +147,7 @@ class _Reader:
     def condition(self) -> Condition:
         start = self.at
         figure = self._figure()
-        op = self.token
+        op = self.word
         if self.kind != "op":
             self.fail(f"expected one of {' '.join(_OPS)}")
         self.next()
@@ -153,7 +155,7 @@ class _Reader:
         return Condition(figure, op, number, factor, self._text[start : self._last].strip())
 
     def _figure(self) -> str:
-        figure = self.token
+        figure = self.word
         if self.kind != "word" or figure in ("and", "baseline"):
             self.fail("expected a figure")
         if figure not in FIGURES:
@@ -165,39 +167,39 @@ class _Reader:
 
     def _bound(self, figure: str) -> tuple[float | None, float]:
         """``N``, ``[N*]baseline[±N]`` or ``baseline*N[±N]``."""
-        if self.token != "baseline":
+        if self.word != "baseline":
             number = self._number()
-            if self.token != "*":
+            if self.word != "*":
                 return None, number
             self.next()
             self._baseline(figure)
             return number, self._more()
         self._baseline(figure)
-        if self.token != "*":
+        if self.word != "*":
             return 1.0, self._more()
         self.next()
         return self._number(), self._more()
 
     def _baseline(self, figure: str) -> None:
-        if self.token != "baseline":
+        if self.word != "baseline":
             self.fail("expected 'baseline'")
         if figure not in OF_ONE:
             self.fail(f"{figure} has no baseline")
         self.next()
 
     def _more(self) -> float:
-        if self.token not in ("+", "-"):
+        if self.word not in ("+", "-"):
             return 0.0
         return self._number()
 
     def _number(self) -> float:
         sign = 1.0
-        if self.token in ("+", "-"):
-            sign = -1.0 if self.token == "-" else 1.0
+        if self.word in ("+", "-"):
+            sign = -1.0 if self.word == "-" else 1.0
             self.next()
         if self.kind != "number":
             self.fail("expected a number or 'baseline'")
-        value = float(self.token)
+        value = float(self.word)
         if math.isinf(value):
             self.fail("this number is too large")
         self.next()

@@ -37,6 +37,4 @@ def read(reader: Reader, record: Record) -> Evaluation | None:
 
 
 def _key(evaluation: Evaluation) -> AdapterKey:
-    return AdapterKey(
-        evaluation.namespace, evaluation.model, evaluation.measured.revision, evaluation.name
-    )
+    return AdapterKey(evaluation.namespace, evaluation.model, evaluation.measured.revision, evaluation.name)
