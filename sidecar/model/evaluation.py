@@ -14,7 +14,9 @@ class Measured(Stored):
     """One revision's answers to all cases.
 
     Attributes:
-        figures: what gates may name of one revision; one that is not known is left out.
+        revision: Which one.
+        digest: Of its bytes.
+        figures: What gates may name of one revision; one that is not known is left out.
     """
 
     revision: Segment
@@ -26,9 +28,9 @@ class Flip(Stored):
     """A case that one of the two revisions passed, and the other did not.
 
     Attributes:
-        line: of the data file.
-        id: as the data file has it, or empty.
-        regression: whether the revision that was evaluated is the one that did not.
+        line: Of the data file.
+        id: As the data file has it, or empty.
+        regression: Whether the revision that was evaluated is the one that did not.
     """
 
     line: int = Field(ge=1)

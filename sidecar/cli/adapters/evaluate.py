@@ -86,8 +86,7 @@ def evaluate(
     \b
     Examples:
       lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8000
-      lora-fs evaluate support@v2 --against v1 --data cases.jsonl --url http://gateway:8000 \\
-          --gate 'pass_rate>=0.9 and regressions<=2 and ttft_p99_ms<=1.2*baseline'
+      lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8000 --gate 'regressions<=2'
     """
     from lora_fs.sidecar.evaluation import cases
     from lora_fs.sidecar.evaluation.command_score import ByCommand
