@@ -482,7 +482,7 @@ def test_a_long_reason_is_shortened_where_no_terminal_folds_it(
     lora_fs: LoraFs, folder: Folder, report: Report
 ) -> None:
     """A row of a pipe has at most 100 columns of the reason; ``-o wide`` and JSON have all of it."""
-    assert lora_fs("register", "a", str(folder("a"))).code == 0
+    assert lora_fs("register", "a", folder(1)).code == 0
     long = "VolumeUnavailable: " + "word " * 60 + "end"
     report("one", recent=seen(), conditions=(long,))
     rows = lora_fs("status").out.splitlines()
