@@ -110,6 +110,8 @@ class Settings(BaseModel):
             vLLM's own, or the name of a backend.
         unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
             ``serve-base``, it serves the base model alone.
+        homes: how many replicas load an eager or pinned adapter with ``placement`` ``homes``, unless its
+            label ``replicas`` says it.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
         poll_s, scan_s: how often HEAD is read, and the tree is listed whatever HEAD says.
@@ -203,6 +205,10 @@ class Settings(BaseModel):
         None, ge=1, description="The engine's --max-lora-rank; by default ranks are not checked"
     )
     default_policy: PolicyKind = Field(PolicyKind.LAZY, description="Policy of adapters without one")
+    placement: Literal["all", "homes"] = Field(
+        "all", description="Where eager and pinned adapters are loaded: on all replicas, or on their homes"
+    )
+    homes: int = Field(1, ge=1)
     default_ttl_s: int = Field(3600, ge=1, description="Idle time of a lazy adapter before it is evicted")
     namespace_weights: CommaList = ()
     poll_s: float = Field(0.0, ge=0.0)  # 0: by the kind of filesystem
