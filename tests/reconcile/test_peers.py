@@ -42,11 +42,11 @@ def test_a_replica_lives_while_its_file_changes(tmp_path: Path) -> None:
     """One that is silent, leaves, or serves another model does not count; what the others hold is known."""
     clock, registry = Clock(), Registry(tmp_path, create=True)
     peers = Peers(registry.layout, "r0", "tiny", clock)
-    assert not peers.is_known
+    before = peers.is_known
     for name in ("r0", "r1", "r2"):
         write(registry, name, 1, "a")
     peers.look()
-    assert peers.is_known
+    assert (before, peers.is_known) == (False, True)
     assert peers.living == {"r1": {"a"}, "r2": {"a"}}
     clock.now += SILENT_S - 1
     write(registry, "r1", 2, "a", "b")
