@@ -68,6 +68,7 @@ lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=.ci/typing $(BIN)/lint-imports
+	@$(BIN)/python .ci/prose.py
 
 type: env
 	@$(BIN)/mypy

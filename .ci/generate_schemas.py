@@ -140,7 +140,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "lastTransitionTime": "RFC 3339: when `status` was last another",
     },
     "Event": {
-        "type": "Warning: something is to be looked at",
+        "type": "Warning: something needs attention",
         "reason": "What happened, one word",
         "message": "What happened, for people",
         "key": "namespace, model, revision, name; null: of the replica itself",

@@ -1,8 +1,8 @@
 """Whether this vLLM, and its Python, is one that the plugin can serve in: asked before anything is hooked.
 
 Chosen by ``VLLM_PLUGINS`` in a vLLM that does not fit, the server does not start: one that serves without its
-adapters looks well and answers 404. A newer minor than the tested ones is served in if all that is relied
-upon is there and every probe holds, and is told as untested wherever a replica's state is. This module
+adapters looks well and answers 404. A newer minor than the tested ones is served in if its surface is
+the expected one and every probe holds. A replica's state names it as untested. This module
 imports in any Python: an error there would be one that vLLM logs, and serves without its adapters.
 """
 

@@ -36,7 +36,7 @@ class Context:
         given: the options that stand above settings; None and () were not given.
         headers: whether tables have their line of names.
         checks_base_config: whether ``--base-config`` was given, and is read whatever the command does.
-        noted: what the audit is told besides the options.
+        noted: what the audit gets besides the options.
         completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
