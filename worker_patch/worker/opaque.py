@@ -1,9 +1,9 @@
 """The operations as torch's own, for models that torch.compile traces.
 
-The compiler sees one call that changes ``y``. Which layer and which plan it works on is looked up by name
-when it runs, so that nothing of them ends up as a constant, or a guard, of a compiled graph. Where vLLM has
-its ``LayerName`` the name itself is an input of the graph: layers that are alike share one compiled piece. A
-step that names no adapter launches nothing, and vLLM captures its graphs apart.
+The compiler sees one call that changes ``y``. The call looks up its layer and its plan by name when it runs:
+nothing of them becomes a constant, or a guard, of a compiled graph. Where vLLM has its ``LayerName`` the name
+itself is an input of the graph: layers that are alike share one compiled piece. A step that names no adapter
+launches nothing, and vLLM captures its graphs apart.
 Source: vllm/utils/torch_utils.py and lora/ops/triton_ops, 0.32.
 """
 
