@@ -44,8 +44,9 @@ def main(model_dir: str, prompts: str, *adapters: str) -> None:
         enable_lora=True,
         max_loras=2,
         max_lora_rank=16,
-        max_model_len=256,
-        max_num_batched_tokens=256,
+        max_model_len=32,
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
         kv_cache_memory_bytes=64 << 20,
     )
     how = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
