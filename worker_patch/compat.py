@@ -31,16 +31,25 @@ def fits() -> bool:
     """Whether to hook this vLLM; False only where the operator wants the base model alone then.
 
     Raises:
-        SystemExit: it does not fit. vLLM catches what else a plugin raises, and serves without it.
+        SystemExit: it does not fit, or a setting cannot be. vLLM catches what else a plugin raises, and
+            serves without it.
     """
     if sys.version_info < PYTHON:
         stop_for_python()
+    from pydantic import ValidationError
+
+    from lora_fs.sidecar.errors import InputError
+    from lora_fs.sidecar.settings import load_settings, refusal
+
     reason = unfit()
+    try:
+        settings = load_settings()
+    except (ValidationError, InputError) as error:
+        told = refusal(error) if isinstance(error, ValidationError) else str(error)
+        raise SystemExit(f"lora-fs: the server does not start: {told}") from None
     if reason is None:
         return True
-    from lora_fs.sidecar.settings import load_settings
-
-    if load_settings().unfit == "stop":
+    if settings.unfit == "stop":
         stop(reason)
     return False
 

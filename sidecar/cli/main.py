@@ -46,6 +46,10 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "unpin": ("adapters.amend", "Restore the policy that NAME had before it was pinned"),
     },
     "Revisions": {
+        "evaluate": (
+            "adapters.evaluate",
+            "Ask the same cases of NAME@REVISION and of another revision; compare, and hold it to a gate",
+        ),
         "promote": ("adapters.names", "Let NAME serve REVISION"),
         "rollback": ("adapters.names", "Let NAME serve the revision it served before"),
         "canary": (

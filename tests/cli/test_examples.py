@@ -21,7 +21,7 @@ from tests.sources.conftest import Hub, hub, web
 
 __all__ = ["hub", "web"]  # fixtures
 
-NEEDS_AN_ENGINE = {"sidecar", "demo", "gateway"}
+NEEDS_AN_ENGINE = {"sidecar", "demo", "gateway", "evaluate"}
 NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
 FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
 INTERRUPTED = 130

@@ -221,15 +221,9 @@ def read_settings(**options: Any) -> Settings:
     """
     from pydantic import ValidationError
 
-    from lora_fs.sidecar.settings import load_settings
+    from lora_fs.sidecar.settings import load_settings, refusal
 
     try:
         return load_settings(**options)
     except ValidationError as error:
-        from lora_fs.sidecar.logs import strike
-
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        variable = name if name.isupper() else f"LORA_FS_{name.upper()}"
-        why = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{variable}={strike(str(first['input']))}: {why}") from error
+        raise click.UsageError(refusal(error)) from error
