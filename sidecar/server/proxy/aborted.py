@@ -1,6 +1,6 @@
 """An answer that the engine aborted never looks whole.
 
-A vLLM that is told to stop ends what is under way: status 200, a text that is cut off, and the
+A vLLM that gets SIGTERM ends what is under way: status 200, a text that is cut off, and the
 ``finish_reason`` "abort". Clients take that for an answer. Here it becomes 503, or an error event in a
 stream. Where more of it was sent than is kept here, the connection is closed in the middle.
 """
