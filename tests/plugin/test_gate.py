@@ -136,7 +136,7 @@ class Site:
         now, model = asked.get(), None
         with suppress(ValueError, AttributeError, RecursionError):  # vLLM answers 400 to these
             model = json.loads(body).get("model")
-        answer = {
+        answer: dict[str, Any] = {
             "body": body.decode("latin-1"),
             "asked": now and now.name,
             "found": isinstance(model, str) and model in self.requests,
