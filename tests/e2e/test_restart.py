@@ -85,7 +85,7 @@ def test_an_engine_that_died_alone(pair: Pair[SidecarReplica], served: Served) -
 def test_an_engine_told_to_stop_while_it_answers(pair: Pair[SidecarReplica], served: Served) -> None:
     """No client takes a text that is cut off for an answer: vLLM sends it with 200 and "abort"."""
     a = pair.a
-    asks = partial(
+    asks: Callable[..., Any] = partial(
         a.openai.completions.create, prompt=PROMPT, max_tokens=LONG, extra_body={"ignore_eos": True}
     )
     with ThreadPoolExecutor(1) as threads:
