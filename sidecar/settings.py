@@ -70,6 +70,7 @@ class Settings(BaseModel):
         base_config: the base model's ``config.json`` (file or folder), for validation.
         strict_base_model: an adapter of a base model that is named otherwise is refused, also where the
             names cannot tell whether it is another one.
+        trust: a file that names who may sign adapters; None: no signature is looked at.
         allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
@@ -126,6 +127,7 @@ class Settings(BaseModel):
     base_config: Path | None = _shared("base_config")
     base_model: str | None = None
     strict_base_model: bool = False
+    trust: Path | None = Field(None, description="A file that names who may sign adapters")
     allowed_sources: CommaList = Field(
         (),
         validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES"),
@@ -317,12 +319,14 @@ def load_settings(**options: Any) -> Settings:
 
     Raises:
         ValidationError: a value that cannot be.
-        InputError: the token file is said to be nothing.
+        InputError: the token file, or the trust file, is said to be nothing.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     settings = Settings(**given)
     if settings.token_file is None and os.environ.get("LORA_FS_TOKEN_FILE") == "":
         raise InputError("LORA_FS_TOKEN_FILE is empty: name a file, or unset it")
+    if settings.trust is None and os.environ.get("LORA_FS_TRUST") == "":
+        raise InputError("LORA_FS_TRUST is empty: name a file, or unset it")
     return settings
 
 

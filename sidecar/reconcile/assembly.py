@@ -75,6 +75,7 @@ class Assembly:
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
         probe = asyncio.create_task(self.replica.probe(), name="effect")
+        trust = asyncio.create_task(self.stager.trusted.watch(), name="trust file")
         beat = asyncio.create_task(self.reporter.beat(self.replica), name="heartbeat")
         try:
             yield
@@ -82,11 +83,12 @@ class Assembly:
             loop.cancel()
             beat.cancel()
             probe.cancel()
+            trust.cancel()
             self.end()
             self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
-            await asyncio.gather(loop, beat, probe, return_exceptions=True)
+            await asyncio.gather(loop, beat, probe, trust, return_exceptions=True)
             await self.reporter.withdraw(self.replica.replica_id)
             self.stager.close()
             sys.setswitchinterval(usual_s)
@@ -208,6 +210,8 @@ def _assemble(
     )
     owner = f"{root}, {model} of {', '.join(sorted(settings.serves()))}"
     stager.prepare(owner)
+    stager.trusted.look()
+    volume.beside.append(stager.trusted.conditions)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
     limits = Limits(
         default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s, settings.weights()
