@@ -33,7 +33,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs env clean
+.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs pictures env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -101,6 +101,12 @@ schemas: env
 docs: $(DOCS_VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --clean
 	@echo "docs: site/index.html"
+
+# The pictures of README.md and docs/, from real runs: two engines on the CPU, then sidecars before stand-ins.
+pictures: env
+	@$(BIN)/python .ci/two_replicas.py docs/two-replicas.svg
+	@$(BIN)/lora-fs demo $(DEMO_ARGS) | $(BIN)/python .ci/render_demo.py docs/demo.svg
+	@$(BIN)/python .ci/terminal_pictures.py docs
 
 bench: env
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done

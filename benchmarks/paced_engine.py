@@ -12,7 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvicorn
@@ -49,6 +49,7 @@ class PacedEngine(StubEngine):
         """The ASGI application."""
         app = super().app()
         app.router.routes.append(Route("/counts", self._counts))
+        app.router.routes.append(Route("/server_info", self._server_info))
         return app
 
     async def _load(self, request: Request) -> Response:
@@ -83,6 +84,9 @@ class PacedEngine(StubEngine):
             yield b"data: [DONE]\n\n"
         finally:
             self._under_way -= 1
+
+    async def _server_info(self, _: Request) -> Response:
+        return JSONResponse({"vllm_config": {"pace": asdict(self._pace)}, "instance_id": str(id(self))})
 
     async def _counts(self, _: Request) -> Response:
         return JSONResponse(

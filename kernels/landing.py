@@ -2,7 +2,7 @@
 
 One adapter is one copy from page-locked memory, on a stream of its own, begun when somebody wants the
 adapter. Filling a slot is then one launch, which the device lets wait for the copy, and the host for
-nothing. What was landed stays as long as there is room: the longest unused goes first.
+nothing. What was landed stays until it is dropped; who goes for whom is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Landing:
         self._stacks, self._pieces = stacks, pieces  # kept: kernels have their addresses
         self._pool = torch.empty(size_bytes // first.itemsize, dtype=first.dtype, device=first.device)
         self._extents = Extents(self._pool.numel())
-        self._landed: OrderedDict[int, _Landed] = OrderedDict()
+        self._landed: dict[int, _Landed] = {}
         # By the identity of ``places``, which adapters of a kind share; kept with it, so that it stays one.
         self._kinds: OrderedDict[int, tuple[Mapping[str, Place], torch.Tensor]] = OrderedDict()
         cuda = first.is_cuda
@@ -75,17 +75,15 @@ class Landing:
         """Start to copy an adapter, unless it is there or on its way.
 
         Raises:
-            StorageFullError: it is larger than all there is room for.
+            StorageFullError: there is no gap that is large enough.
         """
         key = id(slab)
         if key in self._landed:
-            self._landed.move_to_end(key)
             return
         count = slab.data.numel()
-        if count > self._extents.size:
+        extent = self._extents.take(key, count)
+        if extent is None:
             raise StorageFullError(count, self._extents.free, self._extents.size)
-        while count > self._extents.free or (extent := self._extents.take(key, count)) is None:
-            self.drop(next(iter(self._landed.values())).slab)
         target, sources = self._pool.narrow(0, extent.begin, count), self._sources(slab)
         if self._side is None or self._read is None:
             target.copy_(slab.data)

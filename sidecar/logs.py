@@ -1,4 +1,4 @@
-"""What the process tells of itself: a line of text for people, or one of JSON for machines.
+"""What the process logs: a line of text for people, or one of JSON for machines.
 
 A call names its event and the fields that belong to it, and says the same in words:
 ``logger.info("%s is loaded", name, extra=event("load.done", adapter=name))``. No line holds a token:

@@ -58,7 +58,7 @@ CommaList = tuple[str, ...]
 
 
 class Settings(BaseModel):
-    """Everything the CLI and the sidecar can be told. A field with an option says itself what it is.
+    """Every setting of the CLI and the sidecar. A field with an option describes itself.
 
     Attributes:
         root: the registry's folder on the shared volume; create: make a registry there if it holds none,
@@ -98,11 +98,15 @@ class Settings(BaseModel):
             free gets 503 after 5 s.
         engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
             An answer that is not streamed sends none until it is complete. Clients give up before: OpenAI's
-            after 600 s, unless they are told to wait longer.
+            after 600 s, unless you set a longer timeout.
         stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
-            runs; ``all``, what there is when it starts, too; ``off``, nothing.
+            runs; ``all``, also what was registered before it started; ``off``, nothing.
         probe_effect: whether to ask a stock engine, after a load, if the adapter changes any answer.
         host_bytes: what adapters may take of each worker's host memory, with the plugin.
+        device_bytes: the pool for adapters in each worker's GPU memory, with the plugin. Not set: with
+            ``LORA_FS_KERNELS=triton`` what vLLM's stacks of ``--max-loras`` adapters take, else one adapter.
+        eviction: who makes room first in the plugin's memory, among adapters of one priority: ``lru``, the
+            least recently used; ``fifo``, the one that came first.
         kernels: what computes the adapters in the engine, with the plugin: ``auto``, ``off`` for
             vLLM's own, or the name of a backend.
         unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
@@ -190,6 +194,8 @@ class Settings(BaseModel):
     stage_ahead: Literal["new", "all", "off"] = "new"
     probe_effect: bool = False
     host_bytes: int = Field(4 << 30, ge=0)
+    device_bytes: int | None = Field(None, ge=1)
+    eviction: Literal["lru", "fifo"] = "lru"
     kernels: str = "auto"
     unfit: Literal["stop", "serve-base"] = "stop"
     max_loaded: int | None = Field(

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import openai
 
-from lora_fs.demo import stall
+from lora_fs.demo import one_address, stall
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.failures import DemoFailed
 from lora_fs.demo.pair import Pair
@@ -65,6 +65,7 @@ def _run(work_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica], *,
         model_dir = make_adapters(work_dir, out)
         with closing(boot(farm, model_dir, run_dir, out, kind)) as pair:
             Story(pair, out).tell()
+            one_address.show(pair, model_dir, run_dir, out)
             if kind is PluginReplica:
                 stall.show(farm, run_dir, out)
             out.finished()

@@ -1,7 +1,7 @@
 """Two writers at once: who holds the lease, who wins a name, and what a writer that slept does.
 
-Each probe is what writers of lora-fs do (``lock.lease``, ``atomic.publish``, ``Registry.append``),
-by one process on each mount, and a judgement over what both say and both read afterwards.
+Each probe does what writers of lora-fs do (``lock.lease``, ``atomic.publish``, ``Registry.append``), with
+one process on each mount. It then judges what both say and both read afterwards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Fenced:
 
 
 def take_turns(path: Path, share_s: float) -> Held:
-    """Take the lease as often as it can be had; from when to when it was held."""
+    """Acquire the lease as often as possible; returns from when to when it was held."""
     held: Held = []
     end = time.monotonic() + share_s
     while time.monotonic() < end:

@@ -83,7 +83,7 @@ class Verdict(_Told):
         tier: what a registry created here would be: "cas" has link(), "lww" is last writer wins.
         ok: every needed promise holds.
         poll_s, settle_s: what LORA_FS_POLL_S and LORA_FS_SETTLE_S should be, in seconds.
-        advice: what to set or to change, one sentence each; what is right already is not told.
+        advice: what to set or to change, one sentence each; nothing that is right already.
     """
 
     root: str

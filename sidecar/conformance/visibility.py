@@ -1,7 +1,7 @@
 """How long after one mount changed something the other shows it, and whether it is woken.
 
-Each delay runs from the return of the writing call on one mount to the first look on the other
-that shows the change, by when that look was due: what a busy machine takes for it is not the mount's.
+Each delay begins when the writing call on one mount returns. It ends with the first look on the other that
+shows the change, by when that look was due: what a busy machine takes for it is not the mount's.
 Both read the host's monotonic clock. What is looked at is what the registry looks at: an exact name
 opened and read, a listing, a dropped folder's fingerprint, HEAD.
 """
@@ -197,7 +197,7 @@ def watch(folder: Path) -> bool:
 
 
 def woken(wait_s: float) -> bool:
-    """Whether the watch that was begun last has told of HEAD."""
+    """Whether the watch that was begun last has reported HEAD."""
     return _watching[-1][0].wait(wait_s)
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from lora_fs.sidecar import __version__
 from lora_fs.sidecar.gateway.address import Resolver
+from lora_fs.sidecar.gateway.broadcast import Broadcast
 from lora_fs.sidecar.gateway.discovery import Discovery
 from lora_fs.sidecar.gateway.forward import VIA, Hop
 from lora_fs.sidecar.gateway.metrics import Metrics
@@ -57,16 +58,18 @@ def create_gateway(
     metrics = Metrics(router, watch)
     hop = Hop(router, watch, metrics, clock, hold_timeout_s=hold_timeout_s)
 
+    every = Broadcast(watch, hold_timeout_s=hold_timeout_s)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         upstream = Upstream(CONNECTIONS, idle_timeout_s)
         async with connected(upstream, Resolver()) as session, watch.running(session):
-            hop.session = session
+            hop.session = every.session = session
             yield
 
     async def health(request: Request) -> Response:
         """200 while a replica is ready, else 503 with what keeps each one out."""
-        ready = sorted(one.name for one in watch.seen.values() if not one.why and one.name)
+        ready = sorted(watch.ready)
         out = {one.url: one.why for one in watch.seen.values() if one.why}
         body = {"ready": ready, "out": out, "problem": watch.problem}
         return JSONResponse(body, 200 if ready else 503, None if ready else {"Retry-After": "1"})
@@ -87,6 +90,14 @@ def create_gateway(
     )
     app.router.routes.extend(Route(path, health) for path in ("/health", "/readyz"))
     app.router.routes.append(Route("/metrics", scrape))
+    calls = {
+        "/v1/load_lora_adapter": every.load,
+        "/v1/unload_lora_adapter": every.unload,
+        "/pause": every.pause,
+        "/resume": every.resume,
+    }
+    app.router.routes.extend(Route(path, call, methods=["POST"]) for path, call in calls.items())
+    app.router.routes.append(Route("/server_info", every.server_info))
     way = proxied(max_body_bytes)
     app.router.routes.extend(
         Route(path, hop, methods=list(METHODS), middleware=way)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-AHEAD: Final = 2  # requests that a home may have more than the least busy replica before another one helps
+AHEAD: Final = 4  # requests that a home may have more than the least busy replica before another one helps
 PREFIX_AHEAD: Final = 16  # likewise, of the home that has the prompt's beginning
 SATURATED: Final = 1.25  # times the mean of requests in flight, and AHEAD more
 LOADS: Final = 2  # loads that one replica is asked for: one runs, and the next one is staged

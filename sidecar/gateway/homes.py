@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Final
 
 HALF_LIFE_S: Final = 30.0
-SHARE: Final = 0.4  # of one replica's part of all requests, that one home takes
+SHARE: Final = 0.6  # of one replica's part of all requests, that one home takes
 EVIDENCE: Final = 20.0  # requests before a share is believed
 SHRINK_S: Final = 60.0  # in which the demand stays lower before a home is given up
 KEPT: Final = 65_536  # adapters whose demand or order is remembered

@@ -88,6 +88,11 @@ class Watch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def ready(self) -> frozenset[str]:
+        """The ids of the replicas that are in."""
+        return frozenset(one.name for one in self.seen.values() if not one.why and one.name)
+
     def url_of(self, name: str) -> str:
         """Return the URL by which a replica that is in is reached."""
         return self._holders[name]

@@ -1,7 +1,7 @@
 """The names a replica serves, made from the desired state. Pure: no I/O, no clock.
 
-Kept by scope, as the desired state is: a catalog is made from the one before it, and takes over
-the parts of the scopes in which nothing changed, and in another all but the names that did.
+Kept by scope, as the desired state is. A catalog is made from the one before it. It takes over each scope
+in which nothing changed, and of other scopes all names but those that changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Terms(NamedTuple):
         return record.spec.policy or self.default_policy
 
     def always(self, record: Record) -> bool:
-        """Whether it is to be loaded before anyone asks."""
+        """Whether to load it before anyone asks."""
         return self.policy(record).kind in ALWAYS
 
     def scoped(self, plain: str) -> tuple[Scope, str] | None:

@@ -18,7 +18,7 @@ from lora_fs.sidecar.validate import CODES, Expectation, Learned, Peer, compared
 def limits_of(
     expectation: Expectation, facts: Facts, version: str | None, loads: bool | None
 ) -> EngineLimits:
-    """Return what a replica tells of itself.
+    """Return what a replica reports of itself.
 
     Args:
         facts, version: what its engine says; loads: whether that can load adapters. None: not known.

@@ -128,7 +128,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
             retry_in_s=max(0.0, round(failure.retry_at - now, 1)),
         )
     if name in catalog.unasked:
-        return _make(record, Phase.PENDING, "NotLoadedYet")
+        return _make(record, Phase.PENDING, "NotLoadedYet", residents.why_not_loaded())
     return resting(record)
 
 

@@ -50,7 +50,7 @@ class Subjects:
         return found
 
     def absent(self) -> list[plan.Absent]:
-        """What is to be loaded unasked, and is not."""
+        """What must be loaded unasked, and is not."""
         names, catalog = self._names, self._names.catalog()
         if self._to_preload is None:
             fits = self._max_loaded is not None and len(catalog.served) <= self._max_loaded

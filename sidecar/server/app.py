@@ -20,17 +20,27 @@ from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin_port import AdminPort
-from lora_fs.sidecar.server.middleware.answers import AnswerHeaders
+from lora_fs.sidecar.server.middleware.answers import ADAPTER, REVISION, AnswerHeaders
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.body_limit import Intake, WholeBody
 from lora_fs.sidecar.server.middleware.errors import HANDLERS, Errors
 from lora_fs.sidecar.server.middleware.traced import Traced
 from lora_fs.sidecar.server.ports import ReplicaPort
-from lora_fs.sidecar.server.proxy.canary import ADAPTER, REVISION
 from lora_fs.sidecar.server.proxy.forward import Proxy
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS, Forwardable
 from lora_fs.sidecar.server.proxy.upstream import Upstream
-from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
+from lora_fs.sidecar.server.routes import (
+    acts,
+    control,
+    dynamo,
+    events,
+    follow,
+    lora,
+    models,
+    observe,
+    registered,
+    uploads,
+)
 from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 
@@ -130,6 +140,12 @@ def create_app(
     app.include_router(uploads.router(replica, admin, trail))
     app.include_router(registered.router(replica, admin))
     app.include_router(acts.router(replica, admin, trail))
+    app.include_router(follow.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
+    app.include_router(
+        control.router(
+            replica, admin, trail, proxy.pauses, proxy.asked_plainly, hold_timeout_s=hold_timeout_s
+        )
+    )
     app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
     app.include_router(events.router(replica, admin))
     app.include_router(observe.router(replica, admin, trail))

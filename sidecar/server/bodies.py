@@ -132,7 +132,9 @@ class ScopeBody(_Answer):
 
     records: list[Record] = Field(description="The newest one of each registered revision")
     pointers: list[Pointer] = Field(description="Of each name: what it serves")
-    problems: dict[str, str] = Field(description="What cannot be read, and why: its last good state is told")
+    problems: dict[str, str] = Field(
+        description="What cannot be read, and why; the answer has its last good state"
+    )
 
 
 class NameBody(_Answer):
@@ -158,7 +160,7 @@ class ReplicaEventsBody(_Answer):
 
 
 class LoraInfo(_Answer):
-    """An adapter that is in the engine, or was to be."""
+    """An adapter that is in the engine, or was sent there."""
 
     lora_id: str = Field(description="What clients send as their model")
     status: Literal["loading", "loaded", "unloading", "failed"]

@@ -76,6 +76,8 @@ class Reader:
         for name, seed in ADAPTERS.items():
             write_adapter(self.disk / "home" / name, seed, base=MODEL)
         write_adapter(self.disk / "adapters/uploads/support-lora", 1, base=MODEL)
+        for seed, name in enumerate(("a0", "a1"), 9):  # of the quickstart's own model
+            write_adapter(self.disk / "home/try/adapters" / name, seed, base="tiny")
         write_adapter(self.disk / "home", 6, base=MODEL)
         write_adapter(self.disk / "home/loras/one", 7, base=MODEL)
         write_adapter(self.disk / "home/sql-lora", 8, base=MODEL)
@@ -143,7 +145,7 @@ class Reader:
             settle_s=0.1,
             **{"replica_id": "a", **options},
         )
-        engine = Engine(base=(MODEL,))
+        engine = Engine(base=(os.environ["LORA_FS_MODEL"],))
         assembly = asyncio.run(assemble(settings, Expectation(), engine))
         completions = self._stack.enter_context(serving(Completions().app))
         app = create_app(

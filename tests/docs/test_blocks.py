@@ -38,6 +38,7 @@ BEFORE = {
     "README.md": ["lora-fs sidecar --replica-id a", "lora-fs sidecar --replica-id b"],
     "examples/local/README.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/apply.md": ["lora-fs sidecar", REGISTERED],
+    "docs/howto/back-out.md": [REGISTERED],
     "docs/howto/backup.md": [REGISTERED],
     "docs/howto/canary.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/dashboard.md": ["lora-fs sidecar", REGISTERED],

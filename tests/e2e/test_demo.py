@@ -24,5 +24,5 @@ def test_the_demo_ends_with_success(model_dir: Path, option: str | None) -> None
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"All {12 if option else 13} steps held" in ran.stdout
+    assert f"All {13 if option else 14} steps held" in ran.stdout
     assert not list(work_dir.glob("run-*"))

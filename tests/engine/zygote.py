@@ -67,10 +67,10 @@ def fail_as_told(faults: Path) -> None:
             self.fault = faults / str(vllm_config.parallel_config.data_parallel_index)
             begin(self, vllm_config, *args, **more)
 
-        def prepare_or_fail(self: Any, request: Any) -> Any:
+        def prepare_or_fail(self: Any, request: Any, **how: Any) -> Any:
             if self.fault.exists():
                 raise OSError(self.fault.read_text())
-            return prepare(self, request)
+            return prepare(self, request, **how)
 
         manager: Any = TieredWorkerManager
         manager.__init__, manager._prepare = begin_with_rank, prepare_or_fail

@@ -37,15 +37,23 @@ def stub() -> ModuleType:
 
 @dataclass
 class Stubs:
-    """The processes of one fleet."""
+    """The processes of one fleet. ``env``: more settings of its sidecars."""
 
     root: Path
     run_dir: Path
     opened: ExitStack
     sidecars: list[Process] = field(default_factory=list)
     engines: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
 
-    def add(self, *, port: int | None = None, engine: str | None = None, **pace: float) -> Process:
+    def add(
+        self,
+        *,
+        port: int | None = None,
+        engine: str | None = None,
+        env: dict[str, str] | None = None,
+        **pace: float,
+    ) -> Process:
         """Start a replica; return when it is ready."""
         number, module = len(self.sidecars), stub()
         if engine is None:
@@ -63,6 +71,8 @@ class Stubs:
                 "LORA_FS_ROOT": str(self.root),
                 "LORA_FS_MODEL": "tiny",
                 "LORA_FS_ADVERTISE_URL": f"http://127.0.0.1:{port}",
+                **self.env,
+                **(env or {}),
             },
             port=port,
         )

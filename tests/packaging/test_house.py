@@ -179,7 +179,21 @@ def test_plugin_is_not_declared_before_it_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "test-nfs", "torture", "lint", "type", "bench", "fmt", "build", "docs", "env"]
+    "target",
+    [
+        "demo",
+        "test",
+        "test-nfs",
+        "torture",
+        "lint",
+        "type",
+        "bench",
+        "fmt",
+        "build",
+        "docs",
+        "pictures",
+        "env",
+    ],
 )
 def test_makefile_has_the_target(target: str) -> None:
     """The targets that the README and the issue name are there."""

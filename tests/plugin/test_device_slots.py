@@ -57,20 +57,6 @@ def test_a_slot_is_one_row_of_a_table() -> None:
         assert [None if one is None else one.a[0, 0].item() for one in seen] == [first + 1, second + 1]
 
 
-def test_who_is_in_no_slot_makes_room() -> None:
-    """The longest unused goes first, and none that a slot means."""
-    layers = of_slots(2)
-    large, small = adapter(8, 9), [adapter(4, value) for value in range(1, 5)]
-    layers.fill(0, small[0])
-    for one in (small[1], small[2], small[3], small[1]):
-        layers.bring(one)
-    layers.fill(1, large)
-    stay = [id(one) in layers._brought for one in (*small, large)]
-    assert stay == [True, True, False, True, True]
-    seen = [layers.targets["q"].layer.packed[slot] for slot in range(2)]
-    assert [None if one is None else one.a[0, 0].item() for one in seen] == [1, 9]
-
-
 def test_after_a_sleep_nothing_is_there() -> None:
     """It is copied again when a slot needs it."""
     layers, one = of_slots(1), adapter(2, 1)

@@ -151,7 +151,9 @@ def test_vllms_own_call_beside_a_load(make: Make, files: Files, monkeypatch: pyt
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
     prepare = manager._prepare
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        patch.setattr(
+            manager, "_prepare", lambda request, **how: prepare(request, **how) if go.wait(20) else None
+        )
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.add_adapter(files.request)
     go.set()
@@ -179,7 +181,9 @@ def test_a_step_that_cannot_wait_for_a_load(
     manager, go = worker(make, 2 * files.size_bytes), threading.Event()
     prepare = manager._prepare
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "_prepare", lambda request: prepare(request) if go.wait(20) else None)
+        patch.setattr(
+            manager, "_prepare", lambda request, **how: prepare(request, **how) if go.wait(20) else None
+        )
         assert load(manager, files, wait_s=0)["state"] == "loading"
     manager.set_active_adapters({LoRARequest("support", ID, files.path + "-gone")}, None)
     assert manager.blank == {ID}
@@ -199,9 +203,9 @@ def test_nobody_goes_for_what_nobody_asked_for(
     reads: list[LoRARequest] = []
     prepare = manager._prepare
 
-    def reading(request: LoRARequest) -> Resident:
+    def reading(request: LoRARequest, **how: bool) -> Resident:
         reads.append(request)
-        return prepare(request)
+        return prepare(request, **how)
 
     monkeypatch.setattr(manager, "_prepare", reading)
     manager.tiers.admit(1, int(1.5 * files.size_bytes))
@@ -218,9 +222,10 @@ def test_nobody_goes_for_what_nobody_asked_for(
 def test_who_is_held_is_on_its_way_to_the_device(
     make: Make, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the load on and from each hold on, before any step; and what goes leaves nothing there."""
+    """From the load on, before any step, and by one copy; and what goes leaves nothing there."""
     manager = worker(make, files.size_bytes)
     layers, went = manager._adapter_manager.layers, []
+    monkeypatch.setattr(layers, "lands", True)
     monkeypatch.setattr(layers, "bring", lambda slab: went.append(("bring", slab)))
     monkeypatch.setattr(layers, "drop", lambda slab: went.append(("drop", slab)))
     assert load(manager, files)["state"] == "ready"
@@ -228,6 +233,9 @@ def test_who_is_held_is_on_its_way_to_the_device(
     assert went == [("bring", slab)]
     assert rpc.hold(manager, {"id": ID, "user": "api", "sequence": 2}) == {"held": True}
     assert rpc.hold(manager, {"id": ID + 1, "user": "api", "sequence": 3}) == {"held": False}
+    assert went == [("bring", slab)]
+    manager.tiers.leaving(needed=True)
+    assert rpc.hold(manager, {"id": ID, "user": "api", "sequence": 4}) == {"held": True}
     assert went == 2 * [("bring", slab)]
     manager.remove(ID)
     assert went[2:] == [("drop", slab)]
@@ -242,5 +250,6 @@ def test_a_device_that_takes_nothing_fails_no_call(
     def full(slab: Slab) -> None:
         raise StorageFullError(1, 0, 0)
 
+    monkeypatch.setattr(manager._adapter_manager.layers, "lands", True)
     monkeypatch.setattr(manager._adapter_manager.layers, "bring", full)
     assert load(manager, files) == {"state": "ready", "reason": ""}

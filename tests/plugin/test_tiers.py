@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.tiers import Eviction, NoRoom, Tiers
 
 IDS = st.integers(1, 12)
-SIZES = st.integers(0, 40)
+MOST = 40
+SIZES = st.integers(0, MOST)
 HOLDERS = st.sampled_from(["api-0", "api-1"])
 
 
@@ -23,9 +24,18 @@ class Machine(RuleBasedStateMachine):
     ``used`` has the model's own ticks: adapters of one step are as recent as each other.
     """
 
-    @initialize(slots=st.integers(1, 4), budget=st.integers(40, 120))
-    def begin(self, slots: int, budget: int) -> None:
-        self.tiers = Tiers(slots, budget)
+    @initialize(
+        slots=st.integers(1, 4),
+        budget=st.integers(40, 120),
+        room=st.integers(0, 80),
+        eviction=st.sampled_from(["lru", "fifo"]),
+        copies=st.booleans(),
+    )
+    def begin(self, slots: int, budget: int, room: int, eviction: Eviction, copies: bool) -> None:
+        self.tiers = Tiers(slots, budget, eviction=eviction, copies=copies)
+        self.room = (1 if copies else slots) * MOST + room  # on the device: for a step, and more
+        self.eviction, self.copies = eviction, copies
+        self.came: dict[str, dict[int, int]] = {"host": {}, "device": {}, "slot": {}}
         self.held: set[tuple[int, str]] = set()
         self.sequence = self.tick = 0
         self.sizes: dict[int, int] = {}
@@ -36,9 +46,14 @@ class Machine(RuleBasedStateMachine):
         self.tick += 1
         self.used.update(dict.fromkeys(adapters, self.tick))
 
-    def order(self, adapter: int) -> tuple[int, int]:
+    def comes(self, adapter: int, tier: str) -> None:
+        self.tick += 1
+        self.came[tier][adapter] = self.tick
+
+    def order(self, adapter: int, tier: str = "host") -> tuple[int, int]:
         """The least goes first."""
-        return self.tiers.entries[adapter].priority, self.used[adapter]
+        ticks = self.used if self.eviction == "lru" else self.came[tier]
+        return self.tiers.entries[adapter].priority, ticks[adapter]
 
     @property
     def pinned(self) -> set[int]:
@@ -95,6 +110,7 @@ class Machine(RuleBasedStateMachine):
         self.tiers.entries[adapter].users.add("api-0")
         self.sizes[adapter] = size
         self.touch(adapter)
+        self.comes(adapter, "host")
 
     @rule(policies=st.dictionaries(IDS, st.tuples(st.integers(0, 2), st.booleans())))
     def prefer(self, policies: dict[int, tuple[int, bool]]) -> None:
@@ -145,9 +161,43 @@ class Machine(RuleBasedStateMachine):
             assert (victim is None) == (None in before)
             if victim is not None:
                 others = {a for a in before if a is not None} - set(batch)
-                leaving = {a: (a in self.pinned, self.order(a)) for a in others}
+                leaving = {a: (a in self.pinned, self.order(a, "slot")) for a in others}
                 assert leaving[victim] == min(leaving.values())
+            self.comes(adapter, "slot")
+            assert self.land(adapter, needed=True), "a step has what it needs"
         assert set(batch) <= set(self.tiers.slots)
+
+    @precondition(lambda self: self.sizes)
+    @rule(data=st.data())
+    def bring(self, data: st.DataObject) -> None:
+        """A hold: before the step; nobody goes who is held, pinned or in the step."""
+        self.land(data.draw(st.sampled_from(sorted(self.sizes))), needed=False)
+
+    def land(self, adapter: int, *, needed: bool) -> bool:
+        """As the manager does, with an allocator that has no gaps."""
+        tiers = self.tiers
+        while adapter not in tiers.device:
+            if self.taken(tiers.device) + self.sizes[adapter] <= self.room:
+                tiers.land(adapter)
+                self.comes(adapter, "device")
+                break
+            spent = {one for one in tiers.device if self.copies and one in tiers.slots}
+            stay = set() if self.copies else set(tiers.step)
+            if not needed:
+                stay |= self.pinned | set(tiers.step) | {one for one, _ in self.held}
+            may_leave = tiers.device - (stay - spent)
+            leaving = {
+                one: (one not in spent, one in self.pinned, self.order(one, "device")) for one in may_leave
+            }
+            try:
+                victim = tiers.leaving(needed=needed)
+            except NoRoom:
+                assert not may_leave
+                return False
+            assert leaving[victim] == min(leaving.values())
+            if not self.copies:
+                tiers.vacate(victim)
+        return True
 
     @invariant()
     def slots_are_not_double_booked(self) -> None:
@@ -163,6 +213,14 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_there(self) -> None:
         assert {adapter for adapter, _ in self.held} <= self.tiers.entries.keys() == self.sizes.keys()
+
+    @invariant()
+    def the_device_is_not_overbooked(self) -> None:
+        assert self.tiers.device <= self.sizes.keys()
+        assert self.taken(self.tiers.device) <= self.room
+        used = {adapter for adapter in self.tiers.slots if adapter is not None}
+        assert self.copies or used <= self.tiers.device
+        assert all(self.tiers.on_device(adapter) for adapter in used | self.tiers.device)
 
     @invariant()
     def one_slot_is_left_unpinned(self) -> None:
@@ -186,6 +244,15 @@ def tiers() -> Tiers:
 def test_the_least_recently_used_goes_first(tiers: Tiers) -> None:
     tiers.touch(1)
     assert tiers.admit(4, 10) == [2]
+
+
+def test_with_fifo_the_first_that_came_goes_first() -> None:
+    """However lately it was used."""
+    tiers = Tiers(2, 20, eviction="fifo")
+    for adapter in (1, 2):
+        tiers.admit(adapter, 10)
+    tiers.touch(1)
+    assert tiers.admit(3, 10) == [1]
 
 
 def test_a_higher_priority_outlives_recent_use(tiers: Tiers) -> None:

@@ -362,3 +362,18 @@ async def test_a_request_that_joins_what_nobody_asked_for(
         await asyncio.sleep(0)
         go.set()
         assert public_of(await holding) == "a"
+
+
+async def test_an_eager_adapter_that_waits_says_for_what(make_rig: MakeRig) -> None:
+    """Its status is pending, and names the taken places and the setting that gives more."""
+    rig = make_rig(max_loaded=1)
+    for name, priority in (("a", 2), ("b", 1)):
+        rig.volume.put(name, policy=Policy(kind=PolicyKind.EAGER, priority=priority))
+    for _ in range(3):
+        await rig.settle()
+        await rig.replica.reconcile()
+    statuses, _ = rig.replica.notable()
+    assert statuses["a"].phase is Phase.READY
+    assert (statuses["b"].phase, statuses["b"].reason) == (Phase.PENDING, "NotLoadedYet")
+    assert "all 1 places are taken" in statuses["b"].message
+    assert "--max-loaded" in statuses["b"].message

@@ -236,8 +236,8 @@ def test_what_does_not_say_what_it_is(sidecar: Sidecar, token_file: Path, engine
 
 
 def test_sums(sidecar: Sidecar, token_file: Path) -> None:
-    """Hits, misses, loads, requests in flight and their history are told to those alone who may read
-    every namespace; `/metadata` counts what its caller may read."""
+    """Only callers who may read every namespace see hits, misses, loads, requests in flight and their
+    history. `/metadata` counts what its caller may read."""
     http = sidecar(token_file, ("-",))
 
     def told(headers: dict[str, str]) -> tuple[bool, bool, int, int | None]:

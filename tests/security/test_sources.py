@@ -105,8 +105,8 @@ async def test_what_is_not_told(
 async def test_where_a_registry_sends(
     registry: Registry, scope: Scope, web: WebServer, tmp_path: Path
 ) -> None:
-    """A redirect of an OCI registry, and the server of tokens that it names, are asked on public addresses,
-    or where an entry names their host. Nothing of a manifest that it sends becomes a path.
+    """A redirect of an OCI registry leads to public addresses, or where an entry names its host. The same
+    holds for the server of tokens that it names. Nothing of a manifest that it sends becomes a path.
     """
     adapter = write_adapter(tmp_path / "a")
     source = of_files(adapter).serve(web)

@@ -36,7 +36,17 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.errors import on_error
 from lora_fs.sidecar.server.middleware.tokens import digest_of
-from lora_fs.sidecar.server.routes import acts, dynamo, events, lora, models, observe, registered, uploads
+from lora_fs.sidecar.server.routes import (
+    acts,
+    dynamo,
+    events,
+    follow,
+    lora,
+    models,
+    observe,
+    registered,
+    uploads,
+)
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch import compat
@@ -116,6 +126,7 @@ class Endpoint:
             uploads.router(replica, admin, trail),
             registered.router(replica, admin),
             acts.router(replica, admin, trail),
+            follow.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
             dynamo.router(replica, admin, trail, hold_timeout_s=settings.hold_timeout_s),
             events.router(replica, admin),
             observe.discovery(replica, admin),

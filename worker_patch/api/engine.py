@@ -27,8 +27,8 @@ from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
+from lora_fs.worker_patch.api.calls import Answer, ask_all
 from lora_fs.worker_patch.api.ending import Ending
-from lora_fs.worker_patch.worker.hooks import RPC
 
 LINGER_S = 5.0
 LOOK_S = 0.001  # before the first look at a load, longer and longer before the next
@@ -36,8 +36,6 @@ LOOK_MOST_S = 0.005
 ALONE_S = 0.01  # for so long an engine that serves nobody waits for a load at each look
 FULL_S = 0.1
 FULL_WAIT_S = 10.0
-
-Answer = dict[str, Any]
 
 
 class InProcess:
@@ -272,7 +270,7 @@ class InProcess:
         try:
             # vLLM fails the calls that come after an engine's death, and none that waits for its answer then.
             async with self._ending.waiting(late=True), asyncio.timeout(self._timeout_s):
-                answers = await self._ask_all(call, body)
+                answers = await ask_all(self._client, call, body)
         except TimeoutError as error:
             raise EngineUnavailable(f"the engine did not answer in {self._timeout_s:.0f} s") from error
         except Exception as error:
@@ -281,21 +279,3 @@ class InProcess:
             if "error" in answer:
                 raise EngineUnavailable(f"the engine did not do it ({call}): {answer['error']}")
         return answers
-
-    async def _ask_all(self, call: str, body: Mapping[str, Any]) -> list[Answer]:
-        """Every worker's answer; with data parallelism of all engines, where vLLM's own call gives one's."""
-        core: Any = getattr(self._client, "engine_core", None)
-        # vLLM's name of an engine is its rank in two bytes; they are asked, and answer, in this order.
-        ranks = [int.from_bytes(engine, "little") for engine in getattr(core, "core_engines", ())] or [0]
-        if len(ranks) == 1:
-            of_engines = [await self._client.collective_rpc(RPC, args=(call, body))]
-        else:
-            asked = ("collective_rpc", RPC, None, (call, body), None)
-            of_engines = await asyncio.gather(
-                *(core._call_utility_async(*asked, engine=engine) for engine in core.core_engines)
-            )
-        return [
-            {**answer, "engine": str(rank)}
-            for rank, answers in zip(ranks, of_engines, strict=True)
-            for answer in answers
-        ]

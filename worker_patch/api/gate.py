@@ -26,8 +26,9 @@ from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
-from lora_fs.sidecar.server.proxy.canary import answered_by, counted, user_of
+from lora_fs.sidecar.server.proxy.canary import counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.asked import Asked, asked

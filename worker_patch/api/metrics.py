@@ -26,11 +26,11 @@ _NAMES = re.compile(r'(_lora_adapters=")([^"]*)')
 _REQUESTS = "vllm:lora_requests_info{"
 
 COUNTERS = {
-    "gpu_hits": "An adapter's requests began with it in a slot",
-    "gpu_misses": "An adapter's requests began with it outside the slots",
+    "gpu_hits": "An adapter's requests began with it in the accelerator's memory",
+    "gpu_misses": "An adapter's requests began with it outside that memory",
     "gpu_evictions": "Adapters that left a slot for another",
-    "gpu_loads": "Adapters put into a slot from host memory",
-    "gpu_load_bytes": "Bytes of them",
+    "gpu_loads": "Adapters put into a slot",
+    "gpu_load_bytes": "Bytes copied for it",
     "gpu_load_seconds": "Seconds that the engine's steps spent on it",
     "cpu_hits": "Holds that found the adapter in host memory",
     "cpu_misses": "Holds that did not",
@@ -68,8 +68,8 @@ class Tiers(Collector):
         for labels in sorted({(engine, *_labels(one)) for engine, one in resident}):
             loaded.add_metric(labels, 1)
         yield loaded
-        in_slots = sum(one["level"] == "gpu" for _, one in resident)
-        yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "Adapters in slots", value=in_slots)
+        there = sum(one["level"] == "gpu" for _, one in resident)
+        yield GaugeMetricFamily("vllm:num_gpu_loaded_lora_adapters", "On the accelerator", value=there)
         yield GaugeMetricFamily("vllm:num_cpu_loaded_lora_adapters", "In host memory", value=len(resident))
         yield GaugeMetricFamily("vllm:max_gpu_lora_adapters", "Slots", value=_sum(engines, "slots"))
         loads, took_s = (_counted(engines, name) for name in ("host_loads", "host_load_seconds"))

@@ -9,7 +9,6 @@ Source: vllm/lora/layers, 0.32.
 from __future__ import annotations
 
 import types
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.extents import StorageFullError
 from lora_fs.kernels.layout import Layer, Shape
 from lora_fs.kernels.memory import HostMemory
 from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
@@ -52,6 +50,8 @@ class ModelLayers:
     """
 
     _finished = False  # whether adapters are packed as ``Outline.of`` has them for padded stacks
+    lands = False  # whether adapters are copied to a device's memory before a slot means them
+    copies = False  # whether a slot is a copy of what is there
 
     def __init__(
         self, slots: int, max_rank: int, dtype: torch.dtype, read: Collection[torch.dtype] = ()
@@ -139,7 +139,11 @@ class ModelLayers:
         return only if only in self._read and only.itemsize < self._dtype.itemsize else self._dtype
 
     def bring(self, adapter: Slab) -> None:
-        """Start to copy an adapter to the device; on a CPU it is where it has to be."""
+        """Start to copy an adapter to the device, unless it is there; on a CPU it is where it has to be.
+
+        Raises:
+            StorageFullError: there is no room beside those that are there.
+        """
 
     def drop(self, adapter: Slab) -> None:
         """Let go of what was copied there; no slot means it."""
@@ -159,61 +163,78 @@ class ModelLayers:
 
 
 class DeviceLayers(ModelLayers):
-    """The same, in an arena on the device that holds as many adapters of the largest rank as slots, or more
-    smaller ones: who was in a slot stays, and comes back by one row of a table.
+    """The same, in an arena on the device: a slot is a row of a table. ``bring`` and ``drop`` alone say who
+    is in the arena.
+
+    Args:
+        device_bytes: of the arena; None: what padded stacks would take, which is the least it may have.
     """
 
-    def __init__(self, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    lands = True
+
+    def __init__(
+        self,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        device_bytes: int | None = None,
+    ) -> None:
         super().__init__(slots, max_rank, dtype)
-        self._device, self._pinned = device, device.type == "cuda"
-        self._brought: OrderedDict[int, Slab] = OrderedDict()  # by their identity, the longest unused first
-        self._filled: dict[int, int] = {}  # slot → which of them
+        self._device, self._pinned, self._device_bytes = device, device.type == "cuda", device_bytes
+        self._brought: dict[int, Slab] = {}  # by their identity, which is theirs while they are here
+        self._filled: set[int] = set()
 
     def allocate(self) -> None:
         shapes = {name: target.shape for name, target in self.targets.items()}
         pairs = ((shape.inputs, width) for shape in shapes.values() for width in shape.outputs)
         most = sum(self._max_rank * (k + n) * self._dtype.itemsize + 2 * ALIGN_BYTES for k, n in pairs)
-        total = self._slots * most
+        total = enough(self._device_bytes, self._slots * most, f"{self._slots} adapters of the largest rank")
         self._arena = Arena(shapes, self._slots, total, self._max_rank, self._dtype, self._device)
         for name, target in self.targets.items():
             target.layer = self._arena.layer(name)
 
     def bring(self, adapter: Slab) -> None:
-        """Who is in no slot makes room, the longest unused first."""
-        owner = id(adapter)
-        if owner in self._brought:
-            self._brought.move_to_end(owner)
-            return
-        while True:
-            try:
-                self._arena.begin(owner, adapter)
-                break
-            except StorageFullError:
-                idle = next((one for one in self._brought if one not in self._filled.values()), None)
-                if idle is None:
-                    raise
-                self.drop(self._brought[idle])
-        self._brought[owner] = adapter
+        if id(adapter) not in self._brought:
+            self._arena.begin(id(adapter), adapter)
+            self._brought[id(adapter)] = adapter
 
     def drop(self, adapter: Slab) -> None:
         if self._brought.pop(id(adapter), None) is not None:
-            self._filled = {slot: one for slot, one in self._filled.items() if one != id(adapter)}
             self._arena.free(id(adapter))
 
     def fill(self, slot: int, adapter: Slab) -> None:
         self.empty(slot)
         self.bring(adapter)
         self._arena.show(slot, id(adapter))
-        self._filled[slot] = id(adapter)
+        self._filled.add(slot)
 
     def empty(self, slot: int) -> None:
-        if self._filled.pop(slot, None) is not None:
+        if slot in self._filled:
+            self._filled.remove(slot)
             self._arena.hide(slot)
 
     def restore(self) -> None:
         for adapter in list(self._brought.values()):
             self.drop(adapter)
         self._arena.restore()
+
+
+def enough(wanted: int | None, least: int, what: str) -> int:
+    """The bytes of the device's pool.
+
+    Args:
+        wanted: ``LORA_FS_DEVICE_BYTES``, if it is set.
+        least: what a step may need.
+    Raises:
+        ValueError: it is less.
+    """
+    if wanted is not None and wanted < least:
+        raise ValueError(
+            f"LORA_FS_DEVICE_BYTES is {wanted}, and {what} take {least}: set at least that, leave it out, or "
+            "start vLLM with a smaller --max-loras or --max-lora-rank"
+        )
+    return least if wanted is None else wanted
 
 
 def shape_of(module: Any) -> Shape | None:

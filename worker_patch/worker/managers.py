@@ -14,6 +14,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -140,8 +141,12 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._adapter_manager.remove_adapter(lora.id)
         self._adapter_manager.admit(lora, size_bytes(lora))
 
-    def _prepare(self, request: LoRARequest) -> Resident:
-        """Read and pack; touches nothing of the managers, so that any thread may."""
+    def _prepare(self, request: LoRARequest, *, passing: bool = False) -> Resident:
+        """Read and pack; touches nothing of the managers, so that any thread may.
+
+        Args:
+            passing: its files are removed once it is packed.
+        """
         manager, folder, adapter = self._adapter_manager, request.lora_path, request.lora_int_id
         kind = Kind.of(folder) if manager.layers.targets else None
         recipe = self._alike.recipe(kind)
@@ -159,8 +164,11 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         draft = manager.draft(lora)
         resident = Resident(lora, manager.layers.pack(draft))
         if kind is not None:
-            tensors = lora.tensors
-            self._loader.later(lambda: self._alike.learn(folder, kind, resident, tensors, draft))
+            learn = partial(self._alike.learn, folder, kind, resident, lora.tensors, draft)
+            if passing:
+                learn()
+            else:
+                self._loader.later(learn)
         return resident
 
     # -- loads in threads ------------------------------------------------------------------------
@@ -169,8 +177,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Start to load.
 
         Args:
-            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare`` and the
-                ``user``.
+            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare``, the
+                ``user``, and whether the files are ``passing``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
@@ -184,7 +192,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.blank &= self.tiers.entries.keys()
         self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
         try:
-            self._loader.start(adapter, lambda: self._prepare(request))
+            passing = wanted.get("passing", False)
+            self._loader.start(adapter, lambda: self._prepare(request, passing=passing))
         except Exception:  # no thread is left
             self.tiers.cancel(adapter)
             del self._wanted[adapter]

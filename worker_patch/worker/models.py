@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
+from lora_fs.kernels.extents import StorageFullError
 from lora_fs.kernels.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.versions.layers import tell_stranger
@@ -28,7 +30,7 @@ from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
 from lora_fs.worker_patch.worker.punica import Planned
 from lora_fs.worker_patch.worker.resident import Resident, convert
 from lora_fs.worker_patch.worker.stacks import StackedLayers
-from lora_fs.worker_patch.worker.tiers import Tiers
+from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         parallel = vllm_config.parallel_config
         self._whole_model = parallel.pipeline_parallel_size == 1 and not parallel.enable_expert_parallel
         self._no_heads = drafts_without_mapping(vllm_config)
-        self.tiers = Tiers(self.lora_slots, load_settings().host_bytes)
+        settings = load_settings()
+        self.tiers = Tiers(self.lora_slots, settings.host_bytes, eviction=settings.eviction)
         self._warm_ups: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
         if self.layers.targets:
@@ -57,6 +60,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         else:  # all stayed vLLM's own
             config = self.lora_config
             self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
+        self.tiers.copies = self.layers.copies
         if self._ours:
             for name, target in self.layers.targets.items():
                 target.module.set_mapping(target.module.punica_wrapper.bind(name, target))
@@ -76,13 +80,15 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         rows = vllm_config.model_config.dtype
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         read = [one.prepare(rows, captured) for one in wrappers if isinstance(one, Planned)]
-        config = self.lora_config
-        self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, *read[:1])
+        settings = load_settings()
+        sizes = self.lora_slots, self.lora_config.max_lora_rank, self.lora_config.lora_dtype
         if not self._ours:
-            self.layers = StackedLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
-        elif load_settings().kernels == "triton":
-            self.layers = DeviceLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype, self.device)
+            self.layers = StackedLayers(*sizes, settings.device_bytes)
+        elif settings.kernels == "triton":
+            self.layers = DeviceLayers(*sizes, self.device, settings.device_bytes)
             self._mark_compiled(vllm_config)
+        else:
+            self.layers = ModelLayers(*sizes, *read[:1])
 
     def _mark_compiled(self, vllm_config: Any) -> None:
         """Let the cache of compiled models tell ours from others: its hash knows of vLLM's settings only.
@@ -161,9 +167,28 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         self._registered_adapters[lora.id] = lora
 
     def bring(self, lora_id: int) -> None:
-        """Start to copy an adapter of the host tier to the device, if no slot means it."""
+        """Start to copy an adapter of the host tier to the device, if there is room that nobody keeps."""
         if lora_id not in self.tiers.slots:
-            self.layers.bring(self._registered_adapters[lora_id].slab)
+            with suppress(NoRoom):
+                self._land(lora_id, needed=False)
+
+    def _land(self, lora_id: int, *, needed: bool) -> None:
+        """Have it on the device or on its way. Raises NoRoom."""
+        if not self.layers.lands or lora_id in self.tiers.device:
+            return
+        while True:
+            try:
+                self.layers.bring(self._registered_adapters[lora_id].slab)
+                break
+            except StorageFullError:
+                self._leave(self.tiers.leaving(needed=needed))
+        self.tiers.land(lora_id)
+        self.counters["gpu_load_bytes"] += self.tiers.entries[lora_id].size_bytes
+
+    def _leave(self, lora_id: int) -> None:
+        if not self.layers.copies:
+            self.deactivate_adapter(lora_id)
+        self.layers.drop(self._registered_adapters[lora_id].slab)
 
     def activate_adapter(self, lora_id: int) -> bool:
         """Fill a slot from host memory.
@@ -182,7 +207,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             self._fill(index, self._registered_adapters[lora_id])
             self._active_adapters[lora_id] = None
             self.counters["gpu_loads"] += 1
-            self.counters["gpu_load_bytes"] += self.tiers.entries[lora_id].size_bytes
+            if not self.layers.lands:
+                self.counters["gpu_load_bytes"] += self.tiers.entries[lora_id].size_bytes
             self.counters["gpu_load_seconds"] += time.monotonic() - began
         except Exception:
             self.tiers.vacate(lora_id)
@@ -194,6 +220,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
 
     def _fill(self, index: int, adapter: Resident) -> None:
         """Let a slot mean an adapter: ours by reference, what stayed vLLM's by its own copies."""
+        self._land(adapter.id, needed=True)
         self.layers.fill(index, adapter.slab)
         for name, module in self.modules.items():
             if name in self.layers.targets:
@@ -234,6 +261,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             return
         for adapter in list(self._active_adapters):
             self.deactivate_adapter(adapter)
+        self.tiers.device.clear()
         self.layers.restore()
         self._last_mapping = self._last_slot_layout = None
 

@@ -25,7 +25,8 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
     ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (nobody makes room
-    for it), ``again`` (a failure is forgotten), ``wait_s`` (for so long the engine has nothing better to do).
+    for it), ``again`` (a failure is forgotten), ``wait_s`` (for so long the engine has nothing better to do),
+    ``passing`` if the files are removed once it is ready.
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()
@@ -83,7 +84,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     resident = {
         str(adapter): {
             "name": manager.named.get(adapter, ("", ""))[0],
-            "level": "gpu" if adapter in tiers.slots else "cpu",
+            "level": "gpu" if tiers.on_device(adapter) else "cpu",
             "bytes": entry.size_bytes,
             "pinned": entry.pinned,
             "rank": manager.rank(adapter),

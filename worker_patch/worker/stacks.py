@@ -19,17 +19,20 @@ from vllm.utils.torch_utils import PIN_MEMORY
 from lora_fs.kernels.landing import NOTHING, Landing, Piece
 from lora_fs.kernels.layout import Layer
 from lora_fs.kernels.slabs import ALIGN_BYTES, Place, Slab
-from lora_fs.worker_patch.worker.layers import ModelLayers, Target, shape_of
+from lora_fs.worker_patch.worker.layers import ModelLayers, Target, enough, shape_of
 
 
 class StackedLayers(ModelLayers):
     """The linear layers, which stay as they are; vLLM sets the others."""
 
     _finished = True
+    copies = True
 
-    def __init__(self, slots: int, max_rank: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, slots: int, max_rank: int, dtype: torch.dtype, device_bytes: int | None = None
+    ) -> None:
         super().__init__(slots, max_rank, dtype)
-        self._pinned = PIN_MEMORY
+        self._pinned, self._device_bytes = PIN_MEMORY, device_bytes
         self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was zeroed
         self._landing: Landing | None = None
 
@@ -42,11 +45,12 @@ class StackedLayers(ModelLayers):
         return True
 
     def allocate(self) -> None:
-        """Have room on the device for one adapter of the largest rank, or for several smaller ones."""
+        """Have room on the device beside the slots: for an adapter of the largest rank at least."""
         stacks = [stack for target in self.targets.values() for stack in _stacks(target.module)]
         if self._lands(stacks):
-            size = sum(stack[0].nbytes + ALIGN_BYTES for stack in stacks)
-            self._landing = Landing(stacks, size, self._pieces)
+            least = sum(stack[0].nbytes + ALIGN_BYTES for stack in stacks)
+            size = enough(self._device_bytes, least, "an adapter of the largest rank")
+            self._landing, self.lands = Landing(stacks, size, self._pieces), True
 
     def _lands(self, stacks: list[torch.Tensor]) -> bool:
         """Whether adapters have a way to go."""

@@ -1,16 +1,19 @@
-"""Who is in the host tier and in the slots, and who makes room. Pure: no tensor, no clock, no vLLM.
+"""Who is in the host tier, on the device and in the slots, and who makes room. Pure: no tensor, no vLLM.
 
-Two tiers, both least-recently-used: *host*, a budget of bytes, and *slots*, a fixed number. What
-is in a slot is in the host tier too. Never evicted from the host tier: what is held, what is
-pinned, what the last step used without anybody's having announced it. Never evicted from a slot:
-what the step uses; and what is pinned only if the step itself needs every slot.
+*Host* is a budget of bytes, *device* a pool of bytes that its allocator knows, *slots* a fixed number. What
+is on the device or in a slot is in the host tier, too. Never evicted from the host tier: what is held, what
+is pinned, what the last step used without anybody's having announced it. Never evicted from a slot: what
+the step uses; and what is pinned only if the step itself needs every slot.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Eviction = Literal["lru", "fifo"]
 
 
 class NoRoom(Exception):
@@ -29,27 +32,35 @@ class Entry:
         holders: holder → the sequence number of its hold: who has requests for it.
         users: who else may ask for it without a load; when the last one drops it, it goes.
         used: a tick; the least recently used goes first, among equals of ``priority``.
+        came: ticks of when it came to the host tier, to the device and to its slot: with FIFO they decide.
     """
 
     size_bytes: int
     priority: int = 0
     used: int = 0
+    came: dict[str, int] = field(default_factory=dict)
     pinned: bool = False
     holders: dict[str, int] = field(default_factory=dict)
     users: set[str] = field(default_factory=set)
 
 
 class Tiers:
-    """The bookkeeping of both tiers. Ids are the adapters' integer ids.
+    """The bookkeeping of all tiers. Ids are the adapters' integer ids.
 
     Attributes:
         slots: which id is in which slot.
+        device: who is in the device's memory, or on the way there.
+        copies: slots are filled from there with copies, and need it no more; else they refer to it.
         step: what the last step used, as long as nobody said that it begins anew.
         counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
     """
 
-    def __init__(self, slots: int, budget_bytes: int) -> None:
+    def __init__(
+        self, slots: int, budget_bytes: int, *, eviction: Eviction = "lru", copies: bool = False
+    ) -> None:
         self.slots: list[int | None] = [None] * slots
+        self.device: set[int] = set()
+        self.copies, self._eviction = copies, eviction
         self.budget_bytes = budget_bytes
         self.entries: dict[int, Entry] = {}
         self.counters: Counter[str] = Counter()
@@ -97,7 +108,7 @@ class Tiers:
                 evicted and nothing is reserved.
         """
         self.cancel(adapter)
-        going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order)
+        going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order("host"))
         self._see_to(size_bytes, self.used_bytes - sum(self.entries[one].size_bytes for one in going), spare)
         victims = []
         for victim in going:
@@ -108,6 +119,7 @@ class Tiers:
             victims.append(victim)
         self.entries[adapter] = Entry(size_bytes, priority, pinned=pinned and self._pins_left() > 0)
         self.touch(adapter)
+        self._came(adapter, "host")
         return victims
 
     def _see_to(self, size_bytes: int, taken_bytes: int, spare: bool) -> None:
@@ -118,8 +130,9 @@ class Tiers:
             raise NoRoom(f"{size_bytes} bytes do not fit: {taken_bytes} of {self.budget_bytes} are taken{by}")
 
     def remove(self, adapter: int) -> None:
-        """Forget an adapter, its slot and its reservation, whoever uses it."""
+        """Forget an adapter, where it is and its reservation, whoever uses it."""
         self.step -= {adapter}
+        self.device.discard(adapter)
         self.vacate(adapter)
         self.cancel(adapter)
         self.entries.pop(adapter, None)
@@ -167,7 +180,7 @@ class Tiers:
         """The step that begins uses these, until the next one begins."""
         now = frozenset(adapters)
         for adapter in now - self.step:
-            self.counters["gpu_hits" if adapter in self.slots else "gpu_misses"] += 1
+            self.counters["gpu_hits" if self.on_device(adapter) else "gpu_misses"] += 1
         self.step = now
         for adapter in now & self.entries.keys():
             self.touch(adapter)
@@ -198,8 +211,54 @@ class Tiers:
         unannounced = adapter in self.step and not entry.users
         return not (entry.holders or entry.pinned or unannounced)
 
-    def _order(self, adapter: int) -> tuple[int, int]:
-        return (self.entries[adapter].priority, self.entries[adapter].used)
+    def _came(self, adapter: int, tier: str) -> None:
+        self._tick += 1
+        self.entries[adapter].came[tier] = self._tick
+
+    def _order(self, tier: str) -> Callable[[int], tuple[int, int]]:
+        """By what adapters of a tier are compared: the least goes first."""
+
+        def order(adapter: int) -> tuple[int, int]:
+            entry = self.entries[adapter]
+            return entry.priority, entry.used if self._eviction == "lru" else entry.came[tier]
+
+        return order
+
+    # -- the device ------------------------------------------------------------------------------
+
+    def on_device(self, adapter: int) -> bool:
+        """Whether its weights need not be copied there."""
+        return adapter in self.device or adapter in self.slots
+
+    def land(self, adapter: int) -> None:
+        """It has its place on the device."""
+        self.device.add(adapter)
+        self._came(adapter, "device")
+
+    def leaving(self, *, needed: bool) -> int:
+        """Choose who leaves the device for another.
+
+        Args:
+            needed: by the running step; else nobody goes that is held or pinned, or that the step uses.
+        Raises:
+            NoRoom: all that is there is in use.
+        """
+        going = [adapter for adapter in self.device if self._may_leave(adapter, needed)]
+        if not going:
+            raise NoRoom("all that is in the device's memory is in use")
+        order = self._order("device")
+        victim = min(going, key=lambda a: (not self._spent(a), self.entries[a].pinned, order(a)))
+        self.device.remove(victim)
+        return victim
+
+    def _may_leave(self, adapter: int, needed: bool) -> bool:
+        in_use = adapter in self.step and not self.copies
+        kept = bool(self.entries[adapter].holders) or self.entries[adapter].pinned or adapter in self.step
+        return not in_use and (needed or self._spent(adapter) or not kept)
+
+    def _spent(self, adapter: int) -> bool:
+        """Whether its slot has a copy already."""
+        return self.copies and adapter in self.slots
 
     # -- the slots -------------------------------------------------------------------------------
 
@@ -218,10 +277,12 @@ class Tiers:
             leaving = [a for a in self.slots if a is not None and a not in self.step]
             if not leaving:
                 raise NoRoom(f"all {len(self.slots)} slots are in use by this step")
-            victim = min(leaving, key=lambda a: (self.entries[a].pinned, self._order(a)))
+            order = self._order("slot")
+            victim = min(leaving, key=lambda a: (self.entries[a].pinned, order(a)))
             self.counters["gpu_evictions"] += 1
         index = self.slots.index(victim)
         self.slots[index] = adapter
+        self._came(adapter, "slot")
         return index, victim
 
     def vacate(self, adapter: int) -> None:

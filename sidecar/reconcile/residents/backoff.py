@@ -23,7 +23,7 @@ class Failure:
 
     ``subject``: a record's digest and generation, for a load; a copy's path, for an unload.
 
-    ``error`` is to be told, and ``afresh`` to be raised: Python adds to an exception each frame that it goes
+    Report ``error`` and raise ``afresh``: Python adds to an exception each frame that it goes
     through, and a frame keeps the request it was for.
     """
 

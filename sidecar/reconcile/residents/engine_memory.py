@@ -1,6 +1,6 @@
 """Which loaded adapters a stock engine still has in memory. Pure: times come in, on a monotonic clock.
 
-vLLM keeps ``--max-cpu-loras`` adapters and drops the one longest unused. One that it was told to unload
+vLLM keeps ``--max-cpu-loras`` adapters and drops the one longest unused. One that was unloaded
 stays until then, in the place of another. An adapter is therefore dropped only after that many others were
 used since its own last use. What the engine dropped it reads again in the middle of a step.
 """

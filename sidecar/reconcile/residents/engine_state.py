@@ -36,7 +36,7 @@ class EngineState:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
         elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
         records: the engine's name → what was loaded under it, as far as this process loaded it.
-        draining: engine's names that are to be unloaded when their requests end.
+        draining: engine's names to unload when their requests end.
         failures, phases: by public name; counters: monotonic, by metric name.
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
@@ -177,7 +177,7 @@ class EngineState:
         yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
 
     def changing(self) -> Changing:
-        """What an engine that is asked now may tell of as it was before; held until the answer is noted."""
+        """Names that an engine asked now may still list as before; held until the answer is noted."""
         return self.locks.watched()
 
     def _names(self) -> set[str]:

@@ -243,6 +243,12 @@ class Residents(EngineState):
             del self._no_place[load]
         return waited
 
+    def why_not_loaded(self) -> str:
+        """Say why an adapter that nobody asks for yet is not loaded, and what to do if that lasts."""
+        if self._is_full():
+            return f"all {self.limit} places are taken, and it evicts no other: raise --max-loaded"
+        return "its load is about to begin; if this lasts, look at the engine's state"
+
     def _is_full(self) -> bool:
         return self.limit is not None and len(self._names()) + self._taken >= self.limit
 

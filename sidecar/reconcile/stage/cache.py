@@ -121,7 +121,7 @@ class Copies:
         """The copy that is there, if it is whole; one that is not is removed.
 
         Raises:
-            OSError: it cannot be told. Another process may use the copy, which stays.
+            OSError: it is unknown. Another process may use the copy, which stays.
         """
         name, target = _name(record), Path(self.path(record))
         self._lock.settle(name)

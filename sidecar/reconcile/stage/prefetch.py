@@ -1,7 +1,7 @@
 """Stages adapters before anyone asks for them.
 
 One at a time, into free room only: nothing makes way for it. What was there when the replica
-started is staged when it is asked for, unless all is to be staged: a fleet that starts would
+started is staged when it is asked for, unless ``all`` is set: a fleet that starts would
 read the whole volume. A copy that fails is left to the request that needs it, which gets the reason.
 """
 

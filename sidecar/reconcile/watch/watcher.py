@@ -1,7 +1,7 @@
 """The volume as the replica sees it: a thread that looks, and the last good state.
 
-The thread reads HEAD every ``poll_s``, at once when the filesystem notifies, and what HEAD tells of,
-or the tree when it does not tell or a scan is due; it adopts dropped folders. A volume that fails or
+The thread reads HEAD every ``poll_s``, and at once when the filesystem notifies. It reads the files that HEAD
+lists, or the tree when HEAD lists none or a scan is due. It adopts dropped folders. A volume that fails or
 hangs leaves the last good state in force and is a condition, never an empty state.
 """
 
@@ -56,7 +56,7 @@ class Volume:
     Attributes:
         read_once: the tree was read at least once: an empty state is empty, not unknown.
         recent: series that changed lately → generation seen.
-        status_problem: why the status file is not written, told by who writes it.
+        status_problem: why the status file is not written, from its writer.
         poll_s: HEAD is read so often.
         beside: tell the conditions of what else is watched.
         found: called, in the thread, when a registry is there where none was before.
@@ -165,7 +165,7 @@ class Volume:
         self._changed.set()
 
     def _pass(self, observer: BaseObserver | None = None) -> None:
-        """Look, tell of it, and watch what is there now. Whatever fails, the next pass comes."""
+        """Look, report it, and watch what is there now. Whatever fails, the next pass comes."""
         try:
             fresh = self._look()
             first, self.read_once = not self.read_once, True

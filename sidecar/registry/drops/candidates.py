@@ -110,7 +110,7 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         return {key: one.refused for key, one in self.copy().items() if one.refused}
 
     def due(self, now: float) -> bool:
-        """Whether one settles, or is to be tried again soon."""
+        """Whether one settles, or must be tried again soon."""
         open_ones = (one for one in self.values() if one.refused is None or one.momentary)
         return any(one.not_before <= now for one in open_ones)
 

@@ -39,7 +39,7 @@ def unfinished(folder: Path, sight: Sight) -> str | None:
     It is made fit to be shown.
 
     Raises:
-        VolumeUnavailable: it cannot be told.
+        VolumeUnavailable: it is unknown.
     """
     found = min(filter(_UNFINISHED.fullmatch, sight.names), default=None)
     for top in _HUBS.keys() & sight.names if found is None else ():

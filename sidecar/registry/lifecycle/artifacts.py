@@ -135,7 +135,7 @@ def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = N
 
 
 def size_of_served(folder: int) -> int:
-    """What the served files of an open folder have at least, in bytes; 0 where it cannot be told."""
+    """What the served files of an open folder have at least, in bytes; 0 where it is unknown."""
     found = 0
     for name in SERVED:
         with suppress(OSError):
@@ -275,7 +275,7 @@ def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     Args:
         folder_fd: the folder, opened by the caller: what lies at its path is not looked at.
     Raises:
-        VolumeUnavailable: it cannot be told.
+        VolumeUnavailable: it is unknown.
     """
     try:
         if folder_fd is not None:

@@ -21,7 +21,7 @@ def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool
     Args:
         folder: where to look; None: where the record says.
     Raises:
-        VolumeUnavailable: it cannot be told.
+        VolumeUnavailable: it is unknown.
     """
     folder = folder or layout.resolve(record.spec.path)
     names = atomic.list_names(folder)
@@ -35,7 +35,7 @@ def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool
 
 
 def lies(folder: Path, entry: FileEntry) -> bool:
-    """Whether a regular file of its size is there; raises VolumeUnavailable where it cannot be told."""
+    """Whether a regular file of its size is there; raises VolumeUnavailable where that is unknown."""
     with atomic.explained(f"cannot look at {folder / entry.path}"):
         try:
             status = (folder / entry.path).lstat()

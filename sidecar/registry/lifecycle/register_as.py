@@ -1,4 +1,4 @@
-"""How an adapter is to be registered, as a value, and what came of it: at a volume and over HTTP the same."""
+"""How to register an adapter, as a value, and the result: the same at a volume and over HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RegisterAs(BaseModel):
     dry_run: bool = Field(False, description="Check, and answer what would change; change nothing")
 
     def registration(self, registry: Registry, scope: Scope, name: str, default: Policy) -> Registration:
-        """Make the registration; its source is to be filled in.
+        """Make the registration; the caller fills in its source.
 
         Args:
             default: the policy where a record without one begins.

@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One that is registered. ``at``: when it first was, None if that cannot be told."""
+    """One that is registered. ``at``: when it first was, None if that is unknown."""
 
     name: str
     at: datetime.datetime | None

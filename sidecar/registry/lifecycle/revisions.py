@@ -1,4 +1,4 @@
-"""What a registration asks of the revisions that a name has, told by one listing of each folder."""
+"""What a registration asks of the revisions that a name has, by one listing of each folder."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LEAST_BYTES = 64 << 10  # a smaller part is hashed at once; read at once, whatev
 
 
 class TargetUnavailable(VolumeUnavailable):
-    """``target`` did not take what was to be written there; where the bytes came from is another matter."""
+    """``target`` failed a write; where the bytes came from is another matter."""
 
     def __init__(self, target: Path, error: OSError) -> None:
         super().__init__(str(atomic.unavailable(error, f"cannot write {target}")))

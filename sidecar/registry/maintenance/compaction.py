@@ -2,8 +2,8 @@
 
 What may go is decided by ``superseded`` and ``forgettable``, which are pure. A series loses its lowest
 generations first, and its tombstone in a later run at the earliest: what is left is the end of its
-history at every moment. Ages come from the volume's own clock, and no promise rests on them: a writer that
-slept finds what it built on gone (``Registry.append``), a reader that missed a tombstone finds HEAD's floor
+history at every moment. Ages come from the volume's own clock, and no promise rests on them. A writer that
+slept finds what it built on gone (``Registry.append``). A reader that missed a tombstone finds HEAD's floor
 above what it has seen (``RegistryView.refresh``).
 """
 
@@ -120,7 +120,7 @@ def find(
 
 
 def ahead_s(registry: Registry) -> float:
-    """How far this host's clock is ahead of the volume's, in seconds; 0.0 where that cannot be told."""
+    """How far this host's clock is ahead of the volume's, in seconds; 0.0 where that is unknown."""
     try:
         probe = atomic.write_temporary(registry.layout.leases, b"", sync=False)
         try:

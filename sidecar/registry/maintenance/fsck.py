@@ -131,7 +131,7 @@ def _certain(state: State, key: AdapterKey) -> str | None:
     """Why the newest good body can only be what the damaged one said of what is served; None if not certain.
 
     A revision is withdrawn after its name was pointed elsewhere; so one whose name, in a pointer
-    that can be read, still serves it was not. What a pointer said cannot be told at all.
+    that can be read, still serves it was not. What a damaged pointer said is unknown.
     """
     named = key._replace(revision="")
     record, pointer = state.records.get(key), state.pointers.get(named)
@@ -165,7 +165,7 @@ def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
 def without_pointer(registry: Registry, state: State) -> list[tuple[Scope, str]]:
     """Registered names that no pointer file is of.
 
-    They were registered with ``--no-activate``, or ``.active/`` was lost: which cannot be told, so it is
+    They were registered with ``--no-activate``, or ``.active/`` was lost. Nothing shows which, so it is
     no finding.
     """
     present = {(key.scope, key.name) for key, record in state.records.items() if record.present}

@@ -111,7 +111,7 @@ def _remove_artifact(path: Path, still: Callable[[], bool]) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Seconds since it was changed last; what is gone, or cannot be told, is young."""
+    """Seconds since it was changed last; what is gone, or unknown, is young."""
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime
     return float("-inf")

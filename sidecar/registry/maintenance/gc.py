@@ -81,7 +81,7 @@ def find(
         older_than_s, history_s: what is younger stays, by the volume's clock where this host's is ahead.
         writer: who withdraws revisions.
     Raises:
-        OperatorError: how many revisions a namespace keeps cannot be told.
+        OperatorError: how many revisions a namespace keeps is unknown.
         VolumeUnavailable: a folder cannot be listed.
     """
     ahead_s = compaction.ahead_s(registry)
@@ -190,7 +190,7 @@ def _tombstone(
     What is being registered anew says so by its mark, which is read before the record that replaces it.
 
     Args:
-        listed: the newest generation, where a listing told it.
+        listed: the newest generation, where a listing has it.
     """
     series, folder = registry.records(key), registry.layout.artifact(key)
     files = atomic.list_names(folder) or ()

@@ -1,9 +1,9 @@
 """HEAD: one small file that is replaced at every write and says what the last writes were. A hint.
 
-A reader that knows one of the *changes* HEAD tells of has missed those after it and no others: it
-reads the files they name and lists nothing. Where that cannot be told, HEAD says *look*, and the tree
-is listed. Two writers may replace each other's HEAD: each looks again a moment later whether HEAD
-names its change, and announces it again if not. What is lost all the same is found by the next listing.
+A reader that knows one of HEAD's *changes* has missed those after it and no others: it reads the files
+they name and lists nothing. Where that is unknown, HEAD says *look*, and the tree is listed. Two
+writers may replace each other's HEAD: each looks again a moment later whether HEAD names its change,
+and announces it again if not. What is lost all the same is found by the next listing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Head(BaseModel):
         return self.changes if self.changes and self.changes[-1].nonce == self.nonce else ()
 
     def since(self, nonce: str) -> tuple[str, ...] | None:
-        """The files written after the HEAD of that nonce; None if that cannot be told."""
+        """The files written after the HEAD of that nonce; None if that is unknown."""
         files: list[str] = []
         for change in reversed(self.told()):
             if change.nonce == nonce:
@@ -101,7 +101,7 @@ class Head(BaseModel):
 
 
 def read_head(root: Path) -> bytes | None:
-    """HEAD as it lies there, to be compared with the last one; None if it cannot be told.
+    """HEAD as it lies there, to be compared with the last one; None if it is unknown.
 
     Whatever keeps it from being read, a scan tells more: a hint stops nobody.
     """
@@ -233,7 +233,7 @@ class Announcer:
         self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as it was written
 
     def note(self, path: Path, *, found: bool = False) -> None:
-        """Remember a generation that this thread's next announcement tells of.
+        """Remember a generation for this thread's next announcement.
 
         Args:
             found: it was there already, and may have been announced.

@@ -161,7 +161,7 @@ def _read_fresh_marker(root: Path) -> Marker:
 
 
 def was_written_to(root: Path) -> bool:
-    """Whether HEAD tells of records; one that lies there and cannot be read may.
+    """Whether HEAD lists records; an unreadable HEAD counts as if it did.
 
     Raises:
         VolumeUnavailable: the folder cannot be listed.

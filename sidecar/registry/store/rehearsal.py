@@ -12,7 +12,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 
 class Rehearsal(Registry):
-    """A registry whose appends return the generation that they would have written."""
+    """A registry whose appends return a generation and write nothing."""
 
     def append(
         self,

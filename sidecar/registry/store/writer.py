@@ -98,9 +98,9 @@ class Registry(Reader):
         """Publish the generation after the newest one, built by ``change``.
 
         Args:
-            change: given the newest body (or None) returns the fields of the next one, or
-                None to leave it as it is, which writes nothing unless a newer file is damaged;
-                raises to refuse. Called again if a race is lost.
+            change: given the newest body (or None) returns the fields of the next one. None leaves it as it
+                is, and writes nothing unless a newer file is damaged. Raises to refuse. Called
+                again if a race is lost.
             expect: the generation the caller saw; another one in force is a Conflict.
             announce: advance HEAD; False where the caller writes more before it announces.
             checked: the caller called ``check_writable`` for this write.
@@ -142,7 +142,7 @@ class Registry(Reader):
         """Before the first of several appends: raise if this one would be refused, whatever it says.
 
         Raises:
-            FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it cannot be told.
+            FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it is unknown.
         """
         self.check_writable()
         self._latest_of_ours(series)
@@ -238,7 +238,7 @@ class Registry(Reader):
         name was never free again; else nothing may lie above it but what was built on it.
 
         Raises:
-            Ambiguous: it cannot be told.
+            Ambiguous: it is unknown.
         """
         try:
             if top.generation and self._is_there(series, top):
@@ -253,7 +253,7 @@ class Registry(Reader):
         """Whether another generation lies above it, and the lowest of these does not build on it.
 
         Raises:
-            CorruptRecord, VolumeUnavailable: it cannot be told.
+            CorruptRecord, VolumeUnavailable: it is unknown.
         """
         above = [one for one in self.generations(series) if one.generation > body.generation]
         return bool(above) and self.read(series, above[-1]).previous != _previous(body)
@@ -293,7 +293,7 @@ class Registry(Reader):
         """Let what was read survive a power loss, and be announced: who wrote it may have died before.
 
         Raises:
-            VolumeUnavailable: it may not survive one, so it is not to be acknowledged once more.
+            VolumeUnavailable: it may not survive one, so nobody may acknowledge it once more.
         """
         atomic.sync_names(series.folder)
         self._announcer.note(self.path(series, body), found=True)

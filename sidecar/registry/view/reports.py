@@ -43,7 +43,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What every replica tells of lately, and whose file cannot be read, and why."""
+    """What every replica reported lately, and whose file cannot be read, and why."""
 
     lists: tuple[EventList, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)

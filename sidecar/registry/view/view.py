@@ -79,7 +79,7 @@ class RegistryView:
         self._lag, self._readers = _Lag(lag_s), readers
 
     def refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
-        """Look at HEAD, and at what it tells of; True if anything is new.
+        """Read HEAD and the files that it lists; True if anything is new.
 
         Args:
             force: list the tree. It is listed without being asked, too: if a scan is due, or if HEAD
@@ -144,7 +144,7 @@ class RegistryView:
         return [place for place in places if place is not None and place.scope in self._scopes]
 
     def _learn_told(self, places: list[Place]) -> bool | None:
-        """Read what HEAD told of; None if the tree has to be listed for it."""
+        """Read what HEAD announced; None if the tree has to be listed for it."""
         if self._registry.marker.epoch != self._epoch:
             return None
         learning = self._learning()
@@ -222,7 +222,7 @@ class RegistryView:
         scopes: Mapping[Scope, Collection[Path] | None],
         unlisted: Collection[Path],
     ) -> set[Scope]:
-        """Forget what HEAD told of that is listed, or that this listing of its folder would have by now.
+        """Forget what HEAD announced once it is listed, or once this listing of its folder must hold it.
 
         Returns:
             The scopes of the latter.

@@ -145,7 +145,7 @@ def is_folder(path: Path) -> bool:
     """Return whether a folder is there, links followed.
 
     Raises:
-        VolumeUnavailable: it cannot be told, which is not "no".
+        VolumeUnavailable: it is unknown, which is not "no".
     """
     with explained(f"cannot look at {path}"):
         return path.is_dir()
@@ -336,9 +336,9 @@ def replace(path: Path, data: bytes, *, draft_in: Path | None = None, sync: bool
 
     Args:
         draft_in: another folder of the volume to write it in first. A watcher of ``path``'s own
-            folder is then told of one new name, not of a pair that it waits half a second for.
+            folder then gets one new name, not a pair that it waits half a second for.
         sync: let it survive a power loss. Not for hints: a hint that a power loss tears fails its seal
-            and is made anew, and a sync would make every other writer of the volume wait.
+            and is made anew. A sync would make every other writer of the volume wait.
     """
     temporary = write_temporary(draft_in or path.parent, data, sync=sync)
     try:

@@ -5,8 +5,8 @@ time, so neither a dead holder nor a read-only volume stops anybody.
 
 filelock's ``SoftFileLease`` promises at most one holder while every holder keeps refreshing. A contender
 acquires a dead holder's lease after LEASE_S of its own monotonic clock, in one attempt or over several.
-filelock breaks neither a dead holder's lease where two names cannot be exchanged (NFS, FUSE), nor an empty
-lockfile, which a holder leaves that was killed while it made one. This module removes both after as long.
+filelock breaks no dead holder's lease where two names cannot be exchanged (NFS, FUSE). Nor does it break the
+empty lockfile of a holder that was killed while it made one. This module removes both after as long.
 """
 
 from __future__ import annotations

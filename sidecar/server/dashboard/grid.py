@@ -66,7 +66,7 @@ class Column:
 
 
 class Grid:
-    """The table. ``floor``: the oldest version from which changes can be told."""
+    """The table. ``floor``: the oldest version whose later changes are known."""
 
     def __init__(self) -> None:
         self.floor = 0

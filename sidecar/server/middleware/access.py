@@ -182,8 +182,8 @@ class Admin:
         Args:
             namespace: where it acts; None if it names none that is served, which is refused later.
         Raises:
-            HTTPException: 401 without a good token, 403 if it is not good for this, if another site's page
-                asks, or if there is no token file and the caller needs one, 503 if the file cannot be read.
+            HTTPException: 401 without a good token; 403 if it is not good for this, or if another site's page
+                asks; 403 if the caller needs a token and there is no file; 503 if it cannot be read.
         """
         address = address_of(request.scope)
         if verb is not Verb.READ:

@@ -1,7 +1,7 @@
-"""An admin call: admitted or not, and told to the audit however it ends.
+"""An admin call: admitted or not, and audited however it ends.
 
-Who has no token is refused before a body is read, and no body of such a call is kept above a bound, nor
-waited for beyond one.
+A caller without a token is refused before a body is read. The body of such a call has a bound on its bytes
+and on the time that it takes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,23 @@
-"""Headers of every answer: no browser guesses its type, and no cache keeps JSON."""
+"""Headers of answers: no browser guesses a type, no cache keeps JSON, and which adapter answered."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lora_fs.sidecar.model import Record
 
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 NO_STORE = (b"cache-control", b"no-store")
 JSON = b"application/json"
+ADAPTER: Final = b"x-lora-fs-adapter"
+REVISION: Final = b"x-lora-fs-revision"
+
+
+def answered_by(record: Record) -> list[tuple[bytes, bytes]]:
+    """The headers that say which adapter answered, ``namespace/model/revision/name``, and its revision."""
+    return [(ADAPTER, str(record.key).encode()), (REVISION, record.revision.encode())]
 
 
 class AnswerHeaders:

@@ -24,7 +24,7 @@ MOST: Final = 100  # of all addresses
 
 
 class Refused:
-    """Counts refused calls, and bounds how many of them are told: whoever asks may ask without end."""
+    """Counts refused calls, and bounds how many of them are logged: a caller may ask without end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

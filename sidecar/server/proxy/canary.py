@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
-from lora_fs.sidecar.model import Record, public_of
+from lora_fs.sidecar.model import public_of
 
-ADAPTER: Final = b"x-lora-fs-adapter"
-REVISION: Final = b"x-lora-fs-revision"
 _MODEL = re.compile(rb'("model": ?")([^"\\]+)"')
 _NAMED = ("application/json", "text/event-stream")
-
-
-def answered_by(record: Record) -> list[tuple[bytes, bytes]]:
-    """The headers that say which adapter answered, ``namespace/model/revision/name``, and its revision."""
-    return [(ADAPTER, str(record.key).encode()), (REVISION, record.revision.encode())]
 
 
 def user_of(headers: Headers, header: str | None, said: object) -> str | None:

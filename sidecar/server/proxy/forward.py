@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -26,15 +26,18 @@ from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, NotFound
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware.access import ALL, Admin, Sight, bearer
+from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.body_limit import SMALL_BYTES, Held, held_body
 from lora_fs.sidecar.server.middleware.errors import refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
+from lora_fs.sidecar.server.pauses import BASE, Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
-from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, answered_by, counted, user_of
+from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
+PLAIN_S = 10.0  # for a page of the engine's own
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 
@@ -83,6 +86,7 @@ class Proxy:
         self._hold_timeout_s = hold_timeout_s
         self._upstream = upstream
         self.session: aiohttp.ClientSession | None = None
+        self.pauses = Pauses()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -123,11 +127,13 @@ class Proxy:
             chosen = self._replica.choose(served, user_of(headers, self._user_header, field.user))
             send = counted(send, partial(self._replica.answered, chosen))
             tracing.note(lora_fs__adapter=str(chosen.record.key))
+            key = (chosen.record.namespace, chosen.record.name)
             for again in (True, False):
-                # hold() resolves the name once more, and at a retry it may serve another revision.
-                chosen = self._replica.lookup(chosen.name) or chosen
-                async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
-                    through = _Through(chosen, model, engine_name)
+                async with (
+                    self.pauses.passing(key, self._hold_timeout_s),
+                    self._held(chosen, model) as through,
+                ):
+                    engine_name = through.engine_name
                     body = (held.body,) if engine_name == model else field.parts(engine_name)
                     async with self._asked(scope, body, through) as answer:
                         said = await said_by(answer) if again and answer.status == 404 else b""
@@ -171,11 +177,32 @@ class Proxy:
         kept_to = self._replica.kept_to(model)
         return self._replica.passes_through(model) and (kept_to is None or kept_to in sight)
 
+    @asynccontextmanager
+    async def _held(self, chosen: Served, asked: str) -> AsyncIterator[_Through]:
+        """Keep an adapter loaded while the context is open. Raises as ``ReplicaPort.hold``."""
+        # hold() resolves the name once more: after a pause, or at a retry, it may serve another revision.
+        chosen = self._replica.lookup(chosen.name) or chosen
+        async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
+            yield _Through(chosen, asked, engine_name)
+
     async def _forward(self, scope: Scope, held: Held, send: Send) -> None:
         """What names no adapter, as it is."""
-        async with self._asked(scope, (held.body,), None) as answer:
+        is_work = scope["method"] == "POST"
+        waits = self.pauses.passing(BASE, self._hold_timeout_s) if is_work else nullcontext()
+        async with waits, self._asked(scope, (held.body,), None) as answer:
             held.release()
             await self._pass_on(answer, send, None)
+
+    async def asked_plainly(self, path: str, query: str) -> tuple[int, bytes, str | None]:
+        """Ask the engine for one of its own pages; return status, body and media type.
+
+        Raises:
+            aiohttp.ClientError: it did not answer. TimeoutError: not in ``PLAIN_S``.
+        """
+        assert self.session is not None, "the app's lifespan opens it by running()"
+        url, headers = f"{self._engine_url}{path}?{query}", dict(self._key_header)
+        async with asyncio.timeout(PLAIN_S), self.session.get(url, headers=headers) as answer:
+            return answer.status, await answer.read(), answer.headers.get("content-type")
 
     @asynccontextmanager
     async def _asked(

@@ -35,7 +35,7 @@ class Upstream:
 
     @property
     def full(self) -> str:
-        """What a client is told that got no connection."""
+        """The error for a client that got no connection."""
         return (
             f"the engine took no connection in {CONNECT_S:g} s, or all {self.connections} are in use "
             "(LORA_FS_ENGINE_CONNECTIONS)"
@@ -43,7 +43,7 @@ class Upstream:
 
     @property
     def silent(self) -> str:
-        """What a client is told whose answer did not begin."""
+        """The error for a client whose answer did not begin."""
         return f"the engine sent nothing for {self.idle_timeout_s:g} s (LORA_FS_ENGINE_IDLE_TIMEOUT_S)"
 
 

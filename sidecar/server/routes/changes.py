@@ -1,4 +1,4 @@
-"""One load or unload of a name, whoever's call it is: admitted, done everywhere, and told to the audit."""
+"""One load or unload of a name, whoever's call it is: admitted, done everywhere, and audited."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Change:
 
     Attributes:
         name: with its namespace.
-        record: what is loaded in the end, which the audit is told; None: nothing.
+        record: what is loaded in the end, for the audit; None: nothing.
     """
 
     def __init__(

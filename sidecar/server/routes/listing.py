@@ -1,7 +1,7 @@
 """Every adapter with this replica's status, as bytes of JSON: made in a thread, one adapter at a time.
 
 Ten thousand take a third of a second of work. The event loop, which streams answers meanwhile, only
-collects what there is.
+collects the result.
 """
 
 from __future__ import annotations

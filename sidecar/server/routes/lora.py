@@ -1,7 +1,7 @@
 """Load and unload in vLLM's shapes and in SageMaker's, and what this replica knows of every adapter.
 
 Load and unload write the desired state, then wait, bounded, for this replica to follow. Each is
-told to the audit, done or refused.
+audited, done or refused.
 """
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
@@ -25,6 +25,7 @@ from lora_fs.sidecar.server.bodies import (
     UnloadBody,
 )
 from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
@@ -69,7 +70,11 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     async def load(body: LoadBody, request: Request) -> Response:
         async with changes.admitted(request, Verb.REGISTER, body.lora_name, body.lora_path) as change:
             await change.load(body.lora_path, in_place=body.load_inplace)
-        return PlainTextResponse(f"Success: LoRA adapter '{change.name}' added successfully.")
+        text = f"Success: LoRA adapter '{change.name}' added successfully."
+        answer = PlainTextResponse(text)
+        # A gateway loads this very revision on the other replicas.
+        answer.raw_headers += answered_by(change.record) if change.record is not None else []
+        return answer
 
     @routes.post(
         "/v1/unload_lora_adapter",

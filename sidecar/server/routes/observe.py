@@ -133,7 +133,7 @@ class Revisions(Collector):
 
 
 class Refusals(Collector):
-    """Admin calls that were refused, and those of them that no audit line tells of."""
+    """Admin calls that were refused, and those of them that have no audit line."""
 
     def __init__(self, trail: Trail) -> None:
         self._trail = trail

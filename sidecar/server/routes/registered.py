@@ -1,7 +1,7 @@
 """What is registered and what replicas report, for our own command line: as it reads them from a volume.
 
 The lists are of what this replica read last, which has every change that was made through it. One name is
-read afresh. A caller is told of the namespaces that it may read, and of nothing else.
+read afresh. A caller sees the namespaces that it may read, and nothing else.
 """
 
 # No postponed annotations: FastAPI has to see ``Request``, of a function inside one.
@@ -125,7 +125,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
 def _within(sight: Sight, status: ReplicaStatus) -> ReplicaStatus | None:
     """Keep of a report what is of namespaces that may be read; None if it serves none of them.
 
-    Conditions are told by their kind alone, and figures, which count every namespace, not at all. Names have
+    Conditions are reduced to their kind. Figures, which count every namespace, are left out. Names have
     their namespace in front as long as several are left.
     """
     if sight == ALL:

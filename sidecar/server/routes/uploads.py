@@ -1,6 +1,6 @@
 """``POST /v1/lora_adapters``: an adapter's files, as a tar or a form, passed on as they come.
 
-The name and what else is said stands in the query, so that who may not is refused before a byte of the
+The name and all else stand in the query. So a caller who may not upload is refused before a byte of the
 body is read. The body is a tar, packed or not, or ``multipart/form-data`` of files; none of it is kept here.
 """
 

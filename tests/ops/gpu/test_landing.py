@@ -175,20 +175,22 @@ def test_an_adapter_that_nobody_brought_is_a_copy_and_a_launch(
     assert_slot(stacks, 1, late)
 
 
-def test_the_longest_unused_makes_room(stacks: list[torch.Tensor], counted: Counted) -> None:
-    """What is used again stays; what went is copied again when it is needed."""
+def test_who_stays_needs_no_copy(stacks: list[torch.Tensor], counted: Counted) -> None:
+    """Where there is no gap somebody has to be dropped, whom the caller chooses."""
     made = [slab(FULL, seed) for seed in range(3)]
-    size = made[0].data.nbytes
-    shore = Landing(stacks, 2 * size, pieces)
-    for one in (made[0], made[1], made[0], made[2]):
+    shore = Landing(stacks, 2 * made[0].data.nbytes, pieces)
+    for one in made[:2]:
         shore.bring(one)
+    with pytest.raises(StorageFullError):
+        shore.bring(made[2])
+    shore.drop(made[1])
+    shore.bring(made[2])
     counted.done.clear()
     with counted:
         for slot, one in enumerate((made[0], made[2])):
             shore.fill(slot, one, whole=True)
     assert counted.done == ["launch", "launch"]
-    shore.fill(2, made[1], whole=True)
-    for slot, one in enumerate((made[0], made[2], made[1])):
+    for slot, one in enumerate((made[0], made[2])):
         assert_slot(stacks, slot, one)
 
 

@@ -1,0 +1,266 @@
+"""Calls that concern every replica: loads, unloads, pauses. All of them do it, or it is undone.
+
+A load is registered at one replica, by the caller's own credentials, and each other one then loads that very
+revision. So a registry that some mount shows late costs that delay and no failed try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.gateway.forward import VIA
+from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.server.middleware.access import HEADER
+from lora_fs.sidecar.server.middleware.answers import ADAPTER
+
+MOST_BYTES: Final = 1 << 20  # of a call
+MARGIN_S: Final = 10.0  # over what a replica itself waits
+LEAVE_S: Final = 30.0  # in which an adapter leaves every replica
+LOOK_S: Final = 0.1
+_PASSED: Final = ("authorization", HEADER, "content-type", "traceparent")
+_VARIES: Final = frozenset({"instance_id", "port", "host", "seed", "data_parallel_master_port"})
+
+Told = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A replica's answer; ``status`` 0: it could not be asked."""
+
+    replica: str
+    status: int
+    body: bytes
+    headers: Told
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it did what was asked."""
+        return 200 <= self.status < 300
+
+    @property
+    def why(self) -> str:
+        """Return what it says of a failure."""
+        try:
+            told = json.loads(self.body)
+            error = told.get("error", told)
+            why = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+        except (ValueError, AttributeError):
+            why = self.body.decode(errors="replace")
+        return f"replica {self.replica} answered {self.status}: {why[:500]}" if self.status else why[:500]
+
+
+class Broadcast:
+    """Ask every ready replica.
+
+    Args:
+        hold_timeout_s: how long a replica waits for a load.
+
+    Attributes:
+        session: opened by the app.
+    """
+
+    def __init__(self, watch: Watch, *, hold_timeout_s: float) -> None:
+        self._watch = watch
+        self._timeout = aiohttp.ClientTimeout(total=hold_timeout_s + MARGIN_S)
+        self.session: aiohttp.ClientSession | None = None
+
+    async def load(self, request: Request) -> Response:
+        """Register an adapter, and answer when every replica has it loaded. Undone where one refuses."""
+        body, headers = await _object(request), _passed(request)
+        first, others, said = await self._first("/v1/load_lora_adapter", body, headers)
+        if not said.is_done:
+            return _as_it_is(said)
+        namespace, model, revision, name = said.headers[ADAPTER.decode()].split("/", 3)
+        path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
+        told = await self._all(others, "POST", f"{path}/load", {"revision": revision}, headers)
+        refused = self._refused(told)
+        if not refused:
+            return _as_it_is(said)
+        undone = []
+        if body.get("load_inplace"):
+            undone.append(await self._ask(first, "POST", f"{path}/rollback", {}, headers))
+        gone = {
+            "lora_name": f"{namespace}/{name}@{revision}"
+            if "/" in str(body["lora_name"])
+            else f"{name}@{revision}"
+        }
+        undone.append(await self._ask(first, "POST", "/v1/unload_lora_adapter", gone, headers))
+        raise _failed(refused, undone, "the load was undone everywhere")
+
+    async def unload(self, request: Request) -> Response:
+        """Unregister an adapter, and answer when no replica has it any more."""
+        body, headers = await _object(request), _passed(request)
+        _, others, said = await self._first("/v1/unload_lora_adapter", body, headers)
+        if not said.is_done:
+            return _as_it_is(said)
+        name = body["lora_name"]
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                while True:
+                    have = await self._have(name, others, headers)
+                    if not have:
+                        return _as_it_is(said)
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError as error:
+            raise TemporaryError(
+                f"{name} is unregistered; requests that began before still hold it at {', '.join(have)}"
+            ) from error
+
+    async def _have(self, name: str, replicas: Sequence[str], headers: Told) -> list[str]:
+        """Return the replicas that still have an adapter; one that does not say counts as one."""
+        listed = await self._all(replicas, "GET", "/v1/list_lora_adapters", None, headers)
+        have = []
+        for one in listed:
+            if one.replica not in self._watch.ready:
+                continue
+            loras = json.loads(one.body)["loras"] if one.is_done else [{"lora_id": name}]
+            if any(lora["lora_id"] == name for lora in loras):
+                have.append(one.replica)
+        return have
+
+    async def pause(self, request: Request) -> Response:
+        """Pause every replica, or none."""
+        headers, query = _passed(request), request.url.query
+        told = await self._all(self._ready(), "POST", f"/pause?{query}", None, headers)
+        if refused := self._refused(told):
+            name = request.query_params.get("lora_name")
+            again = "/resume" + ("?" + urlencode({"lora_name": name}) if name is not None else "")
+            done = [one.replica for one in told if one.is_done]
+            undone = await self._all(done, "POST", again, None, headers)
+            raise _failed(refused, undone, "no replica is paused")
+        return _together(told)
+
+    async def resume(self, request: Request) -> Response:
+        """Resume every replica; each one is asked, whatever another one says."""
+        told = await self._all(self._ready(), "POST", f"/resume?{request.url.query}", None, _passed(request))
+        if refused := self._refused(told):
+            raise _failed(refused, (), "the other replicas go on")
+        return _together(told)
+
+    async def server_info(self, request: Request) -> Response:
+        """The engines' configuration, which all have. 409 where they differ."""
+        path = f"/server_info?{request.url.query}"
+        told = await self._all(self._ready(), "GET", path, None, _passed(request))
+        if refused := self._refused(told):
+            raise _failed(refused, (), "the engines' configuration is unknown")
+        first, *others = told
+        for other in others:
+            if (where := _difference(_read(first), _read(other))) is not None:
+                raise HTTPException(
+                    409,
+                    f"replicas {first.replica} and {other.replica} differ in their configuration: {where}",
+                )
+        return _as_it_is(first)
+
+    def _ready(self) -> list[str]:
+        ready = sorted(self._watch.ready)
+        if not ready:
+            raise TemporaryError("no replica is ready")
+        return ready
+
+    def _refused(self, told: Sequence[Said]) -> list[Said]:
+        """Return what failed, but for replicas that are gone: those load at a request once they are back."""
+        return [one for one in told if not one.is_done and (one.status or one.replica in self._watch.ready)]
+
+    async def _first(self, path: str, body: Any, headers: Told) -> tuple[str, list[str], Said]:
+        """Ask one replica; another one only where the first took no connection."""
+        ready = self._ready()
+        for one in ready:
+            said = await self._ask(one, "POST", path, body, headers)
+            if said.status:
+                return one, [other for other in ready if other != one], said
+        raise TemporaryError(f"no replica took the call: {said.why}")
+
+    async def _all(
+        self, replicas: Sequence[str], method: str, path: str, body: Any, headers: Told
+    ) -> list[Said]:
+        return await asyncio.gather(*(self._ask(one, method, path, body, headers) for one in replicas))
+
+    async def _ask(self, replica: str, method: str, path: str, body: Any, headers: Told) -> Said:
+        assert self.session is not None, "the app's lifespan opens it"
+        try:
+            url = self._watch.url_of(replica) + path.removesuffix("?")
+            async with self.session.request(
+                method, url, json=body, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as answer:
+                text = await answer.read()
+                return Said(replica, answer.status, text, {k.lower(): v for k, v in answer.headers.items()})
+        except aiohttp.ClientConnectorError as error:
+            why = f"replica {replica} takes no connection: {error}"
+            self._watch.not_reached(replica, why)
+            return Said(replica, 0, why.encode(), {})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return Said(replica, 504, f"{type(error).__name__}: {error}".encode(), {})
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """Read a call's body. Raises InputError: it is no object with a ``lora_name``, or too large."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"the body of this call is over {MOST_BYTES} bytes")
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is no JSON: {error}") from error
+    if not isinstance(told, dict) or not isinstance(told.get("lora_name"), str):
+        raise InputError('the body has no lora_name: send {"lora_name": …}')
+    return told
+
+
+def _passed(request: Request) -> dict[str, str]:
+    """Return the headers that go on: the caller's credentials, which each replica checks."""
+    if any(VIA.decode() in one for one in request.headers.getlist("via")):
+        raise HTTPException(508, "the call came through a gateway already: a replica's address is one")
+    client = request.client.host if request.client is not None else "unknown"
+    given = {name: request.headers[name] for name in _PASSED if name in request.headers}
+    return given | {"via": VIA.decode(), "x-forwarded-for": client}
+
+
+def _as_it_is(said: Said) -> Response:
+    kept = {name: said.headers[name] for name in ("retry-after", "www-authenticate") if name in said.headers}
+    return Response(said.body, said.status, kept, media_type=said.headers.get("content-type"))
+
+
+def _together(told: Sequence[Said]) -> Response:
+    return JSONResponse({"replicas": {one.replica: _read(one) for one in told}})
+
+
+def _read(said: Said) -> Any:
+    try:
+        return json.loads(said.body)
+    except ValueError:
+        return said.body.decode(errors="replace")
+
+
+def _failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTTPException:
+    """Tell who refused and why, and whether what others did was undone."""
+    left = [one.why for one in undone if not one.is_done]
+    outcome = outcome if not left else f"undoing it failed, too: {'; '.join(left)}"
+    status = refused[0].status or 503
+    return HTTPException(status, f"{'; '.join(one.why for one in refused)}; {outcome}")
+
+
+def _difference(one: Any, other: Any, where: str = "") -> str | None:
+    """Return where two configurations differ; None: nowhere that counts."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            if key in _VARIES:
+                continue
+            found = _difference(one.get(key), other.get(key), f"{where}.{key}" if where else key)
+            if found is not None:
+                return found
+        return None
+    return None if one == other else f"{where}: {str(one)[:100]} and {str(other)[:100]}"

@@ -1,0 +1,83 @@
+"""``POST …/{name}/load``: how a fleet follows a load at one replica. Each other one loads that very revision.
+
+A replica that has not read the registry since waits until it has: a mount that lags costs its lag, no error.
+"""
+
+# No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from lora_fs.sidecar.errors import WaitTimeout
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.middleware.admin import AdminCalls
+from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.tokens import Verb
+from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.routes.changes import ERRORS
+from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
+
+LOOK_EVERY_S = 0.02
+
+
+class LoadHere(BaseModel):
+    """Which revision is loaded."""
+
+    revision: str = Field(description="Waited for until this replica sees it in the registry")
+
+
+class LoadedHere(BaseModel):
+    """What was loaded."""
+
+    replica: str = Field(description="This replica's id")
+    revision: str = Field(description="As it was asked for")
+    digest: str = Field(description="Of its files")
+
+
+def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
+    """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
+    calls = AdminCalls(replica, admin, trail)
+    routes = APIRouter(tags=["fleet"], route_class=calls.token_first(load_here=Verb.REGISTER))
+
+    @routes.post(
+        f"{NAME}/load",
+        summary="Load a registered revision here, once this replica sees it",
+        responses=ERRORS,
+    )
+    async def load_here(
+        namespace: Namespace, model: Model, name: Name, body: LoadHere, request: Request
+    ) -> LoadedHere:
+        admitted = calls.admitted(request, Verb.REGISTER, name, namespace=namespace, act="load")
+        async with admitted as (_, what):
+            scope_of(replica, namespace, model)
+            public = name if len(replica.namespaces) == 1 else f"{namespace}/{name}"
+            served = await _seen(replica, public, body.revision, hold_timeout_s)
+            digest = served.record.spec.digest
+            what |= {"revision": body.revision, "digest": digest}
+            async with replica.hold(served.name, hold_timeout_s):
+                return LoadedHere(replica=replica.replica_id, revision=body.revision, digest=digest)
+
+    return routes
+
+
+async def _seen(replica: ReplicaPort, name: str, revision: str, timeout_s: float) -> Served:
+    """Return what serves that revision, by the plain name where that is the one it serves.
+
+    Raises:
+        WaitTimeout: this replica has not seen it in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                plain = replica.lookup(name)
+                if plain is not None and plain.record.revision == revision:
+                    return plain
+                if (served := replica.lookup(f"{name}@{revision}")) is not None:
+                    return served
+                await asyncio.sleep(LOOK_EVERY_S)
+    except TimeoutError as error:
+        raise WaitTimeout(
+            f"{name}@{revision} is not in the registry as this replica reads it: not in {timeout_s:g} s"
+        ) from error

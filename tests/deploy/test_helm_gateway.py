@@ -1,0 +1,83 @@
+"""The gateway in the chart: the release's Service leads to it, and it reaches the replicas alone."""
+
+from __future__ import annotations
+
+import kubernetes_validate
+import pytest
+
+from tests.cli.conftest import parse
+from tests.deploy import test_kubernetes as plain
+from tests.deploy.test_helm import CASES, CHART, MODES, NOT_KUBERNETES, helm, merged, render
+from tests.deploy.test_kubernetes import Object
+
+ON: Object = {"gateway": {"enabled": True}}
+PORTS = {"sidecar": 8001, "plugin": 8000}
+
+
+def named(given: Object) -> dict[tuple[str, str], Object]:
+    """What would be applied, by kind and name."""
+    return {(one["kind"], one["metadata"]["name"]): one for one in render(given)}
+
+
+def labels(deployment: Object) -> Object:
+    found: Object = deployment["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_rendered_fits_the_api_and_the_linter(case: str, mode: str, version: str) -> None:
+    """Whatever the values beside it, every field is one that this Kubernetes knows; helm lints it clean."""
+    given = merged({**CASES[case], "mode": mode}, ON)
+    for one in render(given, version=version):
+        if one["kind"] not in NOT_KUBERNETES:
+            kubernetes_validate.validate(one, version, strict=True)
+    done = helm("lint", "--strict", CHART, given=given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_release_address_is_the_gateway_and_each_replica_has_its_own(mode: str) -> None:
+    """The Service selects the gateway's pods alone; the headless one, which it asks, the replicas'."""
+    found = named({**ON, "mode": mode})
+    gateway, replicas = found["Deployment", "demo-gateway"], found["Deployment", "demo"]
+    outer, inner = found["Service", "demo"]["spec"], found["Service", "demo-replicas"]["spec"]
+    assert outer["selector"].items() <= labels(gateway).items()
+    assert not outer["selector"].items() <= labels(replicas).items()
+    assert inner["selector"].items() <= labels(replicas).items()
+    assert not inner["selector"].items() <= labels(gateway).items()
+    assert inner["clusterIP"] == "None"
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    assert parse(container["args"]).info_name == "gateway"
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["LORA_FS_REPLICAS"] == f"dns://demo-replicas:{PORTS[mode]}"
+    assert [port["port"] for port in inner["ports"]] == [PORTS[mode]]
+    (port,) = container["ports"]
+    assert environment["LORA_FS_PORT"] == str(port["containerPort"])
+    assert [one["targetPort"] for one in outer["ports"]] == [port["name"]]
+    assert container["securityContext"] == plain.SIDECAR["securityContext"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_policies_let_the_gateway_through_and_nothing_more(mode: str) -> None:
+    """With networkPolicy.from set, the gateway may still reach the replicas, at their port, and DNS."""
+    peer: Object = {"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}
+    found = named({**ON, "mode": mode, "networkPolicy": {"from": [peer]}})
+    replicas, gateway = (found["NetworkPolicy", name]["spec"] for name in ("demo", "demo-gateway"))
+    (rule,) = replicas["ingress"]
+    own = {"podSelector": {"matchLabels": found["Service", "demo"]["spec"]["selector"]}}
+    assert rule["from"] == [peer, own]
+    (rule,) = gateway["ingress"]
+    assert rule["from"] == [peer]
+    names, onward = gateway["egress"]
+    assert {one["port"] for one in names["ports"]} == {53}
+    assert onward["to"] == [
+        {"podSelector": {"matchLabels": found["Service", "demo-replicas"]["spec"]["selector"]}}
+    ]
+    assert [one["port"] for one in onward["ports"]] == [PORTS[mode]]
+
+
+def test_without_it_nothing_of_it_is_there() -> None:
+    """By default the chart makes no gateway."""
+    assert not [name for _, name in named({}) if "gateway" in name or name.endswith("-replicas")]

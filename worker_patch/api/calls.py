@@ -1,0 +1,35 @@
+"""A call of ``worker.rpc`` in every worker of every engine behind a client of vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.engine.protocol import EngineClient
+
+from lora_fs.worker_patch.worker.hooks import RPC
+
+Answer = dict[str, Any]
+
+
+async def ask_all(client: EngineClient, call: str, body: Mapping[str, Any]) -> list[Answer]:
+    """Return every worker's answer, with the rank of its ``engine``.
+
+    With data parallelism vLLM's own call gives one engine's.
+    """
+    core: Any = getattr(client, "engine_core", None)
+    # vLLM's name of an engine is its rank in two bytes; they are asked, and answer, in this order.
+    ranks = [int.from_bytes(engine, "little") for engine in getattr(core, "core_engines", ())] or [0]
+    if len(ranks) == 1:
+        of_engines = [await client.collective_rpc(RPC, args=(call, body))]
+    else:
+        asked = ("collective_rpc", RPC, None, (call, body), None)
+        of_engines = await asyncio.gather(
+            *(core._call_utility_async(*asked, engine=engine) for engine in core.core_engines)
+        )
+    return [
+        {**answer, "engine": str(rank)}
+        for rank, answers in zip(ranks, of_engines, strict=True)
+        for answer in answers
+    ]
