@@ -65,12 +65,14 @@ class Entry(_Said):
         return self
 
 
-class _File(_Said):
+class TrustFile(_Said):
+    """The file, as it is written."""
+
     signers: list[Entry] = []
     unsigned: list[Segment] = []
 
     @model_validator(mode="after")
-    def _names_differ(self) -> _File:
+    def _names_differ(self) -> TrustFile:
         if len({one.name for one in self.signers}) != len(self.signers):
             raise ValueError("two signers have one name")
         return self
@@ -116,7 +118,7 @@ def parse(text: str, read: Callable[[str], bytes]) -> Signers:
             f"{where}not YAML: {shown(getattr(error, 'problem', None) or str(error))}"
         ) from error
     try:
-        said = _File.model_validate({} if value is None else value)
+        said = TrustFile.model_validate({} if value is None else value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"

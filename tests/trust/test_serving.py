@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_nothing_more_is_read(
     opened: list[str] = []
     real = os.open
 
-    def noting(path: str | Path, *arguments: int, **more: int | None) -> int:
+    def noting(path: str | Path, *arguments: int, **more: Any) -> int:
         opened.append(Path(path).name)
         return real(path, *arguments, **more)
 

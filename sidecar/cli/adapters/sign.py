@@ -78,7 +78,7 @@ def verify(context: Context, path: str, trust: Path | None, output: Format) -> N
     \b
     Examples:
       lora-fs verify ./support-lora --trust trust.yaml
-      lora-fs verify ./support-lora -n team-a -o json
+      lora-fs verify ./support-lora --trust trust.yaml -n team-a -o json
     """
     chosen = trust or context.settings.trust
     if chosen is None:

@@ -122,7 +122,7 @@ def judged(
     expectation: Expectation,
     draft: Path | None,
     *,
-    namespace: str,
+    namespace: str = "",
     still: str | None,
     progress: Progress | None = None,
 ) -> Iterator[Judged]:
@@ -130,7 +130,7 @@ def judged(
 
     Args:
         draft: a folder that is not there; None: the bytes stay where they are.
-        namespace: whose signers count.
+        namespace: whose signers count, where the expectation names some.
         still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
         InvalidAdapter: it cannot be served, or is signed by nobody who may. TrustUnreadable: that is unknown.
