@@ -33,7 +33,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs test-versions torture lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs pictures env clean
+.PHONY: demo test test-long test-nfs test-versions torture chaos lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs pictures env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -53,6 +53,12 @@ test-long: env filesystems chromium pythons oci-registry
 torture: env filesystems
 	@$(BIN)/pytest -m "long or not long" --timeout=3600 -rP tests/crash tests/registry tests/filesystems tests/fuzz $(PYTEST_ARGS)
 
+# Changes, faults and clients at once on real vLLMs: five minutes of it are part of `make test`.
+chaos: CHAOS_MINUTES ?= 60
+chaos: export CHAOS_MINUTES := $(CHAOS_MINUTES)
+chaos: env
+	@$(BIN)/pytest -rP tests/chaos $(PYTEST_ARGS)
+
 # Plugin, engine and sidecar suites on every vLLM that they are for, and the table in docs/engine.md:
 #   make test-versions VERSIONS=0.33 SUITES="walk boot"
 VERSIONS ?=
@@ -68,6 +74,7 @@ lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=.ci/typing $(BIN)/lint-imports
+	@$(BIN)/python .ci/prose.py
 
 type: env
 	@$(BIN)/mypy

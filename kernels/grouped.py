@@ -1,8 +1,8 @@
 """The operations for CPUs, in plain torch: one matrix product a slot, on rows that stand together.
 
 No weights are gathered: an adapter's are read once for all of its rows, and rows that do not stand
-together are brought together first. What an adapter's rows become does not depend on which other
-adapters share the batch, to the bit where rows of ``y`` are multiples of 16 bytes.
+together are brought together first. An adapter's rows become the same whichever other
+adapters share the batch: to the bit, where rows of ``y`` are multiples of 16 bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one layer's LoRA weights look like: no padding to a largest rank, ranks along the first axis.
 
 An adapter's layer holds its A as ``[R, K]``, the A of all its output slices stacked, and each
-slice's B transposed, ``[r, N]``. So a rank is a number of whole rows, a kernel that stops at a
-rank reads whole rows, and nothing is read that is zero by construction.
+slice's B transposed, ``[r, N]``. So a rank is a number of whole rows. A kernel that stops at a
+rank reads whole rows, and reads nothing that is zero by construction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory for slabs: in pages of 2 MiB where the kernel has some, and one piece touched ahead of need.
 
-The first touch of memory, when the kernel clears a page and a virtual machine's host may have to find it,
-takes longer than all the rest of packing. So a piece as large as the last lies ready, touched a page at
+The first touch of memory takes longer than all the rest of packing: the kernel clears a page, and a virtual
+machine's host may have to find it. So a piece as large as the last lies ready, touched a page at
 a time, in a thread that has nothing else to do.
 """
 

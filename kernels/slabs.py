@@ -181,7 +181,7 @@ class Draft:
     def slab(self, data: torch.Tensor) -> Slab:
         """Copy the weights to ``data``, all in one call: the interpreter's lock is others' meanwhile.
 
-        What is to be finished is scaled there, one call for each scale.
+        Unfinished parts are scaled there, one call for each scale.
 
         Args:
             data: ``[outline.elements]`` of ``dtype``, a storage of its own.

@@ -18,13 +18,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.logs import strike
 from lora_fs.sidecar.model import PolicyKind
+from lora_fs.sidecar.quantities import bytes_of, seconds_of
 from lora_fs.sidecar.shared_settings import SHARED, variable
 
 
@@ -50,6 +53,7 @@ def _shared(field: str) -> Any:
 
 BODY_MAX_BYTES = 64 << 20
 SEND_TIMEOUT_S = 60.0
+KEEP_ALIVE_S = 75.0  # longer than clients (httpx 5 s) and load balancers (ALB 60 s) keep a connection
 ENGINE_CONNECTIONS = 1024
 ENGINE_IDLE_TIMEOUT_S = 3600.0
 
@@ -92,6 +96,7 @@ class Settings(BaseModel):
             wait for the engine's answer may have twice as much together.
         send_timeout_s: how long a client may read nothing of an answer that waits for it, before the sidecar
             closes its connection and lets its adapter go.
+        keep_alive_s: how long a client's connection without a request stays open.
         cors_origins: pages' origins (``https://app.example``, or ``*``) that may call the sidecar from a
             browser; empty: none.
         engine_connections: connections from the sidecar to the engine at once; a request that finds none
@@ -184,6 +189,7 @@ class Settings(BaseModel):
     user_header: str | None = None
     body_max_bytes: int = Field(BODY_MAX_BYTES, ge=1)
     send_timeout_s: float = Field(SEND_TIMEOUT_S, gt=0)
+    keep_alive_s: float = Field(KEEP_ALIVE_S, gt=0)
     cors_origins: CommaList = ()
     engine_connections: int = Field(ENGINE_CONNECTIONS, ge=1)
     engine_idle_timeout_s: float = Field(ENGINE_IDLE_TIMEOUT_S, gt=0)
@@ -248,6 +254,16 @@ class Settings(BaseModel):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _measured(cls, value: Any, info: ValidationInfo) -> Any:
+        """A duration or a size may have a unit, as on the command line: a ConfigMap is read by both."""
+        if isinstance(value, str) and str(info.field_name).endswith("_s"):
+            return seconds_of(value)
+        if isinstance(value, str) and str(info.field_name).endswith("_bytes"):
+            return bytes_of(value)
         return value
 
     @field_validator("insecure", mode="before")
@@ -334,6 +350,14 @@ def load_settings(**options: Any) -> Settings:
     if settings.trust is None and os.environ.get("LORA_FS_TRUST") == "":
         raise InputError("LORA_FS_TRUST is empty: name a file, or unset it")
     return settings
+
+
+def refusal(error: ValidationError) -> str:
+    """Say which variable holds what cannot be, and why; what it holds may be a secret, and is struck."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    variable = name if name.isupper() else f"LORA_FS_{name.upper()}"
+    return f"{variable}={strike(str(first['input']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def writer_id() -> str:

@@ -1,8 +1,8 @@
 """Whether this vLLM, and its Python, is one that the plugin can serve in: asked before anything is hooked.
 
 Chosen by ``VLLM_PLUGINS`` in a vLLM that does not fit, the server does not start: one that serves without its
-adapters looks well and answers 404. A newer minor than the tested ones is served in if all that is relied
-upon is there and every probe holds, and is told as untested wherever a replica's state is. This module
+adapters looks well and answers 404. A newer minor than the tested ones is served in if its surface is
+the expected one and every probe holds. A replica's state names it as untested. This module
 imports in any Python: an error there would be one that vLLM logs, and serves without its adapters.
 """
 
@@ -31,16 +31,25 @@ def fits() -> bool:
     """Whether to hook this vLLM; False only where the operator wants the base model alone then.
 
     Raises:
-        SystemExit: it does not fit. vLLM catches what else a plugin raises, and serves without it.
+        SystemExit: it does not fit, or a setting cannot be. vLLM catches what else a plugin raises, and
+            serves without it.
     """
     if sys.version_info < PYTHON:
         stop_for_python()
+    from pydantic import ValidationError
+
+    from lora_fs.sidecar.errors import InputError
+    from lora_fs.sidecar.settings import load_settings, refusal
+
     reason = unfit()
+    try:
+        settings = load_settings()
+    except (ValidationError, InputError) as error:
+        told = refusal(error) if isinstance(error, ValidationError) else str(error)
+        raise SystemExit(f"lora-fs: the server does not start: {told}") from None
     if reason is None:
         return True
-    from lora_fs.sidecar.settings import load_settings
-
-    if load_settings().unfit == "stop":
+    if settings.unfit == "stop":
         stop(reason)
     return False
 

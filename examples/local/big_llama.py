@@ -139,6 +139,7 @@ def engine_pair(
         "LORA_FS_STAGE_DIR": str(work / f"stage-{model.name}"),
         "LORA_FS_REPLICA_ID": f"benchmark-{model.name}",
         "LORA_FS_KERNELS": kernels,
+        "LORA_FS_INSECURE": "1",  # it unloads over HTTP
     }
     engines = {
         "stock": start(f"stock-{model.name}", model, args=args, env={**stock_env, **processes}),

@@ -98,7 +98,11 @@ def answer(control: socket.socket) -> None:
                 os.close(control.fileno())
                 serve(request["args"], request["env"], request["log"])
                 status = 0
+            except BaseException:  # as Python itself tells it at the end of a process
+                sys.excepthook(*sys.exc_info())
             finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
                 os._exit(status)
         lines.write(json.dumps({"pid": pid}) + "\n")
         lines.flush()

@@ -1,7 +1,7 @@
 """The operations for GPUs, in Triton: ``reference`` says what each computes.
 
-A linear is two launches and an embedding one, whatever the adapters and their ranks. What a launch
-computes is read on the device, from the plan's block and the layer's tables, so that a captured CUDA
+A linear is two launches and an embedding one, whatever the adapters and their ranks. A launch
+reads on the device what it computes, from the plan's block and the layer's tables. So a captured CUDA
 graph replays with other adapters, batches and ranks: capture ``linear`` and ``embedding`` of an
 ``Arena``'s layer with a ``DevicePlan``. A plain plan or layer is brought to the device for one call.
 """

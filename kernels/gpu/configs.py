@@ -1,4 +1,4 @@
-"""Which tiles a launch is made of. Every one is right for every batch; these are to be fast.
+"""Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
 None was timed: the sizes are predicted from the bytes under way, and checked for what the compiler
 makes of them (no spills, 16-byte loads).

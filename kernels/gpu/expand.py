@@ -1,8 +1,8 @@
 """y += scale · z·B for every tile, each row by its own adapter's B, all slices in one launch.
 
-Every program takes a tile and a block of columns of one slice, then the next. Where z comes from
-is one of three: the planes of a split shrink, a tensor with a row for each of the batch's, or, of
-an embedding, the rows of A that the tokens name. Source: Punica, arXiv:2310.18547.
+Every program takes a tile and a block of columns of one slice, then the next. z has one
+of three sources: the planes of a split shrink, a tensor with a row for each of the batch's, or the rows
+of A for an embedding's tokens. Source: Punica, arXiv:2310.18547.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

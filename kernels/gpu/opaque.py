@@ -1,7 +1,7 @@
 """The operations as torch's own, for models that torch.compile traces.
 
-The compiler sees one call that changes ``y``. Which layer and which plan it works on is looked up
-by name when it runs, so that nothing of them ends up as a constant, or a guard, of a compiled graph.
+The compiler sees one call that changes ``y``. It looks up its layer and its plan by name when
+it runs. So neither ends up as a constant or a guard of a compiled graph.
 """
 
 # mypy: allow-untyped-decorators

@@ -1,7 +1,7 @@
 """From an adapter's one block on the device to every padded stack of a slot, in one launch.
 
-Each program takes a share of one stack. What the adapter does not write is zeroed in the same launch, or
-left as it is where the adapter before wrote to the same places.
+Each program takes a share of one stack. What the adapter does not write is zeroed in the same launch. It is
+left where the adapter before wrote to the same places.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -51,6 +51,10 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "unpin": ("adapters.amend", "Restore the policy that NAME had before it was pinned"),
     },
     "Revisions": {
+        "evaluate": (
+            "adapters.evaluate",
+            "Ask the same cases of NAME@REVISION and of another revision; compare, and hold it to a gate",
+        ),
         "promote": ("adapters.names", "Let NAME serve REVISION"),
         "rollback": ("adapters.names", "Let NAME serve the revision it served before"),
         "canary": (
@@ -207,7 +211,7 @@ def cli(context: click.Context, /, **_: Any) -> None:
       lora-fs unregister support
 
     \b
-    Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapter,
+    Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapter;
     6 timed out waiting, 7 over quota, 8 apply --dry-run differs, 130 interrupted.
 
     \b

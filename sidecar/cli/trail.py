@@ -1,6 +1,6 @@
 """The audit of what commands change: one line each, whatever came of it.
 
-Commands that only read, and dry runs, are not told. What a server does is told by the server.
+Commands that only read, and dry runs, leave no line. A server audits what it does itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ACTS: dict[str, tuple[str, ...]] = {
     "unregister": (),
     "promote": (),
     "rollback": (),
+    "evaluate": (),
     "canary": ("revision", "percent", "finish", "abort"),
     "pin": (),
     "unpin": (),

@@ -2,7 +2,7 @@
 
 A request is sent with ``Expect: 100-continue``, so that its body goes only to a replica that asked for it. A
 replica that did not ask has not got the request, and another one may be tried. Otherwise the request may have
-run, and the client is told so.
+run, and the answer says so.
 """
 
 from __future__ import annotations

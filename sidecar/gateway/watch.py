@@ -1,7 +1,7 @@
 """The replicas of a fleet: where they are, whether they are ready, and what they hold. Polls each one.
 
 A replica is in once it answered that it is ready, and out at once when it takes no connection. It is also out
-when it says that it is not ready, when MISSED polls in a row had no answer, and when it left the list.
+when it says that it is not ready, after MISSED polls without an answer, and when it left the list.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Watch:
         return self._holders[name]
 
     def digest_of(self, adapter: str) -> str:
-        """Return the digest of an adapter as a replica told it; its name where none did."""
+        """Return the digest of an adapter from a replica's answer; its name where none has it."""
         for one in self.seen.values():
             if (digest := one.digests.get(adapter)) is not None:
                 return digest

@@ -28,7 +28,7 @@ from lora_fs.sidecar.server.joined_writes import JoinedWrites
 from lora_fs.sidecar.server.middleware.body_limit import UNREAD
 from lora_fs.sidecar.server.middleware.errors import error_response
 from lora_fs.sidecar.server.turns import Turns
-from lora_fs.sidecar.settings import SEND_TIMEOUT_S
+from lora_fs.sidecar.settings import KEEP_ALIVE_S, SEND_TIMEOUT_S
 
 HEAD_BYTES = 1 << 16  # nginx, Envoy and node take between 8 and 60 KiB
 HEAD_S = 60.0
@@ -324,11 +324,18 @@ def _unchunked(app: Any, cycle: RequestResponseCycle) -> Any:
     return answer
 
 
-def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: Any) -> uvicorn.Config:
+def configured(
+    app: Any,
+    *,
+    send_timeout_s: float = SEND_TIMEOUT_S,
+    keep_alive_s: float = KEEP_ALIVE_S,
+    **options: Any,
+) -> uvicorn.Config:
     """Return the server's configuration for ``app``, with ``options`` as uvicorn has them.
 
     Args:
         send_timeout_s: how long a client may read nothing of an answer that waits for it.
+        keep_alive_s: how long a connection without a request stays open.
     """
     own = {"send_timeout_s": send_timeout_s, "turns": Turns()}
     protocol = type("Connection", (BoundedConnection,), own)
@@ -336,6 +343,7 @@ def configured(app: Any, *, send_timeout_s: float = SEND_TIMEOUT_S, **options: A
         app,
         http=protocol,
         ws="none",
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # any number of seconds: for ``call_later``
         proxy_headers=False,  # a client's address is its connection's, whatever it says
         **options,
     )

@@ -129,7 +129,7 @@ class Source(Protocol):
     """Where one adapter comes from."""
 
     def look(self) -> Offer:
-        """Ask what there is, without fetching it.
+        """Look at the source, without fetching it.
 
         Raises:
             NotFound, InputError: there is no adapter, or it may not be read.
@@ -168,7 +168,7 @@ class Meter:
 
     Attributes:
         most_bytes, most_s: what it may take.
-        tell: called with what arrived and what there is in all, None if that is not known.
+        tell: called with the bytes that arrived and the bytes of the whole, None if unknown.
         stop: asked now and then; True ends the fetch, which can be resumed.
     """
 

@@ -67,7 +67,7 @@ def validate(
 
     Args:
         contents: also read the weights' bytes, for NaN, Inf and zeros.
-        arriving: they may still be: tell of a copy that looks unfinished.
+        arriving: they may still be: report a copy that looks unfinished.
         progress: called with each number of bytes read of the weights.
         taking: called with the name and the next bytes of a served file, from its first byte to its last:
             those that the rules were applied to. Not called for a config or a header that is refused. A

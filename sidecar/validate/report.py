@@ -24,7 +24,7 @@ MAX_FINDINGS_PER_CODE = 8
 
 @dataclass(slots=True)
 class Learned:
-    """What the engine told of its base model. Attributes are replaced whole: any thread may look."""
+    """What the engine says of its base model. Attributes are replaced whole: any thread may look."""
 
     base_config: Mapping[str, object] | None = None
     names: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A live replica, as it tells of itself.
+    """A live replica, as it reports itself.
 
     Attributes:
         judges_by: what it does not know is not checked.

@@ -81,6 +81,7 @@ def test_every_json_block_names_its_schema() -> None:
         "head",
         "replica-status",
         "event-list",
+        "evaluation",
     }
 
 

@@ -110,5 +110,8 @@ def test_a_status_says_it(pair: Pair[Replica], adapters: Callable[[int], Path], 
         return "lora_fs_adapters_without_effect 1.0" in pair.b.http.get("/metrics").text
 
     wait_until("it is counted", counted, timeout_s=FOUND_IN_S)
-    shown = pair.volume.run("status", "told", "-o", "json").stdout
-    assert '"NoEffect"' in shown
+
+    def told() -> bool:
+        return '"NoEffect"' in pair.volume.run("status", "told", "-o", "json").stdout
+
+    wait_until("a status file says it", told, timeout_s=FOUND_IN_S)

@@ -58,6 +58,17 @@ def test_an_older_one_does_not_start(version: str, says: str, monkeypatch: pytes
     check_not_hooked()
 
 
+def test_a_setting_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not start, and one line names the variable."""
+    monkeypatch.setenv("LORA_FS_HOST_BYTES", "4Qi")
+    with pytest.raises(SystemExit) as ended:
+        plugin.register()
+    told = str(ended.value)
+    assert told.startswith("lora-fs: the server does not start: LORA_FS_HOST_BYTES=")
+    assert "\n" not in told
+    check_not_hooked()
+
+
 @pytest.mark.parametrize("version", ["0.34.0", "0.320.0", "1.0.0rc1", "0.99.1+cu130"])
 def test_a_newer_one_starts_and_is_told(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If all that is relied upon is there, and every probe holds."""

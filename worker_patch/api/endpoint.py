@@ -96,7 +96,7 @@ class Endpoint:
         self._end_tracing: Callable[[], None] = lambda: None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Raises ValidationError for settings that are none: the server does not start with them."""
+        """Serve the registry, or say that nothing of it is served."""
         if not self._fit:
             compat.tell_base_alone()
             return

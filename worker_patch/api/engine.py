@@ -1,8 +1,8 @@
 """The engine behind this API server, as the reconciler needs one: ``worker.rpc`` over vLLM's own call.
 
 What this server loaded is known by the engine's name; integer ids are the records', so that two
-API servers of one engine name the same adapter alike. An adapter with requests in flight is *held*
-in the worker, for ``LINGER_S`` longer than the last of them, so that a busy adapter costs no calls.
+API servers of one engine name the same adapter alike. The worker *holds* an
+adapter with requests in flight, for ``LINGER_S`` longer than the last of them. So a busy one costs no calls.
 An engine that serves nobody waits for a load, so that nothing takes the interpreter from it.
 
 An adapter is loaded when every worker of every engine has it; what came of it in some alone is given up.

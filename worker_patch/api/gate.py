@@ -3,7 +3,7 @@
 An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
 sender may not read, passes as it is: to vLLM that name is unknown. What a sender may read is asked before
 the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
-engine goes on with everybody else's, for as long as its client waits and the server does not end. What comes
+engine serves the rest. It waits until its client leaves or the server ends. What comes
 when vLLM shuts its engine down already is refused, whatever its model: vLLM would fail it, or answer nothing.
 """
 
@@ -137,7 +137,7 @@ def _is_own(route: str) -> bool:
 
 
 async def _asked(scope: Scope, body: bytes) -> Asks:
-    """The model and the user that a body names, and whether its answer is to be fetched later."""
+    """The model and the user that a body names, and whether the client fetches its answer later."""
     headers = Headers(scope=scope)
     said = await find_fields(headers.get("content-type", ""), body)
     model = said.name if isinstance(said, ModelField) else None

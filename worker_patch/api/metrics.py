@@ -88,7 +88,7 @@ class Tiers(Collector):
 
 
 def public(exposed: bytes, static: Collection[str]) -> bytes:
-    """vLLM's series with the names that clients know; of those that then have one name the latest is told.
+    """vLLM's series with the names that clients know; of those that then have one name the latest stays.
 
     Args:
         static: names of ``--lora-modules``, which are as they are.

@@ -1,8 +1,8 @@
 """Adapters whose files say the same but for the weights are packed the same, without reading them anew.
 
 vLLM's reader and the checks after it hold the interpreter's lock, some milliseconds for 100 tensors, and
-the step waits for it. All of that depends on the file's header and on the configuration alone. So what the
-first of a kind came to is kept, as places in the file, and the others of its kind are copied from theirs.
+the step waits for it. All of that depends on the file's header and on the configuration alone. So the
+result for the first of a kind is kept, as places in the file. The others are copied from the same places.
 """
 
 from __future__ import annotations

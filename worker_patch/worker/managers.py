@@ -2,7 +2,7 @@
 
 Put in place of ``LRUCacheWorkerLoRAManager`` (see ``hooks``). vLLM's own calls keep working: what
 they load is read at once, and stays until they remove it. A step that needs an adapter which
-cannot be had runs it blank and says so; it never raises, since that would end the engine.
+failed to load runs it blank and logs it; it never raises, since that would end the engine.
 Source: vllm/lora/worker_manager.py, 0.32.
 """
 
@@ -218,7 +218,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             self._wanted[adapter] = {**self._wanted[adapter], "user": None}
 
     def bring(self, adapter: int) -> None:
-        """Have an adapter of the host tier on the device before the step that needs it, if it can be had."""
+        """Have an adapter of the host tier on the device before the step that needs it, if there is room."""
         try:
             self._adapter_manager.bring(adapter)
         except Exception:

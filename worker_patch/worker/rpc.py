@@ -24,9 +24,9 @@ Answer = dict[str, Any]
 def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
-    ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (nobody makes room
-    for it), ``again`` (a failure is forgotten), ``wait_s`` (for so long the engine has nothing better to do),
-    ``passing`` if the files are removed once it is ready.
+    ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (evicts no other),
+    ``again`` (a failure is forgotten); ``wait_s``: so long the engine has nothing better to do;
+    ``passing``: the files are removed once it is ready.
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()

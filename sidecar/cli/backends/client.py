@@ -135,7 +135,7 @@ def read_token(file: Path) -> str:
     """Read a file with one token: the first word of its only line that is no comment.
 
     Raises:
-        InputError: it cannot be read, or holds none or several. Nothing of what it holds is told.
+        InputError: it cannot be read, or holds none or several. The message holds nothing of its content.
     """
     try:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO is not waited for

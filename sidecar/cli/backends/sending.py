@@ -15,7 +15,7 @@ END = bytes(2 * BLOCK)
 
 
 class Sending:
-    """``names``: of files in ``folder``. ``advance`` is told of bytes that were sent."""
+    """``names``: of files in ``folder``. ``advance`` gets the number of bytes that were sent."""
 
     def __init__(self, folder: Path, names: Sequence[str], advance: Callable[[int], None]) -> None:
         self._folder, self._advance = folder, advance

@@ -41,7 +41,7 @@ class DocumentPolicy(_Said):
 
 
 class DocumentSpec(_Said):
-    """What the adapter is to be."""
+    """The adapter that is wanted."""
 
     source: str = Field(min_length=1, description="A folder, from the document's own, or a URI")
     model: str | None = Field(None, min_length=1, description="The base model; null: that of the command")
@@ -76,7 +76,7 @@ class LoraAdapter(_Said):
     apiVersion: Literal["lora-fs/v1"] = Field(description="Another one than this is not read")
     kind: Literal["LoraAdapter"] = Field(description="What this document is")
     metadata: DocumentMetadata = Field(description="Which adapter it is")
-    spec: DocumentSpec = Field(description="What it is to be")
+    spec: DocumentSpec = Field(description="The adapter that is wanted")
 
 
 def document_of(record: Record, pointer: Pointer | None) -> LoraAdapter:

@@ -36,7 +36,7 @@ class Context:
         given: the options that stand above settings; None and () were not given.
         headers: whether tables have their line of names.
         checks_base_config: whether ``--base-config`` was given, and is read whatever the command does.
-        noted: what the audit is told besides the options.
+        noted: what the audit gets besides the options.
         completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
 
@@ -221,15 +221,9 @@ def read_settings(**options: Any) -> Settings:
     """
     from pydantic import ValidationError
 
-    from lora_fs.sidecar.settings import load_settings
+    from lora_fs.sidecar.settings import load_settings, refusal
 
     try:
         return load_settings(**options)
     except ValidationError as error:
-        from lora_fs.sidecar.logs import strike
-
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        variable = name if name.isupper() else f"LORA_FS_{name.upper()}"
-        why = first["msg"].removeprefix("Value error, ")
-        raise click.UsageError(f"{variable}={strike(str(first['input']))}: {why}") from error
+        raise click.UsageError(refusal(error)) from error

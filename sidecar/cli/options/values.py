@@ -13,15 +13,9 @@ from typing import Any, Final
 import click
 
 from lora_fs.sidecar.cli.output import Format
+from lora_fs.sidecar.quantities import bytes_of, has_unit, seconds_of
 
 NONE: Final = "none"  # in place of a number: no limit
-_TIMES: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_BYTES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY: Final[dict[str, int]] = {
-    f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)
-}
-_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)(?P<unit>ms|[smhd])?")
-_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,15})(?:(?P<unit>[KkMGT]i?)?B?)")
 _COUNT: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -65,12 +59,12 @@ class Duration(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return value
-        found = _DURATION.fullmatch(str(value))
-        if found is None:
-            self.fail(f"{value!r} is no duration: write 90, 90s, 15m, 48h or 2d", param, ctx)
-        if found["unit"] is None and not self._bare and float(found["number"]) != 0:
+        try:
+            seconds = seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self._bare and seconds != 0 and not has_unit(str(value)):
             self.fail(f"write the unit: {value}h for hours, {value}s for seconds", param, ctx)
-        seconds = float(found["number"]) * _TIMES[found["unit"] or "s"]
         if seconds < self._least or not math.isfinite(seconds):
             self.fail(f"{value} is too short: at least {self._least:g} s", param, ctx)
         if self._whole and not seconds.is_integer():
@@ -95,12 +89,10 @@ class Size(click.ParamType[int | str]):
             return value
         if self._or_none and value == NONE:
             return NONE
-        found = _SIZE.fullmatch(str(value))
-        if found is None:
-            also = f", or {NONE}" if self._or_none else ""
-            self.fail(f"{value!r} is no size: write 1000, 500M, 5GB or 50Gi{also}", param, ctx)
-        number, unit = int(found["number"]), (found["unit"] or "").replace("k", "K")
-        return number * (_BYTES | _BINARY)[unit]
+        try:
+            return bytes_of(str(value))
+        except ValueError as error:
+            self.fail(f"{error}{f', or {NONE}' if self._or_none else ''}", param, ctx)
 
 
 class Count(click.ParamType[int | str]):

@@ -121,7 +121,7 @@ def _names(condition: str, series: str) -> bool:
 def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
     """Whether a replica knows of what was written, or of something later.
 
-    It tells of all that it has seen, until that is more than a report holds.
+    It lists all that it has seen, until that is more than a report holds.
     """
     seen = status.recent.get(_series(body))
     if seen is not None:

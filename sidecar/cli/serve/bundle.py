@@ -2,7 +2,7 @@
 
 Promise: lora-fs without its demo, and those of its dependencies that no vLLM brings, each with its metadata.
 What vLLM declares is left out, so that nothing here can stand before the engine's own copy. Native code is
-refused: it would have to fit the other container's Python and C library. No network, no pip, no torch.
+refused: it must fit the other container's Python and C library. No network, no pip, no torch.
 
 A metadata folder is called ``lora_fs.dist-info``, without the version: its METADATA tells it, and the name
 stays the same when another version takes its place.

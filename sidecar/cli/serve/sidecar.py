@@ -157,6 +157,7 @@ async def listen(
     config = configured(
         app,
         send_timeout_s=settings.send_timeout_s,
+        keep_alive_s=settings.keep_alive_s,
         host=settings.host,
         port=settings.port,
         access_log=False,

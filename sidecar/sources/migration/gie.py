@@ -40,7 +40,7 @@ class Config:
 
 
 def uri_of(source: str) -> str | None:
-    """What is to be fetched for a ``source``, which that sidecar gave vLLM: ``org/repo``, or a URI.
+    """What to fetch for a ``source``, which that sidecar gave vLLM: ``org/repo``, or a URI.
 
     None: it is a path, or names what lies here.
     """

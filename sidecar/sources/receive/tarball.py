@@ -1,8 +1,8 @@
 """Unpacks one adapter from a tar of unknown origin: the served files, and nothing else.
 
-No member's name becomes a path: a file is taken by its last segment, which is one of five names. The tar is
-refused if such a name is a link, a device or a sparse file, if the tar holds two adapters or leaves its
-folder, or if it unpacks to more bytes than allowed. Memory is bounded: a header is the largest thing read
+No member's name becomes a path: a file is taken by its last segment, which is one of five names. A tar in
+which such a name is a link, a device or a sparse file is refused. So is one that holds two adapters, leaves
+its folder, or unpacks to more bytes than allowed. Memory is bounded: a header is the largest thing read
 whole. A gzip file is read to its end, where its checksum is.
 """
 

@@ -1,11 +1,11 @@
 """Fetch one piece into a file: resumed, in parallel where that helps, hashed as it arrives.
 
 One connection begins. If the rest would take longer than SPLIT_S at the rate seen, the largest rests are
-halved and as many connections again take the second halves, up to STREAMS; where that did not raise the
+halved. As many connections again take the second halves, up to STREAMS; where that did not raise the
 rate by RAISED no more are added. So a fast server is asked once, a slow one in parallel, and no setting
-says which. A thread follows with the hash, out of the page
-cache. Every CHECKPOINT_S what is on the disk is written down beside it, so that who comes after a kill,
-a broken connection or a power loss goes on from there.
+says which. A thread follows with the hash, out of the page cache.
+Every CHECKPOINT_S a file beside it lists what is on the disk. The next caller resumes there after
+a kill, a broken connection or a power loss.
 """
 
 from __future__ import annotations

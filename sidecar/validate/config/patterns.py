@@ -2,8 +2,8 @@
 
 PEFT lets ``target_modules``, ``rank_pattern`` and ``alpha_pattern`` hold regular expressions,
 and vLLM runs the patterns' keys on every module name inside the engine. An adapter is input:
-an expression whose backtracking could get out of hand is refused before it is run, and what
-passes is run only as long as the budget lasts.
+an expression whose backtracking could get out of hand is refused before it runs. What passes
+runs only as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Budget:
 def objection(expression: str, max_choices: int) -> str | None:
     """Say why an expression is not run, or None when it may be.
 
-    Counts the places where a match can go more than one way (a repeat, an optional part, a
-    group) and refuses a repeated group, which makes backtracking exponential. What Python would
+    Counts the places where a match can go more than one way: a repeat, an optional part, a group.
+    Refuses a repeated group, which makes backtracking exponential. What Python would
     warn of is refused before it is compiled.
     """
     if len(expression) > MAX_LENGTH:
@@ -106,7 +106,7 @@ class TargetModules:
         self._expression = re.compile(target) if isinstance(target, str) and not self._anything else None
 
     def covers(self, module: str, budget: Budget) -> bool:
-        """Whether PEFT would have put a LoRA on the module. Raises TooCostly."""
+        """Whether PEFT puts a LoRA on the module. Raises TooCostly."""
         if self._anything:
             return True
         if self._expression is not None:

@@ -29,7 +29,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class _Asked(InputError):
-    """The registry asks who it is. ``challenge``: how it wants to be told."""
+    """The registry asks who it is. ``challenge``: the answer that it wants."""
 
     def __init__(self, text: str, challenge: str) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ class Repository(Http):
 
     @contextmanager
     def get(self, uri: Uri, headers: Mapping[str, str]) -> Iterator[Answer]:
-        """As ``Http.get``; where the registry asks who it is, it is told and asked once more."""
+        """As ``Http.get``; where the registry asks who it is, the request is sent again with the answer."""
         with ExitStack() as stack:
             try:
                 answer = stack.enter_context(super().get(uri, headers))
