@@ -237,34 +237,18 @@ class Settings(BaseModel):
         variables = {name.upper(): value for name, value in os.environ.items() if value}
         return variables | {variable(name): value for name, value in options.items()}
 
-    @field_validator(
-        "namespaces",
-        "replicas",
-        "allow",
-        "allowed_sources",
-        "allowed_remotes",
-        "pvc_mounts",
-        "public_namespaces",
-        "cors_origins",
-        "allowed_hosts",
-        "namespace_weights",
-        mode="before",
-    )
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
-
     @field_validator("*", mode="before")
     @classmethod
-    def _measured(cls, value: Any, info: ValidationInfo) -> Any:
-        """A duration or a size may have a unit, as on the command line: a ConfigMap is read by both."""
-        if isinstance(value, str) and str(info.field_name).endswith("_s"):
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list has commas. A duration or a size may have a unit, as on the command line."""
+        name = str(info.field_name)
+        if not isinstance(value, str):
+            return value
+        if cls.model_fields[name].annotation == CommaList:
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if name.endswith("_s"):
             return seconds_of(value)
-        if isinstance(value, str) and str(info.field_name).endswith("_bytes"):
-            return bytes_of(value)
-        return value
+        return bytes_of(value) if name.endswith("_bytes") else value
 
     @field_validator("insecure", mode="before")
     @classmethod
