@@ -116,7 +116,7 @@ class UnknownOutcome(TemporaryError):
 
 
 class TrustUnreadable(TemporaryError):
-    """The trust file cannot be read or is wrong: whether anything is signed cannot be told."""
+    """The trust file cannot be read or is wrong: whether anything is signed is unknown."""
 
 
 class ServerUnavailable(TemporaryError):

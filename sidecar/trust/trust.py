@@ -58,7 +58,7 @@ class Trust:
             raw: what ``model.sig`` holds; None: it is not there.
         Raises:
             Refusal: nobody who may sign in this namespace did, or signed other bytes.
-            TrustUnreadable: it cannot be told.
+            TrustUnreadable: it is unknown.
         """
         signers = self.signers()
         if namespace in signers.unsigned:

@@ -44,7 +44,7 @@ class Trusted:
         """See that a record's bytes are signed: by what lies beside the copy, else beside the original.
 
         Raises:
-            InvalidAdapter: they are not. TrustUnreadable, VolumeUnavailable: it cannot be told.
+            InvalidAdapter: they are not. TrustUnreadable, VolumeUnavailable: it is unknown.
         """
         if self._trust is None:
             return
@@ -77,7 +77,7 @@ class Trusted:
             self._problem = self._trust.problem()
 
     async def watch(self) -> None:
-        """Look again and again; what an operator breaks is told before a load needs it."""
+        """Look again and again; the condition comes before a load needs the file."""
         thread = Daemons(1, "lora-fs-trust")
         while self._trust is not None:
             with suppress(TimeoutError, LoraFsError):
