@@ -91,7 +91,7 @@ class Stager(Copies):
             The copy's path.
         Raises:
             InvalidAdapter: the bytes are not the registered ones, cannot be served, or nobody who may signed
-                them. TrustUnreadable: that cannot be told.
+                them. TrustUnreadable: it is unknown whether anybody did.
             StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time; the job goes on.
         """
