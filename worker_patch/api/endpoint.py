@@ -40,13 +40,13 @@ from lora_fs.sidecar.server.routes import (
     acts,
     dynamo,
     events,
-    follow,
     lora,
     models,
     observe,
     registered,
     uploads,
 )
+from lora_fs.sidecar.server.routes.fleet import follow
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch import compat
