@@ -139,7 +139,7 @@ async def grouped(gateway: Process, prompts: int, at_once: int) -> None:
     choose, left = random.Random(1), iter(range(prompts))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(body: dict[str, object]) -> None:
+        async def one(body: dict[str, str]) -> None:
             async with session.post(f"{gateway.url}/v1/completions", json=body) as answer:
                 await answer.read()
                 assert answer.status == 200, answer.status
