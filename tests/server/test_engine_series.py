@@ -100,5 +100,5 @@ def test_every_family_of_an_engine_passes_whole(kind: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["lora_fs_loads", "lora_fs_loads_total", "lora_fs_loads_created"])
 def test_a_family_of_ours_is_never_the_engines(name: str) -> None:
     """An engine cannot write a series of ours."""
-    text = merged(ours(), f"# TYPE {name} gauge\n{name} 77\n")
-    assert "77" not in text
+    text = merged(ours(), f"# TYPE {name} gauge\n{name} 0.98765\n")
+    assert "0.98765" not in text
