@@ -52,7 +52,7 @@ def test_there_are_five_numbers() -> None:
 
 @pytest.mark.parametrize("row", measured())
 def test_a_number_is_in_the_benchmarks(row: str) -> None:
-    """What the README says was measured stands in docs/lab/benchmarks.md, to the digit or rounded to one ms."""
+    """What the README says was measured stands in the lab notes, to the digit or rounded to one ms."""
     told = numbers((ROOT / "docs/lab/benchmarks.md").read_text())
     rounded = told | {str(round(float(number))) for number in told}
     _, result, baseline = row.strip("| ").split(" | ")
