@@ -1,6 +1,6 @@
 """What verifying a signature adds to a registration: the same adapter, with a trust file and without one.
 
-In turns, into registries of their own. The bytes are read once either way. The check of a bundle is beside them.
+In turns, into registries of their own. The bytes are read once either way.
 """
 
 from __future__ import annotations
