@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.trust.bundle import PAYLOAD_TYPE, Bundle
 from lora_fs.sidecar.trust.refusal import Refusal
 from lora_fs.sidecar.trust.signers import Now
@@ -25,14 +24,10 @@ class Identity:
         """See ``signers.Method``."""
         if not bundle.keyless:
             return None
-        try:
-            from sigstore import errors, models
-            from sigstore.verify import Verifier, policy
-            from sigstore_models.trustroot.v1 import TrustedRoot
-        except ImportError as error:
-            raise InputError(
-                "the trust file names an identity, and sigstore is not installed: pip install 'lora-fs[sign]'"
-            ) from error
+        from sigstore import errors, models
+        from sigstore.verify import Verifier, policy
+        from sigstore_models.trustroot.v1 import TrustedRoot
+
         try:
             read = models.Bundle.from_json(bundle.raw)
             verifier = Verifier(trusted_root=models.TrustedRoot(TrustedRoot.from_json(self.root)))

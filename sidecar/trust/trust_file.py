@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -149,6 +150,8 @@ def _method(entry: Entry, read: Callable[[str], bytes]) -> Method:
         return signers.PublicKey(signers.public_key(pem(entry.key)))
     if entry.certificates is not None:
         return signers.Authority(tuple(load_pem_x509_certificates(pem(entry.certificates))), entry.subject)
+    if util.find_spec("sigstore") is None:
+        raise InputError("sigstore is not installed: pip install 'lora-fs[sign]'")
     from lora_fs.sidecar.trust.identities import Identity
 
     assert entry.identity is not None
