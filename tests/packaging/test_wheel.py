@@ -135,7 +135,7 @@ def test_the_sdist_installs_from_its_file(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     installed = Path(pytest.__file__).parents[1]
-    for entry in installed.glob("setuptools*"):
+    for entry in (*installed.glob("setuptools*"), installed / "_distutils_hack"):
         (site / entry.name).symlink_to(entry)
     python = tmp_path / "venv/bin/python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
