@@ -14,7 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from lora_fs.sidecar.cli.declared.documents import LoraAdapter
+from lora_fs.sidecar.evaluation.cases import Case
 from lora_fs.sidecar.model import EventList, Pointer, Quota, Record, ReplicaStatus
+from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.lifecycle.acts import ACTS, Done
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome
 from lora_fs.sidecar.registry.store.head import Head
@@ -34,6 +36,7 @@ STORED: dict[str, type[BaseModel]] = {
     "quota": Quota,
     "replica-status": ReplicaStatus,
     "event-list": EventList,
+    "evaluation": Evaluation,
 }
 API: dict[str, type[BaseModel]] = {
     "load-request": bodies.LoadBody,
@@ -222,7 +225,7 @@ FIELDS: dict[str, dict[str, str]] = {
 }
 
 
-DOCUMENTS: dict[str, type[BaseModel]] = {"lora-adapter": LoraAdapter}
+DOCUMENTS: dict[str, type[BaseModel]] = {"lora-adapter": LoraAdapter, "evaluation-case": Case}
 
 
 def schema(name: str) -> dict[str, Any]:

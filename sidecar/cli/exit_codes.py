@@ -18,6 +18,7 @@ from lora_fs.sidecar.errors import (
 )
 
 FAILED: Final = 1
+INVALID: Final = 5
 USAGE: Final = 2
 DIFFERS: Final = 8
 INTERRUPTED: Final = 130
@@ -27,7 +28,7 @@ EXIT_CODES: Final[tuple[tuple[type[LoraFsError], int], ...]] = (
     (OverQuota, 7),
     (TooManyRegistrations, 7),
     (Conflict, 4),
-    (InvalidAdapter, 5),
+    (InvalidAdapter, INVALID),
     (InvalidName, USAGE),
     (WaitTimeout, 6),
     (InputError, USAGE),

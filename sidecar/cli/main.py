@@ -40,12 +40,21 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "adapters.validate",
             "Check the adapter in PATH as register would; exit 5 if it cannot be served",
         ),
+        "sign": ("adapters.sign", "Sign every file of the folder PATH; the signature is PATH/model.sig"),
+        "verify": (
+            "adapters.sign",
+            "Check that someone who may has signed the adapter in PATH; exit 5 if nobody did",
+        ),
         "unregister": ("adapters.names", "Unregister NAME on every replica"),
         "set": ("adapters.amend", "Change NAME's policy, labels or retention"),
         "pin": ("adapters.amend", "Never evict NAME"),
         "unpin": ("adapters.amend", "Restore the policy that NAME had before it was pinned"),
     },
     "Revisions": {
+        "evaluate": (
+            "adapters.evaluate",
+            "Ask the same cases of NAME@REVISION and of another revision; compare, and hold it to a gate",
+        ),
         "promote": ("adapters.names", "Let NAME serve REVISION"),
         "rollback": ("adapters.names", "Let NAME serve the revision it served before"),
         "canary": (

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -37,6 +38,17 @@ def reading(folder: Path, *, times: int = 1) -> Iterator[Callable[[int], None]]:
     ) as bar:
         size = sum(path.stat().st_size for path in folder.glob("adapter_model.*") if path.is_file())
         task = bar.add_task(f"reading {folder.name}", total=times * size)
+        yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def asking(cases: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr, over the cases of an evaluation; yields what moves it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task("cases", total=cases)
         yield lambda count: bar.advance(task, count)
 
 

@@ -23,6 +23,7 @@ ACTS: dict[str, tuple[str, ...]] = {
     "unregister": (),
     "promote": (),
     "rollback": (),
+    "evaluate": (),
     "canary": ("revision", "percent", "finish", "abort"),
     "pin": (),
     "unpin": (),

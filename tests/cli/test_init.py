@@ -21,7 +21,18 @@ from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 
-NEED_NONE = {"init", "validate", "sidecar", "gateway", "demo", "install-plugin", "version", "help"}
+NEED_NONE = {
+    "init",
+    "validate",
+    "sign",
+    "verify",
+    "sidecar",
+    "gateway",
+    "demo",
+    "install-plugin",
+    "version",
+    "help",
+}
 WORDS = {
     "register": "register a ADAPTER",
     "apply": "apply -f DOCUMENTS",
@@ -29,6 +40,7 @@ WORDS = {
     "promote": "promote a v1",
     "rollback": "rollback a",
     "canary": "canary a v2",
+    "evaluate": "evaluate a@v2 --data CASES --url http://127.0.0.1:9",
     "pin": "pin a",
     "unpin": "unpin a",
     "set": "set a --label k=v",
@@ -66,7 +78,14 @@ def test_a_root_without_a_registry(
     shutil.copytree(adapter, tmp_path / "store/a")
     (tmp_path / "configmap").write_text(CONFIGMAP.replace("ADAPTER", adapter))
     (tmp_path / "documents.yaml").write_text(DOCUMENT.replace("support-lora", adapter))
-    places = {"ADAPTER": adapter, "STORE": "store", "CONFIGMAP": "configmap", "DOCUMENTS": "documents.yaml"}
+    (tmp_path / "cases.jsonl").write_text('{"prompt": "a", "expect": {"exact": "b"}}\n')
+    places = {
+        "CASES": "cases.jsonl",
+        "ADAPTER": adapter,
+        "STORE": "store",
+        "CONFIGMAP": "configmap",
+        "DOCUMENTS": "documents.yaml",
+    }
     ran = lora_fs(*(places.get(word, word) for word in line.split()))
     assert ran.code == 3, ran
     assert f"{bare} holds no registry" in ran.err

@@ -30,8 +30,8 @@ KINDS = {"console", "json", "yaml", "text", ""}
 
 # Pages whose commands are those of the help pages, which tests/cli/test_examples.py runs one by one.
 BY_TEST_EXAMPLES = {"docs/cli.md"}
-# Minutes and real engines: tests/e2e/test_demo.py runs it.
-BY_E2E = {("lora-fs", "demo")}
+# Minutes and real engines: tests/e2e/test_demo.py and test_release.py run them.
+BY_E2E = {("lora-fs", "demo"), ("lora-fs", "evaluate")}
 # What a page's reader did before.
 REGISTERED = "lora-fs register support ./support-lora"
 BEFORE = {
@@ -43,6 +43,7 @@ BEFORE = {
     "docs/howto/canary.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/dashboard.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/drop-a-folder.md": ["lora-fs sidecar"],
+    "docs/howto/evaluate.md": ["lora-fs sidecar", REGISTERED],
     "docs/howto/migrate.md": [REGISTERED],
     "docs/howto/register-and-roll-back.md": ["lora-fs sidecar"],
     "docs/howto/sources.md": ["lora-fs sidecar"],

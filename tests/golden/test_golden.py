@@ -14,12 +14,15 @@ from pydantic import BaseModel
 from lora_fs import schemas
 from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, EventList, Phase, Pointer, Quota, Record, ReplicaStatus, Scope
-from lora_fs.sidecar.registry.format.layout import parse_generation
+from lora_fs.sidecar.model.evaluation import Evaluation
+from lora_fs.sidecar.registry.format.layout import Layout, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.head import Head
 from lora_fs.sidecar.registry.store.marker import Marker, read_marker
+from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.view import RegistryView
 
@@ -27,6 +30,7 @@ V1 = Path(__file__).parent / "v1"
 OWN = Scope("default", "Qwen--Qwen2.5-7B")
 SCOPE = V1 / OWN.namespace / OWN.model
 RECORD = SCOPE / "v1" / "support.@00000001.json"
+EVALUATION = SCOPE / ".evaluations" / "v1" / "support.json"
 FUTURE = SCOPE / "v1" / "tomorrow.@00000001.json"
 
 
@@ -38,6 +42,8 @@ def schema_of(path: Path) -> str:
         return "replica-status"
     if path.parent.name == ".events":
         return "event-list"
+    if ".evaluations" in path.parts:
+        return "evaluation"
     named = {"HEAD": "head", "lora-fs.json": "marker", ".quota.json": "quota"}
     return named.get(path.name, "record")
 
@@ -61,6 +67,20 @@ def test_the_record() -> None:
     assert record.spec.policy is not None
     assert (record.spec.policy.kind, record.spec.policy.ttl_s) == ("lazy", 1800)
     assert record.spec.labels == {"team": "care"}
+
+
+def test_the_evaluation() -> None:
+    """It counts for the bytes of the record beside it, and says what it found."""
+    record = decode(Record, RECORD.read_bytes())
+    found = evaluations.read(Reader(Layout(V1), read_marker(V1)), record)
+    assert found is not None
+    assert (found.measured.revision, found.passed, found.figures["pass_rate"]) == ("v1", True, 0.94)
+    assert evaluations.read(Reader(Layout(V1), read_marker(V1)), other_bytes(record)) is None
+
+
+def other_bytes(record: Record) -> Record:
+    spec = record.spec.model_copy(update={"digest": f"sha256:{64 * '0'}"})
+    return record.model_copy(update={"spec": spec})
 
 
 def test_the_tombstone() -> None:
@@ -169,6 +189,7 @@ def test_fields_of_a_newer_writer_outlive_a_withdrawal(registry: Registry) -> No
         (Head, V1 / "HEAD"),
         (Marker, V1 / "lora-fs.json"),
         (Quota, V1 / "default" / ".quota.json"),
+        (Evaluation, EVALUATION),
         (Pointer, SCOPE / ".active" / "support.@00000001.json"),
         (ReplicaStatus, V1 / ".replicas" / "pod-b.json"),
         (EventList, V1 / ".events" / "pod-a.json"),

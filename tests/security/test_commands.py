@@ -17,6 +17,18 @@ BODIES: dict[str, dict[str, Any]] = {
     "promote": {"revision": "v1"},
     "canary": {"end": "abort"},
     "set": {"priority": 1},
+    "evaluate": {
+        "evaluation": {
+            "namespace": "team-a",
+            "model": "tiny",
+            "name": "law",
+            "data": "cases.jsonl",
+            "data_sha256": 64 * "0",
+            "cases": 1,
+            "concurrency": 1,
+            "measured": {"revision": "v1", "digest": f"sha256:{64 * '0'}", "figures": {"pass_rate": 1}},
+        }
+    },
     "register": {"source": "file:///adapters"},
 }
 FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -55,11 +55,13 @@ logger = logging.getLogger(__name__)
 @setting("stage_max_bytes")
 @setting("replica_id")
 @setting("token_file")
+@setting("trust")
 @setting("insecure", is_flag=False, flag_value="loopback")
 @setting("settle_s", "--settle")
 @setting("max_loaded")
 @setting("max_rank")
 @setting("default_policy")
+@setting("placement")
 @setting("default_ttl_s", "--default-ttl")
 @setting(
     "allowed_sources",

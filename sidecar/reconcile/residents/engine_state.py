@@ -37,11 +37,13 @@ class EngineState:
         elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names to unload when their requests end.
+        unplaced: names to be loaded unasked, but not here: other replicas are their homes.
         failures, phases: by public name; counters: monotonic, by metric name.
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
         effects: by digest, whether these bytes change an answer, as far as it is known.
         lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
+        signer_of: tells who signed a record's bytes, as last checked.
         on_free: called when a copy or its adapter comes out of use.
     """
 
@@ -61,6 +63,7 @@ class EngineState:
         self.draining: frozenset[str] = frozenset()
         self.failures: dict[str, Failure] = {}
         self.phases: dict[str, Phase] = {}
+        self.unplaced: frozenset[str] = frozenset()
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.usage = UsageCounters()
@@ -73,6 +76,7 @@ class EngineState:
         self._busy: frozenset[str] | None = frozenset()  # None: unknown
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self.signer_of = stager.trusted.signer_of
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded

@@ -24,6 +24,7 @@ EVENTS = ".events"
 ACTIVE = ".active"
 INCOMING = ".incoming"
 QUOTA = ".quota.json"
+EVALUATIONS = ".evaluations"
 TEMPORARY = ".tmp-"
 REGISTERING = ".registering"  # in a copy that has its place and no record yet: nobody dropped it
 FETCH = "fetch-"  # in .incoming a download under way, in .leases its lease and where it went
@@ -181,6 +182,10 @@ class Layout:
 
     def incoming(self, scope: Scope) -> Path:
         return self.scope(scope) / INCOMING
+
+    def evaluation(self, key: AdapterKey) -> Path:
+        """Return the file of a revision's newest evaluation."""
+        return self.scope(key.scope) / EVALUATIONS / key.revision / f"{key.name}.json"
 
     def artifact(self, key: AdapterKey) -> Path:
         """Return the folder of a revision's own files; a linked adapter's files are elsewhere."""

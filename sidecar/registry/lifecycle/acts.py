@@ -11,10 +11,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lora_fs.sidecar.errors import Conflict
+from lora_fs.sidecar.errors import Conflict, InputError
 from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
+from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.model.names import LabelKey
 from lora_fs.sidecar.registry.lifecycle import amend, release
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
 
 REVISION: Final = "This revision alone; null: every one"
@@ -222,7 +224,27 @@ class Set(Act):
         return changes
 
 
-ACTS: Final[tuple[type[Act], ...]] = (Unregister, Promote, Rollback, Try, Pin, Unpin, Set)
+class Evaluate(Act):
+    """Keep what an evaluation of a revision found. A newer one takes its place."""
+
+    word = "evaluate"
+
+    evaluation: Evaluation
+
+    def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
+        found = self.evaluation.model_copy(update={"writer": by.writer})
+        if (found.namespace, found.model, found.name) != (*scope, name):
+            raise InputError(f"this evaluation is of {found.name} in {found.namespace}/{found.model}")
+        revision = found.measured.revision
+        record = release.chosen_of(registry, scope, name, revision)[revision]
+        if record.spec.digest != found.measured.digest:
+            raise Conflict(f"{name}@{revision} has other bytes than were evaluated: evaluate it again")
+        if not self.dry_run:
+            evaluations.write(registry, found)
+        return self._done(record)
+
+
+ACTS: Final[tuple[type[Act], ...]] = (Unregister, Promote, Rollback, Try, Pin, Unpin, Set, Evaluate)
 
 
 def _said(**fields: Any) -> dict[str, Any]:

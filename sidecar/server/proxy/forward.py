@@ -32,12 +32,14 @@ from lora_fs.sidecar.server.middleware.errors import refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.pauses import BASE, Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
-PLAIN_S = 10.0  # for a page of the engine's own
+PLAIN_S = 5.0  # for a page of the engine's own
+MOST_PLAIN = 16 << 20  # bytes of it
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 
@@ -202,7 +204,20 @@ class Proxy:
         assert self.session is not None, "the app's lifespan opens it by running()"
         url, headers = f"{self._engine_url}{path}?{query}", dict(self._key_header)
         async with asyncio.timeout(PLAIN_S), self.session.get(url, headers=headers) as answer:
-            return answer.status, await answer.read(), answer.headers.get("content-type")
+            body = await answer.content.read(MOST_PLAIN)
+            while len(body) < MOST_PLAIN and (more := await answer.content.read(MOST_PLAIN - len(body))):
+                body += more
+            return answer.status, body, answer.headers.get("content-type")
+
+    async def engine_metrics(self) -> str | None:
+        """Ask for the engine's own series. None: it does not answer, has none, or too many."""
+        if self.session is None:
+            return None  # the app does not run yet
+        try:
+            status, body, _ = await self.asked_plainly("/metrics", "")
+            return body.decode() if status == 200 and len(body) < MOST_PLAIN else None
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return None
 
     @asynccontextmanager
     async def _asked(
@@ -271,33 +286,38 @@ class Proxy:
         if names is not None:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
         head: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
-        has_begun = is_whole = False
+        told = Unaborted(send, partial(self._broke_off, through))
+        has_head = is_whole = False
         try:
             if not answer.content_length:  # a stream's head does not wait for its first event
-                await send(head)
-                has_begun = True
+                await told(head)
+                has_head = True
             while not is_whole:
                 chunk = said or await answer.content.readany()
                 said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
                 if is_whole and names is not None:
                     data += names.end()
-                if not has_begun:
+                if not has_head:
                     if is_whole and names is not None and answer.method != "HEAD":
                         raw.append((b"content-length", b"%d" % len(data)))
-                    await send(head)
-                    has_begun = True
+                    await told(head)
+                    has_head = True
                 if data or is_whole:
-                    await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
+                    await told({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
-            told = event("engine.broke_off", error=type(error).__name__)
-            logger.warning("the engine broke off its answer: %s", error, extra=told)
-            self._replica.engine_failed(None)
-            if not has_begun:
+            why = event("engine.broke_off", error=type(error).__name__)
+            logger.warning("the engine broke off its answer: %s", error, extra=why)
+            self._broke_off(through if answer.status < HTTPStatus.BAD_REQUEST else None, told.has_begun)
+            if not told.has_begun:
                 raise EngineUnavailable(f"the engine broke off its answer: {error}") from error
-            if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
-                self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
             # Without an end, so that the client's connection is closed, too.
+
+    def _broke_off(self, through: _Through | None, has_begun: bool) -> None:
+        """Look at the engine; an answer that had begun is counted once more, as the error it is."""
+        self._replica.engine_failed(None)
+        if has_begun and through is not None:
+            self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
 
 
 async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:

@@ -1,0 +1,1 @@
+"""Evaluates revisions: the same cases to both, scored without a judge, compared in pairs."""

@@ -1,0 +1,177 @@
+"""Asks an OpenAI address for one answer, streamed, and times it.
+
+A replica that is away is no fault of the revision: ``ReplicaAway`` says to ask again. What the replica says
+of the request is: ``Refused``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from lora_fs.sidecar.errors import TemporaryError
+from lora_fs.sidecar.escaping import shown
+from lora_fs.sidecar.evaluation.cases import Case
+
+ANSWER_S: Final = 300.0  # between two pieces of an answer
+CONNECT_S: Final = 5.0
+MOST_ANSWER_CHARS: Final = 4 << 20
+MOST_LIKELY: Final = 20
+AWAY: Final = frozenset({429, 502, 503, 504})
+
+
+class ReplicaAway(TemporaryError):
+    """Nobody answered, or the answer broke off: nothing is known of the revision."""
+
+
+class Refused(Exception):
+    """The replica answered with an error. ``status``: of HTTP, or 200 for one inside a stream."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came, and when.
+
+    Attributes:
+        likely: log-probabilities of likely first tokens, where they were asked for.
+        ttft_ms: from the request to the first piece of text. tokens_per_s: after the first token.
+    """
+
+    text: str = ""
+    likely: dict[str, float] = field(default_factory=dict)
+    ttft_ms: float | None = None
+    tokens_per_s: float | None = None
+
+
+async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
+    """Return the first of ``names`` that is answered: one, or with the namespace before it.
+
+    Raises:
+        Refused: none is. ReplicaAway: nobody answers.
+    """
+    probe = Case.model_validate({"prompt": "a", "max_tokens": 1, "expect": {"exact": "a"}})
+    for name in names:
+        try:
+            await asker.ask(name, probe)
+        except Refused as error:
+            if error.status != 404 or name == names[-1]:
+                raise
+        else:
+            return name
+    raise AssertionError("unreachable")
+
+
+class Asker:
+    """Of one address, such as ``http://gateway:8000``; ``/v1`` at its end changes nothing."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self.url = session, url.rstrip("/").removesuffix("/v1")
+
+    async def ask(self, model: str, case: Case) -> Answer:
+        """Ask for one answer; raises ReplicaAway and Refused."""
+        path, body = _request(model, case)
+        answer, began = Answer(), time.perf_counter()
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S)
+        try:
+            async with self._session.post(f"{self.url}{path}", json=body, timeout=timeout) as response:
+                if response.status in AWAY:
+                    raise ReplicaAway(f"{self.url} answers {response.status}: {await _reason(response)}")
+                if response.status != 200:
+                    raise Refused(response.status, await _reason(response))
+                await _read(response, answer, began)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ReplicaAway(f"{self.url}: {str(error) or type(error).__name__}") from error
+        return answer
+
+
+def _request(model: str, case: Case) -> tuple[str, dict[str, Any]]:
+    choosing = case.expect is not None and case.expect.choices is not None
+    body: dict[str, Any] = {
+        "model": model,
+        "temperature": 0,
+        "seed": 0,
+        "max_tokens": 1 if choosing else case.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if case.prompt is not None:
+        return "/v1/completions", {
+            **body,
+            "prompt": case.prompt,
+            **({"logprobs": MOST_LIKELY} if choosing else {}),
+        }
+    messages = [one.model_dump() for one in case.messages or ()]
+    more = {"logprobs": True, "top_logprobs": MOST_LIKELY} if choosing else {}
+    return "/v1/chat/completions", {**body, "messages": messages, **more}
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer, began: float) -> None:
+    """Read the events to ``[DONE]``; without it the answer broke off."""
+    tokens, first, last, parts, length = 0, None, began, list[str](), 0
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            break
+        event = _event(data)
+        if "error" in event:
+            raise _failure(event["error"])
+        last = time.perf_counter()
+        for choice in event.get("choices") or ():
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            if first is None and (piece or choice.get("finish_reason")):
+                first = last
+                answer.likely.update(_likely(choice.get("logprobs")))
+            parts.append(piece)
+            length += len(piece)
+        if length > MOST_ANSWER_CHARS:
+            raise Refused(200, f"the answer is longer than {MOST_ANSWER_CHARS} characters")
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    else:
+        raise ReplicaAway("the answer broke off")
+    answer.text = "".join(parts)
+    if first is not None:
+        answer.ttft_ms = (first - began) * 1_000
+        if tokens > 1 and last > first:
+            answer.tokens_per_s = (tokens - 1) / (last - first)
+
+
+def _event(data: bytes) -> Mapping[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise ReplicaAway(f"no answer of an OpenAI API: {shown(str(data[:100]))}") from error
+    if not isinstance(event, dict):
+        raise ReplicaAway(f"no answer of an OpenAI API: {shown(str(data[:100]))}")
+    return event
+
+
+def _failure(error: Any) -> Exception:
+    message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (error, None)
+    told = shown(str(message)[:500])
+    return ReplicaAway(told) if code in (500, *AWAY) else Refused(200, told)
+
+
+def _likely(logprobs: Any) -> dict[str, float]:
+    """Of the first token: a completion's as a mapping, a chat's as a list."""
+    if not isinstance(logprobs, dict):
+        return {}
+    if first := (logprobs.get("top_logprobs") or [None])[0]:
+        return dict(first)
+    content = logprobs.get("content") or [{}]
+    return {one["token"]: one["logprob"] for one in content[0].get("top_logprobs") or ()}
+
+
+async def _reason(response: aiohttp.ClientResponse) -> str:
+    text = (await response.content.read(2_000)).decode(errors="replace")
+    return shown(text)

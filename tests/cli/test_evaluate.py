@@ -1,0 +1,125 @@
+"""evaluate, as a user runs it: against an OpenAI address, with gates, kept beside the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import MODEL, LoraFs
+from tests.evaluation.conftest import Answers, Replica, data, replica
+
+__all__ = ["data", "replica"]  # fixtures
+
+Folder = Callable[[int], str]
+Start = Callable[[Answers], Replica]
+Data = Callable[..., Path]
+GATE = "pass_rate>=0.9 and p_worse>=0.001"
+
+
+@pytest.fixture(autouse=True)
+def two(lora_fs: LoraFs, folder: Folder) -> None:
+    """``a`` serves v1 and has v2."""
+    for seed in (1, 2):
+        assert lora_fs("register", "a", folder(seed), *(["--no-activate"] if seed > 1 else [])).code == 0
+
+
+def worse(share: int) -> Answers:
+    """v2 fails every ``share``-th case."""
+
+    def answers(model: str, body: dict[str, Any]) -> str:
+        prompt = str(body["prompt"])
+        fails = model == "a@v2" and prompt[4:].isdigit() and int(prompt[4:]) % share == 0
+        return "wrong" if fails else prompt
+
+    return answers
+
+
+def same(_: str, body: dict[str, Any]) -> str:
+    return str(body["prompt"])
+
+
+def kept(root: Path, revision: str = "v2") -> Path:
+    return root / "default" / MODEL / ".evaluations" / revision / "a.json"
+
+
+def test_the_better_one_is_told(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """Both revisions are compared on the same cases, with the interval of the difference, and the result is
+    kept beside the record with the digest of the bytes."""
+    at = replica(worse(2))
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data()), "--url", at.url)
+    assert ran.code == 0, ran.err
+    assert "pass_rate" in ran.out
+    assert "difference -0.5000, 95% interval [-0.6" in ran.out
+    assert "10 regressions" in ran.out
+    assert "regression in line 1 (c0)" in ran.out
+    told = json.loads(kept(root).read_bytes())
+    record = lora_fs("show", "a@v2", "-o", "json").json["revisions"][0]
+    assert told["measured"]["digest"] == record["spec"]["digest"]
+    assert told["baseline"]["revision"] == "v1"
+    assert told["passed"] is None
+    assert told["compared"]["regressions"] == 10
+
+
+def test_gate(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """A gate that is not passed is exit 5 with each reason, and the result is kept all the same."""
+    words = ("evaluate", "a@v2", "--data", str(data()), "--gate", GATE, "--url")
+    ran = lora_fs(*words, replica(worse(2)).url)
+    assert ran.code == 5
+    assert "the gate is not passed" in ran.err
+    assert "pass_rate>=0.9: pass_rate is 0.5, the bound is 0.9" in ran.err
+    assert json.loads(kept(root).read_bytes())["passed"] is False
+    ran = lora_fs(*words, replica(same).url, "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["passed"] is True
+    assert json.loads(kept(root).read_bytes())["passed"] is True
+
+
+def test_twenty_runs(lora_fs: LoraFs, replica: Start, data: Data) -> None:
+    """Two revisions of 200 cases: a planted regression of 10 % fails the gate in 20 of 20 runs, and no gate
+    fails between two identical revisions in 20 of 20."""
+    lines = [{"prompt": f"say {n}", "expect": {"exact": f"say {n}"}} for n in range(200)]
+    words = ("evaluate", "a@v2", "--data", str(data(*lines)), "--gate", GATE, "--url")
+    planted, identical = replica(worse(10)).url, replica(same).url
+    assert [lora_fs(*words, planted).code for _ in range(20)] == [5] * 20
+    assert [lora_fs(*words, identical).code for _ in range(20)] == [0] * 20
+
+
+def test_bad_input(lora_fs: LoraFs, root: Path, data: Data) -> None:
+    """A gate that does not parse, a broken line, and a comparison with nothing are refused before anything is
+    asked, and nothing is kept."""
+    nobody = ("--url", "http://127.0.0.1:9", "--data")
+    good = str(data())
+    for words, code, why in (
+        (("a@v2", *nobody, good, "--gate", "pass_rate>"), 2, "cannot be read at column 11"),
+        (("a@v1", *nobody, good, "--gate", "regressions<=2"), 2, "nothing to compare with"),
+        (("a@v9", *nobody, good), 3, "a of default/tiny has no revision 'v9' (registered: v1, v2)"),
+        (("b", *nobody, good), 3, "b of default/tiny"),
+        (("a@v2", "--data", good), 2, "say whom to ask"),
+        (("a@v2", *nobody, good), 1, "http://127.0.0.1:9"),
+    ):
+        ran = lora_fs("evaluate", *words)
+        assert (ran.code, why in ran.err) == (code, True), ran.err
+    ran = lora_fs("evaluate", "a@v2", *nobody, str(data("{")))
+    assert (ran.code, "cases.jsonl:1: Invalid JSON" in ran.err) == (2, True), ran.err
+    assert not kept(root).parent.parent.exists()
+
+
+def test_nobody_passes(lora_fs: LoraFs, replica: Start, data: Data) -> None:
+    """Where no revision passes any case, the expectations are doubted."""
+    at = replica(lambda *_: "wrong")
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data()), "--url", at.url)
+    assert ran.code == 0
+    assert "is what they expect right?" in ran.err
+
+
+def test_unknown_model(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """A replica that has no such revision ends the evaluation at once."""
+    at = replica(lambda model, _: 404 if "v2" in model else "x")
+    ran = lora_fs("evaluate", "a@v2", "--data", str(data()), "--url", at.url)
+    assert ran.code == 1
+    assert "does not answer for a@v2: 404" in ran.err
+    assert not kept(root).exists()

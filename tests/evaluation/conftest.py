@@ -1,0 +1,101 @@
+"""An OpenAI address whose answers the test decides, over a real socket; and data files."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Given the model and the request: the text, a status to refuse with, or None to hang up in the middle.
+Answers = Callable[[str, dict[str, Any]], str | int | None]
+
+
+class Replica:
+    """Answers as a vLLM streams. ``seen``: the models that were asked, in order."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers, self.seen = answers, list[str]()
+        replica = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                replica.seen.append(body["model"])
+                answer = replica.answers(body["model"], body)
+                if isinstance(answer, int):
+                    self.send_error(answer, "no")
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.close_connection = True
+                pieces = [answer] if answer is not None else ["half"]
+                chat = self.path.endswith("/chat/completions")
+                for piece in pieces:
+                    choice = {"delta": {"content": piece}} if chat else {"text": piece}
+                    self._event({"choices": [choice]})
+                if answer is None:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self._event({"choices": [], "usage": {"completion_tokens": 5}})
+                self.wfile.write(b"data: [DONE]\n\n")
+
+            def _event(self, value: object) -> None:
+                self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+                self.wfile.flush()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def replica() -> Iterator[Callable[[Answers], Replica]]:
+    """``replica(answers)``."""
+    started: list[Replica] = []
+
+    def start(answers: Answers) -> Replica:
+        started.append(Replica(answers))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Callable[..., Path]:
+    """``data(*lines)``: a file of cases; without lines 20 that want their prompt back."""
+
+    def write(*lines: object) -> Path:
+        cases = lines or [
+            {"id": f"c{n}", "prompt": f"say {n}", "expect": {"exact": f"say {n}"}} for n in range(20)
+        ]
+        path = tmp_path / "cases.jsonl"
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in cases)
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        return path
+
+    return write

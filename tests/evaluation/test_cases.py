@@ -1,0 +1,150 @@
+"""Data files: what a line may be, and what is said of one that is broken."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.evaluation.cases import check
+from lora_fs.sidecar.evaluation.expectations import Expect
+
+Data = Callable[..., Path]
+GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "2: Invalid JSON"),
+        ("[]", "2: Input should be an object"),
+        ({"prompt": "a"}, "2: expect: is missing, and there is no --score-command"),
+        ({"expect": {"exact": "a"}}, "2: say prompt or messages"),
+        (
+            {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "expect": {"exact": "a"}},
+            "one of them",
+        ),
+        ({"prompt": "a", "expected": {"exact": "a"}}, "2: expected: there is no such field"),
+        ({"prompt": "a", "expect": {}}, "2: expect: say what is expected"),
+        ({"prompt": "a", "expect": {"regex": "("}}, "2: expect: regex does not compile"),
+        ({"prompt": "a", "expect": {"contains": []}}, "2: expect.contains"),
+        ({"prompt": "a", "expect": {"exact": "a"}, "max_tokens": 0}, "2: max_tokens"),
+        ({"messages": [{"role": "boss", "content": "a"}], "expect": {"exact": "a"}}, "2: messages.0.role"),
+        ({"prompt": "a", "expect": {"json_schema": {"type": "nope"}}}, "2: expect: json_schema is no schema"),
+    ],
+)
+def test_broken(data: Data, line: object, why: str) -> None:
+    """A broken line is refused with its file, line, field and reason before anything is asked."""
+    path = data(GOOD, line)
+    with pytest.raises(InputError) as refused:
+        check(path)
+    assert str(refused.value).startswith(f"{path}:")
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        {"exact": "yes", "contains": "no"},
+        {"exact": "yes", "regex": "^no$"},
+        {"exact": "yes", "json_schema": {"type": "object"}},
+        {"json_schema": False},
+        {"json_schema": {"enum": []}},
+        {"json_schema": {"not": {}}},
+        {"json_schema": {"$ref": "http://127.0.0.1:9/schema.json"}},
+        {"json_schema": {"properties": {"a": {"$ref": "#/$defs/none"}}, "$ref": "#/none"}},
+        {"choices": ["A", "B"], "answer": "C"},
+        {"choices": ["A", " A"], "answer": "A"},
+    ],
+)
+def test_no_answer_can_meet(data: Data, expect: object) -> None:
+    """A case that no answer can meet is refused when it is read."""
+    with pytest.raises(InputError, match=r"cases\.jsonl:1: expect: no answer can meet this"):
+        check(data({"prompt": "a", "expect": expect}))
+
+
+def test_many_broken(data: Data) -> None:
+    """Of many broken lines the first ten are told, and the others counted."""
+    with pytest.raises(InputError) as refused:
+        check(data(*["{"] * 25))
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 11
+    assert lines[-1].endswith("15 more lines are broken")
+
+
+def test_empty(data: Data) -> None:
+    """A file without a case, and a file that is not there, are refused."""
+    with pytest.raises(InputError, match="holds no case"):
+        check(data(""))
+    with pytest.raises(InputError, match="cannot be read"):
+        check(Path("/nowhere/cases.jsonl"))
+
+
+def test_long_line(tmp_path: Path) -> None:
+    """A line of more than 1 MiB is refused; it is not read to its end."""
+    path = tmp_path / "long.jsonl"
+    path.write_text("a" * (2 << 20), encoding="utf-8")
+    with pytest.raises(InputError, match=r"long\.jsonl:1: the line is longer than 1 MiB"):
+        check(path)
+
+
+def test_lines(data: Data) -> None:
+    """Blank lines are no cases; each case keeps the number of its line."""
+    found = check(data(GOOD, "", GOOD))
+    assert [line for line, _ in found] == [1, 3]
+    assert found.cases == 2
+
+
+def test_changed_meanwhile(data: Data) -> None:
+    """A data file that changes during an evaluation ends it."""
+    found = check(data(GOOD, GOOD))
+    data(GOOD)
+    with pytest.raises(InputError, match="was changed while it was read"):
+        list(found)
+
+
+def test_memory(tmp_path: Path) -> None:
+    """50,000 cases are read in the memory of a few."""
+    path = tmp_path / "many.jsonl"
+    with path.open("w", encoding="utf-8") as out:
+        for number in range(50_000):
+            out.write(json.dumps({"prompt": f"{number} {'x' * 100}", "expect": {"exact": "2"}}) + "\n")
+    check(path)
+    tracemalloc.start()
+    assert sum(1 for _ in check(path)) == 50_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("expect", "good", "bad"),
+    [
+        ({"exact": "Yes"}, " Yes\n", "yes"),
+        ({"exact": "Yes", "ignore_case": True}, "YES", "no"),
+        ({"contains": "b"}, "abc", "ac"),
+        ({"contains": ["a", "c"]}, "abc", "ab"),
+        ({"regex": r"\d{3}"}, "call 112", "call 11"),
+        ({"json_schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', '{"b": 1}'),
+        ({"json_schema": True}, "1", "one"),
+        ({"regex": "^SELECT", "contains": "FROM"}, "SELECT a FROM b", "SELECT a"),
+    ],
+)
+def test_scores(expect: dict[str, object], good: str, bad: str) -> None:
+    """Each check passes what it expects and nothing else; checks that stand together must all hold."""
+    made = Expect.model_validate(expect)
+    assert made.met(good)
+    assert not made.met(bad)
+
+
+def test_choices() -> None:
+    """The likeliest choice is the answer; a token that begins two choices counts for neither."""
+    made = Expect.model_validate({"choices": ["Paris", "Prague", "Rome"], "answer": "Rome"})
+    assert made.chosen({" Ro": -0.7, " Par": -0.9, " P": -0.1, "x": -0.01})
+    assert not made.chosen({" Ro": -0.9, " Par": -0.7})
+    assert not made.chosen({" P": -0.1})
+    assert not made.chosen({})
