@@ -86,11 +86,12 @@ def main() -> None:
     import_module(SERVE)
     zygote.preload()
     from vllm.entrypoints.launchers.api_server import entry
+    from vllm.entrypoints.serve.instrumentator import basic
 
     run_one = entry.main
 
     def run() -> None:
-        vllm.__version__ = os.environ.get("OTHER_VERSION", vllm.__version__)
+        vllm.__version__ = basic.VLLM_VERSION = os.environ.get("OTHER_VERSION", vllm.__version__)
         if "FAULTS" in os.environ:
             fail_as_told(Path(os.environ["FAULTS"]))
         try:
