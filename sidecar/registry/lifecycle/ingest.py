@@ -35,7 +35,7 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
-from lora_fs.sidecar.registry.lifecycle.release import active, point
+from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -144,7 +144,9 @@ def register(
         stays = dry_run or in_place or wanted.takes or likely
         draft = None if stays else new_draft(registry, scope)
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
-        found = stack.enter_context(judged(source, expectation, draft, still=still, progress=progress))
+        found = stack.enter_context(
+            judged(source, expectation, draft, namespace=scope.namespace, still=still, progress=progress)
+        )
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
         task = _Task(
@@ -166,13 +168,6 @@ def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
     if wanted.source.parts[-4:] != own:
         return False
     return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
-
-
-def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
-    """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
-    pointer = active(registry, scope, name)
-    if pointer is not None and pointer.revision is not None:
-        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
 
 
 def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
@@ -249,6 +244,7 @@ class _Task:
             labels=dict(wanted.labels or {}),
             fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
+            signer=self.judged.signer,
         )
         is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
         return key, spec, self._present(spec, key, None if is_new else known.newest.get(revision))
@@ -346,5 +342,7 @@ class _Task:
             said["allowed"] = list(self.allowed)
         if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
+        if self.judged.signer is not None:
+            said["signer"] = self.judged.signer
         labels = wanted.labels or {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)
