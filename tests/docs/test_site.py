@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT
 
 @pytest.mark.long
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """From requirements/docs.txt alone; every page is there and is found by the search; so are the pictures."""
+    """From requirements/docs.txt alone; every page is found by the search; every picture is there."""
     built = subprocess.run(
         ["make", "docs", f"DOCS_VENV={tmp_path / 'venv'}"],
         cwd=ROOT,
