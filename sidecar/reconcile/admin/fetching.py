@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
-from lora_fs.sidecar.registry.lifecycle import ingest
+from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.fetch_cache import fetched
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
@@ -101,7 +101,7 @@ def register(
             return ingest.register(registry, scope, ready, expectation, writer=writer, dry_run=True)
     existing = present_revisions(registry, scope, wanted.name)
     if wanted.must_be_new:
-        ingest.refuse_served(registry, scope, wanted.name)
+        release.refuse_served(registry, scope, wanted.name)
     meter = fetching.meter()
     with opened(source, fetching.timed(source, meter), fetching.plugin) as one:
         offer = one.look()

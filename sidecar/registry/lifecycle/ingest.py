@@ -35,8 +35,9 @@ from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.amend import over, say_again
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
-from lora_fs.sidecar.registry.lifecycle.release import active, point
+from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
+from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -114,7 +115,7 @@ def register(
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        OverQuota, TooManyRegistrations, InvalidName, InvalidAdapter: nothing was written.
+        OverQuota, TooManyRegistrations, GateNotPassed, InvalidName, InvalidAdapter: nothing was written.
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
     """
@@ -166,13 +167,6 @@ def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
     if wanted.source.parts[-4:] != own:
         return False
     return atomic.real_path(wanted.source) == atomic.real_path(registry.layout.root).joinpath(*own)
-
-
-def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
-    """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
-    pointer = active(registry, scope, name)
-    if pointer is not None and pointer.revision is not None:
-        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
 
 
 def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
@@ -230,6 +224,7 @@ class _Task:
     def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
         """The key of a new record, its spec and its fields; raises Taken."""
         registry, scope, wanted = self.registry, self.scope, self.wanted
+        gating.check_new(registry, scope.namespace, wanted.name, activates=wanted.activate)
         files, digest, report = self.judged.files, self.judged.digest, self.judged.report
         assert report.shape is not None  # else it is not valid
         revision = wanted.revision or next_revision(
@@ -318,6 +313,7 @@ class _Task:
         activates = wanted.activate and (before is None or before.revision is None)
         try:
             if activates:
+                gating.check(registry, record)
                 pointer = point(
                     registry,
                     self.scope,

@@ -53,6 +53,13 @@ def active(reader: Reader, scope: Scope, name: str) -> Pointer | None:
     return reader.latest(reader.pointers(scope, name))[1]
 
 
+def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
+    """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
+    pointer = active(registry, scope, name)
+    if pointer is not None and pointer.revision is not None:
+        raise Conflict(f"The lora adapter '{name}' has already been loaded.")
+
+
 def promote(registry: Registry, scope: Scope, name: str, revision: str, *, writer: str) -> Pointer:
     """Let the plain name serve ``revision``.
 
