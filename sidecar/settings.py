@@ -9,10 +9,11 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     AliasGenerator,
     BaseModel,
@@ -28,6 +29,7 @@ from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.logs import strike
 from lora_fs.sidecar.model import PolicyKind
 from lora_fs.sidecar.quantities import bytes_of, seconds_of
+from lora_fs.sidecar.setting_checks import engine_address, mounted, server_address, weighed
 from lora_fs.sidecar.shared_settings import SHARED, variable
 
 
@@ -115,6 +117,7 @@ class Settings(BaseModel):
             vLLM's own, or the name of a backend.
         unfit: what the plugin does in a vLLM that it cannot serve in: ``stop``, the server does not start;
             ``serve-base``, it serves the base model alone.
+        homes: of an eager or pinned adapter, with ``placement`` ``homes``; its label ``replicas`` beats it.
         namespace_weights: ``NAMESPACE=WEIGHT``: how namespaces share the engine when there is no room
             for all; others weigh 1. Empty: no namespace has a share.
         poll_s, scan_s: how often HEAD is read, and the tree is listed whatever HEAD says.
@@ -127,7 +130,7 @@ class Settings(BaseModel):
 
     root: Path | None = _shared("root")
     create: bool = False
-    server: str | None = _shared("server")
+    server: Annotated[str | None, AfterValidator(server_address)] = _shared("server")
     client_token_file: Path | None = _shared("client_token_file")
     model: str | None = _shared("model")
     namespace: str = _shared("namespace")
@@ -146,7 +149,7 @@ class Settings(BaseModel):
         30.0, gt=0, validation_alias=_env("nim_refresh_s", "NIM_PEFT_REFRESH_INTERVAL")
     )
     allowed_remotes: CommaList = ()
-    pvc_mounts: CommaList = ()
+    pvc_mounts: Annotated[CommaList, AfterValidator(mounted)] = ()
     lora_downloader_plugin: str | None = None
     netrc_file: Path | None = Field(None, validation_alias=_env("netrc_file", "NETRC"))
     registry_auth_file: Path | None = Field(
@@ -155,7 +158,9 @@ class Settings(BaseModel):
     fetch_max_bytes: int = Field(8 << 30, ge=1)
     fetch_timeout_s: float = Field(3600.0, gt=0)
 
-    engine_url: str = Field("http://127.0.0.1:8000", description="vLLM's URL")
+    engine_url: Annotated[str, AfterValidator(engine_address)] = Field(
+        "http://127.0.0.1:8000", description="vLLM's URL"
+    )
     engine_api_key: str | None = Field(
         None, repr=False, validation_alias=_env("engine_api_key", "VLLM_API_KEY")
     )
@@ -209,8 +214,12 @@ class Settings(BaseModel):
         None, ge=1, description="The engine's --max-lora-rank; by default ranks are not checked"
     )
     default_policy: PolicyKind = Field(PolicyKind.LAZY, description="Policy of adapters without one")
+    placement: Literal["all", "homes"] = Field(
+        "all", description="Where eager and pinned adapters are loaded: on all replicas, or on their homes"
+    )
+    homes: int = Field(1, ge=1)
     default_ttl_s: int = Field(3600, ge=1, description="Idle time of a lazy adapter before it is evicted")
-    namespace_weights: CommaList = ()
+    namespace_weights: Annotated[CommaList, AfterValidator(weighed)] = ()
     poll_s: float = Field(0.0, ge=0.0)  # 0: by the kind of filesystem
     scan_s: float = Field(300.0, gt=0)
     settle_s: float | None = Field(
@@ -270,48 +279,12 @@ class Settings(BaseModel):
         switches = {"1": "loopback", "true": "loopback", "0": "off", "false": "off"}
         return switches.get(str(value).lower(), value)
 
-    @field_validator("pvc_mounts")
-    @classmethod
-    def _mounted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for item in value:
-            if not re.fullmatch(r"[^=/]+=/.*", item):
-                raise ValueError(f"{item!r} is not CLAIM=PATH with a path that begins with /")
-        return value
-
     @field_validator("port", "admin_port", mode="before")
     @classmethod
     def _own_port(cls, value: Any, info: ValidationInfo) -> Any:
         """Kubernetes sets LORA_FS_PORT, as an address, for a Service named lora-fs."""
         is_address = isinstance(value, str) and re.match(r"(tcp|udp|sctp)://", value)
         return cls.model_fields[str(info.field_name)].default if is_address else value
-
-    @field_validator("engine_url")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
-            raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
-        return value.rstrip("/")
-
-    @field_validator("server")
-    @classmethod
-    def _server(cls, value: str | None) -> str | None:
-        parts = urlsplit(value or "http://none")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("write the sidecar's address as http://HOST:PORT or https://HOST")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
-        if parts.path.rstrip("/").endswith("/v1"):
-            raise ValueError("write the sidecar's address without /v1")
-        return value.rstrip("/") if value is not None else None
-
-    @field_validator("namespace_weights")
-    @classmethod
-    def _weighed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for item in value:
-            if not re.fullmatch(r"[^=]+=[1-9][0-9]{0,5}", item):
-                raise ValueError(f"{item!r} is not NAMESPACE=WEIGHT with a whole number above 0")
-        return value
 
     def mounts(self) -> dict[str, Path]:
         """Where each claim of ``pvc://`` is; ``""`` is the registry's own volume."""

@@ -7,6 +7,8 @@ replicas up until Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import shutil
 import signal
 import sys
@@ -21,11 +23,13 @@ from lora_fs.demo import one_address, stall
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.failures import DemoFailed
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
 from lora_fs.demo.story import Story, boot, make_adapters
 from lora_fs.demo.transcript import Transcript
+from lora_fs.demo.volume import LORA_FS
 
 _INTERRUPTED = 130
+_QUESTION = {"model": "support", "prompt": PROMPT, "max_tokens": 8}
 
 
 def main() -> int:
@@ -74,10 +78,17 @@ def _run(work_dir: Path, run_dir: Path, out: Transcript, kind: type[Replica], *,
 
 
 def _hold(pair: Pair[Replica], out: Transcript) -> None:
-    """Keep everything up until Ctrl-C."""
+    """Say how to go on in another terminal, and keep everything up until Ctrl-C."""
+    out.say("\nBoth replicas stay up. In another terminal:")
+    for name, value in pair.volume.env.items():
+        out.command(f"export {name}={shlex.quote(value)}")
+    out.command(f"{shlex.quote(LORA_FS)} status")
     for replica in pair.both:
-        out.say(f"replica {replica.name} runs on: {replica.url}/v1")
-    out.say(f"shared volume: {pair.volume.root}\nCtrl-C ends it.")
+        out.say(f"replica {replica.name}: {replica.url}")
+        out.command(f"curl {replica.url}/v1/models")
+        out.command(shlex.join(["curl", f"{replica.url}/v1/completions", "--json", json.dumps(_QUESTION)]))
+    out.say(f"adapters to register: {pair.volume.cwd / 'adapters'}")
+    out.say("Ctrl-C ends it.")
     with suppress(KeyboardInterrupt):
         signal.pause()
 

@@ -70,7 +70,7 @@ class Evaluating:
 
     Args:
         models: what to ask for: the revision, and the one to compare it with if there is one.
-        patience_s: how long a replica may be away. journal: None: a run that ends is not gone on with.
+        patience_s: how long a replica may be away. journal: None: a run that ends is not resumed.
     """
 
     def __init__(

@@ -8,25 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Final
+
+from lora_fs.sidecar.reconcile.placement import rendezvous
 
 HALF_LIFE_S: Final = 30.0
 SHARE: Final = 0.6  # of one replica's part of all requests, that one home takes
 EVIDENCE: Final = 20.0  # requests before a share is believed
 SHRINK_S: Final = 60.0  # in which the demand stays lower before a home is given up
 KEPT: Final = 65_536  # adapters whose demand or order is remembered
-
-
-def rendezvous(adapter: str, names: Iterable[str]) -> list[str]:
-    """Return the replicas' names in the order of ``adapter``."""
-    key = adapter.encode(errors="surrogatepass")
-    return sorted(names, key=lambda name: (_weight(key, name), name), reverse=True)
-
-
-def _weight(key: bytes, name: str) -> bytes:
-    return blake2b(name.encode(errors="surrogatepass") + b"\0" + key, digest_size=8).digest()
 
 
 class Orders:

@@ -23,6 +23,8 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Finding, Policy, Record, Scope, Severity, check_segment, model_slug
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching
 from lora_fs.sidecar.reconcile.admin.service import Registrations
+from lora_fs.sidecar.reconcile.catalog import Served
+from lora_fs.sidecar.reconcile.placement import Part, homes_of, part_of
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.residents.probe import GivesLogprobs
@@ -30,6 +32,7 @@ from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.stage.prefetch import Ahead
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.watch.flat_store import FlatStore
+from lora_fs.sidecar.reconcile.watch.peers import Peers
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.drops.adopt import Adopter
 from lora_fs.sidecar.registry.format.layout import Layout
@@ -58,6 +61,7 @@ class Assembly:
     stager: Stager
     reporter: Reporter
     _flat: FlatStore | None = None
+    _peers: Peers | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -76,17 +80,19 @@ class Assembly:
         loop.add_done_callback(_say_if_it_died)
         probe = asyncio.create_task(self.replica.probe(), name="effect")
         beat = asyncio.create_task(self.reporter.beat(self.replica), name="heartbeat")
+        tasks = [loop, beat, probe]
+        if self._peers is not None:
+            tasks.append(asyncio.create_task(self._peers.watch(self.replica.wake), name="peers"))
         try:
             yield
         finally:
-            loop.cancel()
-            beat.cancel()
-            probe.cancel()
+            for task in tasks:
+                task.cancel()
             self.end()
             self.volume.stop()
             if self._flat is not None:
                 self._flat.stop()
-            await asyncio.gather(loop, beat, probe, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.reporter.withdraw(self.replica.replica_id)
             self.stager.close()
             sys.setswitchinterval(usual_s)
@@ -209,8 +215,22 @@ def _assemble(
     owner = f"{root}, {model} of {', '.join(sorted(settings.serves()))}"
     stager.prepare(owner)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
+    peers = Peers(registry.layout, settings.replica_id, model) if settings.placement == "homes" else None
+
+    def part(served: Served) -> Part:
+        assert peers is not None
+        if not peers.is_known:
+            return Part.KEEPER
+        plain, homes = served.name.partition("@")[0], homes_of(served.record.spec.labels, settings.homes)
+        return part_of(settings.replica_id, plain, homes, peers.living)
+
     limits = Limits(
-        default, settings.max_loaded, settings.resync_s, settings.hold_timeout_s, settings.weights()
+        default,
+        settings.max_loaded,
+        settings.resync_s,
+        settings.hold_timeout_s,
+        settings.weights(),
+        None if peers is None else part,
     )
     reporter = Reporter(registry, volume, settings.advertise_url, expectation)
     replica = Replica(
@@ -229,7 +249,7 @@ def _assemble(
     registrations.downloads.wake = replica.wake
     told = event("replica.begins", replica=settings.replica_id, model=model, root=str(root), filesystem=kind)
     logger.info("serving %s of %s (%s)", model, root, kind, extra=told)
-    return Assembly(replica, volume, stager, reporter, flat)
+    return Assembly(replica, volume, stager, reporter, flat, peers)
 
 
 def _waits(kind: str, settings: Settings) -> tuple[Timing, int, float]:

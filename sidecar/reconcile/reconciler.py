@@ -28,7 +28,7 @@ from lora_fs.sidecar.reconcile.names import Names
 from lora_fs.sidecar.reconcile.residents.foreign import Foreign
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
-from lora_fs.sidecar.reconcile.subjects import Subjects
+from lora_fs.sidecar.reconcile.subjects import PartOf, Subjects
 from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.reconcile.worker import Kind, Work, Workers
@@ -64,6 +64,7 @@ class Limits:
     resync_s: float
     hold_timeout_s: float
     weights: Mapping[str, int] = field(default_factory=dict)  # of namespaces
+    part_of: PartOf | None = None  # None: every replica is a home of every adapter
 
 
 class Reconciler:
@@ -102,7 +103,7 @@ class Reconciler:
         self._workers = Workers({Kind.UNLOAD: UNLOADS, Kind.LOAD: UNASKED_LOADS})
         self._sweeper = Daemons(1, "lora-fs-sweep")
         self._sweeping: asyncio.Task[None] | None = None
-        self._subjects = Subjects(names, residents, stager, limits.max_loaded)
+        self._subjects = Subjects(names, residents, stager, limits.max_loaded, limits.part_of)
         self.decided = False
         self.foreign = Foreign()
         self.max_loras: int | None = None

@@ -126,7 +126,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
             attempts=failure.attempts,
             retry_in_s=max(0.0, round(failure.retry_at - now, 1)),
         )
-    if name in catalog.unasked:
+    if name in catalog.unasked and name not in residents.unplaced:
         return _make(record, Phase.PENDING, "NotLoadedYet", residents.why_not_loaded())
     return resting(record)
 

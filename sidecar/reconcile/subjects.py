@@ -5,13 +5,18 @@ Names of the engine come in, as they were read last; ``plan`` takes what is made
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lora_fs.sidecar.model import Policy, PolicyKind, public_of, tells_bytes
 from lora_fs.sidecar.reconcile import plan
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.names import Names
+from lora_fs.sidecar.reconcile.placement import Part, policy_there
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.stage.cache import digest_at
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+
+PartOf = Callable[[Served], Part]
 
 
 class Subjects:
@@ -19,11 +24,19 @@ class Subjects:
 
     Args:
         max_loaded: how many adapters may be loaded; None where the engine's own bound is all.
+        part_of: what this replica is to an adapter; None: a home.
     """
 
-    def __init__(self, names: Names, residents: Residents, stager: Stager, max_loaded: int | None) -> None:
+    def __init__(
+        self,
+        names: Names,
+        residents: Residents,
+        stager: Stager,
+        max_loaded: int | None,
+        part_of: PartOf | None = None,
+    ) -> None:
         self._names, self._residents, self._stager = names, residents, stager
-        self._max_loaded = max_loaded
+        self._max_loaded, self._part_of = max_loaded, part_of
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     def resident(self) -> list[plan.Resident]:
@@ -57,7 +70,11 @@ class Subjects:
             self._to_preload = frozenset(catalog.served) if fits else frozenset()
         self._to_preload -= {name.partition("@")[0] for name in self._residents.paths}
         policies = {name: Policy(kind=PolicyKind.EAGER) for name in self._to_preload}
-        policies |= {name: catalog.policy_of(one) for name, one in catalog.unasked.items()}
+        unasked = catalog.unasked
+        if self._part_of is not None:
+            unasked = {name: one for name, one in unasked.items() if self._part_of(one) is Part.HOME}
+        self._residents.unplaced = frozenset(catalog.unasked.keys() - unasked.keys())
+        policies |= {name: catalog.policy_of(one) for name, one in unasked.items()}
         found = map(names.lookup, policies)
         missing = [s for s in found if s is not None and self._residents.name_of(s) is None]
         waits = self._residents.waits
@@ -69,7 +86,8 @@ class Subjects:
     def pin_problem(self, capacity: int | None) -> str | None:
         """More is pinned than may be, in words."""
         catalog = self._names.catalog()
-        pinned = sum(catalog.policy_of(one).kind is PolicyKind.PINNED for one in catalog.unasked.values())
+        here = [one for name, one in catalog.unasked.items() if name not in self._residents.unplaced]
+        pinned = sum(catalog.policy_of(one).kind is PolicyKind.PINNED for one in here)
         if capacity is None or pinned < capacity:
             return None
         return (
@@ -88,4 +106,4 @@ class Subjects:
         named = (active, trial.served if trial is not None else None)
         if not any(one is not None and one.record is served.record for one in named):
             return policy.model_copy(update={"kind": PolicyKind.LAZY})
-        return policy
+        return policy if self._part_of is None else policy_there(policy, self._part_of(served))

@@ -31,16 +31,15 @@ from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS, Forwa
 from lora_fs.sidecar.server.proxy.upstream import Upstream
 from lora_fs.sidecar.server.routes import (
     acts,
-    control,
     dynamo,
     events,
-    follow,
     lora,
     models,
     observe,
     registered,
     uploads,
 )
+from lora_fs.sidecar.server.routes.fleet import control, follow
 from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 

@@ -476,3 +476,16 @@ def test_a_list_that_may_lack_something(
     assert lora_fs("show", "a").out.startswith("a in default/tiny serves v1")
     waited = lora_fs("wait", "b", "--timeout", "0")
     assert (waited.code, "cannot be told now" in waited.err) == (6, True)
+
+
+def test_a_long_reason_is_shortened_where_no_terminal_folds_it(
+    lora_fs: LoraFs, folder: Folder, report: Report
+) -> None:
+    """A row of a pipe has at most 100 columns of the reason; ``-o wide`` and JSON have all of it."""
+    assert lora_fs("register", "a", folder(1)).code == 0
+    long = "VolumeUnavailable: " + "word " * 60 + "end"
+    report("one", recent=seen(), conditions=(long,))
+    rows = lora_fs("status").out.splitlines()
+    assert max(map(len, rows)) < 150
+    assert any("VolumeUnavailable: word" in row and "…" in row for row in rows)
+    assert long in lora_fs("status", "-o", "wide").out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from jsonschema import Draft202012Validator
 from lora_fs import schemas
 from lora_fs.sidecar.model import AdapterKey, AdapterSpec, FileEntry, Phase, Record
 from lora_fs.sidecar.model.status import RECENT
+from lora_fs.sidecar.reconcile.catalog import place
 from lora_fs.sidecar.reconcile.status_file import HEARTBEAT_S
 from lora_fs.sidecar.reconcile.watch.watcher import FOLDER_SCAN_S, SCAN_SHARE
-from lora_fs.sidecar.registry.format.ids import int_id
+from lora_fs.sidecar.registry.format.ids import int_id, natural_order
 from lora_fs.sidecar.registry.format.layout import generation_name, parse_generation
 from lora_fs.sidecar.registry.format.sealed import decode, seal, unseal
 from lora_fs.sidecar.registry.lifecycle import artifacts
@@ -26,8 +28,9 @@ from lora_fs.sidecar.registry.store.quota import WAIT_S, WINDOW_S
 from lora_fs.sidecar.registry.store.writer import LEASE_WAIT_S, RACES
 from lora_fs.sidecar.registry.view.view import LAG_LOOK_MOST_S, LAG_LOOK_S
 from lora_fs.sidecar.registry.volume.atomic import UNLINK_AFTER_S
-from lora_fs.sidecar.registry.volume.leases import ABANDONED_S, LEASE_S
+from lora_fs.sidecar.registry.volume.leases import ABANDONED_S, LEASE_S, lease
 from lora_fs.sidecar.registry.volume.mounts import timing_for
+from lora_fs.sidecar.registry.volume.permissions import share_file, share_folder
 from tests.registry.conftest import write_adapter
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +115,7 @@ def test_canonical_json_is_what_the_page_says(value: dict[str, Any]) -> None:
 
 def test_the_digest_is_what_the_page_says() -> None:
     """Of the rows shown, and of others in any order and any letters."""
-    (rows,) = re.findall(r"```text\n(\[\[.*\]\])\n```", TEXT)
+    (rows,) = re.findall(r"```text\n(\[\[.*\"\]\])\n```", TEXT)
     assert record().spec.digest == "sha256:" + hashlib.sha256(rows.encode()).hexdigest()
     files = [FileEntry(path=name, size_bytes=3, sha256="0" * 64) for name in ("é", "b", "Z")]
     text = ",".join(f'["{name}",3,"{"0" * 64}"]' for name in ("Z", "b", "\\u00e9"))
@@ -139,6 +142,65 @@ def test_the_fingerprint_is_what_the_page_says(tmp_path: Path) -> None:
         for path in sorted(folder.iterdir())
     ).replace("é", "\\u00e9")
     assert artifacts.fingerprint(folder) == hashlib.sha256(f"[{rows}]".encode()).hexdigest()[:32]
+
+
+def test_the_fingerprint_shown_is_of_the_rows_shown() -> None:
+    """A vector for other software: the text, and what it comes to."""
+    (shown,) = re.findall(r"have the fingerprint `(\w+)`", TEXT)
+    (rows,) = re.findall(r"```text\n(\[\[.*, \d{19}\]\])\n```", TEXT)
+    assert hashlib.sha256(rows.encode()).hexdigest()[:32] == shown
+
+
+CANARIES = re.findall(r"^\| `(\S+)`, `(\S+)`, `(\S+)` \| (\d+) \|$", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("namespace", "name", "user", "shown"), CANARIES)
+def test_a_users_place_is_what_the_page_says(namespace: str, name: str, user: str, shown: str) -> None:
+    """A vector for other software: who of a name's users a canary answers."""
+    one = record().model_copy(update={"namespace": namespace, "name": name})
+    assert place(one, user) == int(shown)
+
+
+def test_vectors_are_found() -> None:
+    """Of canaries, of orders and of modes; none is lost by a change of the page's form."""
+    assert (len(CANARIES), len(MODES)) == (4, 5)
+
+
+def test_natural_order_is_that_of_the_page() -> None:
+    """The revisions stand in the page's order, and numbers compare by value."""
+    (listed,) = re.findall(r"In this order: (.*?)\.\n", TEXT, re.DOTALL)
+    revisions = re.findall(r"`(\S+)`", listed)
+    assert len(revisions) == 10
+    keys = [natural_order(revision) for revision in revisions]
+    assert all(earlier < later for earlier, later in pairwise(keys))
+    assert natural_order("v01") == natural_order("v1")
+
+
+MODES = re.findall(r"^\| `(\d{4})` \| `(\d{4})` \| `(\d{4})` \|$", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("above", "folder", "file"), MODES)
+def test_modes_are_those_of_the_page(tmp_path: Path, above: str, folder: str, file: str) -> None:
+    """Under a umask of 077, as the page's rows say."""
+    parent = tmp_path / "above"
+    parent.mkdir()
+    parent.chmod(int(above, 8))
+    (parent / "folder").mkdir(0o700)
+    (parent / "file").touch(0o600)
+    share_folder(parent / "folder", parent)
+    share_file(parent / "file", parent)
+    assert [f"{(parent / name).stat().st_mode & 0o7777:04o}" for name in ("folder", "file")] == [folder, file]
+
+
+def test_a_lockfile_is_what_the_page_says(tmp_path: Path) -> None:
+    """Its first line and the names of the others, in their order."""
+    (said,) = re.findall(r"Its content is a line\s(.*?)\. Other", TEXT, re.DOTALL)
+    with lease(tmp_path / "x.lock", wait_s=1) as acquired:
+        assert acquired
+        lines = (tmp_path / "x.lock").read_text().splitlines()
+    expected = re.findall(r"`(\S+)`", said)
+    assert len(lines) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True))
 
 
 @pytest.mark.parametrize(

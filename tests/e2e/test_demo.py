@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -26,3 +28,29 @@ def test_the_demo_ends_with_success(model_dir: Path, option: str | None) -> None
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"All {13 if option else 14} steps held" in ran.stdout
     assert not list(work_dir.glob("run-*"))
+
+
+def test_what_is_kept_can_be_asked(model_dir: Path) -> None:
+    """``--keep`` ends with exports and requests that work as they are printed, until Ctrl-C."""
+    work_dir = model_dir.parent
+    command = [LORA_FS, "demo", "--sidecar", "--dir", str(work_dir), "--keep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment({})) as demo:
+        try:
+            assert demo.stdout is not None
+            told = "".join(iter(demo.stdout.readline, "   Ctrl-C ends it.\n"))
+            typed = re.findall(r"^   \$ (.*)$", told.partition("Both replicas stay up")[2], re.MULTILINE)
+            assert [line.split()[0].rpartition("/")[2] for line in typed] == [
+                *["export"] * 2,
+                "lora-fs",
+                *["curl"] * 4,
+            ]
+            script = "\n".join(["set -e", *(f"{line} --fail" if "curl" in line else line for line in typed)])
+            ran = subprocess.run(
+                ["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60
+            )
+            assert ran.returncode == 0, ran.stderr
+            assert re.search(r"^support +v1 ", ran.stdout, re.MULTILINE)
+            assert ran.stdout.count('"choices"') == 2
+        finally:
+            demo.send_signal(signal.SIGINT)
+    assert demo.returncode == 0

@@ -66,6 +66,12 @@ def client(plugin: Plugin) -> Client:
     return plugin.client
 
 
+def test_the_log_says_what_is_served(plugin: Plugin) -> None:
+    """An operator who sets nothing reads in vLLM's log which model is served from which root."""
+    log = plugin.client.engine.log.read_text()
+    assert re.search(r"INFO .*lora-fs serves tiny from /", log), log[-2000:]
+
+
 @pytest.fixture
 def stream(plugin: Plugin) -> Iterator[Stream]:
     """The bystander of a row; the row fails if it was harmed."""

@@ -14,8 +14,9 @@ from lora_fs.sidecar.gateway.choice import (
     Reason,
     choose,
 )
-from lora_fs.sidecar.gateway.homes import SHRINK_S, Demand, rendezvous
+from lora_fs.sidecar.gateway.homes import SHRINK_S, Demand
 from lora_fs.sidecar.gateway.prefix import BLOCK_BYTES, Prefixes, chain
+from lora_fs.sidecar.reconcile.placement import rendezvous
 
 NOW = 100.0
 ADAPTERS = ("a", "b", "c")

@@ -40,13 +40,13 @@ from lora_fs.sidecar.server.routes import (
     acts,
     dynamo,
     events,
-    follow,
     lora,
     models,
     observe,
     registered,
     uploads,
 )
+from lora_fs.sidecar.server.routes.fleet import follow
 from lora_fs.sidecar.settings import Settings, load_settings
 from lora_fs.sidecar.validate import expect
 from lora_fs.worker_patch import compat
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from lora_fs.worker_patch.api.gate import Behind
 
 logger = logging.getLogger(__name__)
+vllms_logger = logging.getLogger("vllm.lora_fs")  # vLLM prints its own from INFO on, ours from WARNING
 
 MOST_WAIT_S = 2.0  # for news on the dashboard: a vLLM that ends waits for its requests
 
@@ -219,7 +220,8 @@ class Endpoint:
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
         told = event("plugin.begins", model=settings.model, root=str(settings.root))
-        logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)
+        shown_logger = logger if "log_format" in settings.model_fields_set else vllms_logger
+        shown_logger.info("lora-fs serves %s from %s", settings.model, settings.root, extra=told)
 
     def _metrics(self) -> APIRouter:
         """vLLM's series and ours. Its own registry is another one where there are several API servers."""

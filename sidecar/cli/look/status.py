@@ -14,13 +14,14 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.waiting import not_seen, public_name
-from lora_fs.sidecar.cli.output import Format, complain
+from lora_fs.sidecar.cli.output import Format, complain, is_terminal
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
 WATCH_S = 1.0
+SHORT = 100  # of a reason where no terminal folds it; -o wide has all of it
 NOT_SEEN = "this replica has not seen it yet"
 CLOSED = "has no token file (LORA_FS_TOKEN_FILE): it refuses calls over HTTP that change adapters"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
@@ -57,6 +58,11 @@ class Row:
 def one_line(message: str) -> str:
     """A message that has a line for each finding, for a table."""
     return " ".join(message.split())
+
+
+def shortened(message: str) -> str:
+    """A message's beginning, for a row of a pipe or a log: at most ``SHORT`` columns."""
+    return message if len(message) <= SHORT else f"{message[: SHORT - 1].rstrip()}…"
 
 
 def ago(seconds: float | None) -> str:
@@ -198,6 +204,9 @@ def _show(
     lines = [(row.namespace, *row.cells()) if all_namespaces else row.cells() for row in rows]
     empty = ("",) if all_namespaces else ()
     lines += [(*empty, *trouble) for trouble in _remarks(replicas, reports)]
+    if output is Format.TEXT and not is_terminal():  # a terminal folds the column
+        at = columns.index("REASON")
+        lines = [(*line[:at], shortened(line[at]), *line[at + 1 :]) for line in lines]
     context.table(columns, lines, folds="REASON")
 
 

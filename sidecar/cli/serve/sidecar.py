@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 @setting("max_loaded")
 @setting("max_rank")
 @setting("default_policy")
+@setting("placement")
 @setting("default_ttl_s", "--default-ttl")
 @setting(
     "allowed_sources",

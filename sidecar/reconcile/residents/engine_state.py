@@ -37,6 +37,7 @@ class EngineState:
         elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
         records: the engine's name → what was loaded under it, as far as this process loaded it.
         draining: engine's names to unload when their requests end.
+        unplaced: names to be loaded unasked, but not here: other replicas are their homes.
         failures, phases: by public name; counters: monotonic, by metric name.
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
@@ -61,6 +62,7 @@ class EngineState:
         self.draining: frozenset[str] = frozenset()
         self.failures: dict[str, Failure] = {}
         self.phases: dict[str, Phase] = {}
+        self.unplaced: frozenset[str] = frozenset()
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.usage = UsageCounters()

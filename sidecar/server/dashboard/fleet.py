@@ -1,65 +1,23 @@
-"""What the replicas of one model report on the volume, read again only where it changed. Blocking.
-
-A report is a hint, and one that cannot be read is reported: its replica keeps what it said last.
-"""
+"""What each replica says of one adapter, for the dashboard. Blocking."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from lora_fs.sidecar.errors import CorruptRecord, TemporaryError, VolumeUnavailable
+from lora_fs.sidecar.errors import CorruptRecord, TemporaryError
 from lora_fs.sidecar.model import ReplicaStatus
-from lora_fs.sidecar.registry.format.layout import Layout
+from lora_fs.sidecar.reconcile.watch.reports import Look as Look
+from lora_fs.sidecar.reconcile.watch.reports import Reports
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.dashboard.usage import Said, said_of
 
-MAX_REPLICAS = 1000
 
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look: the reports that are new or changed, whose are gone, and which cannot be read."""
-
-    changed: Mapping[str, ReplicaStatus] = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-
-class Fleet:
-    """The reports in ``.replicas``, but for ``own``. One thread at a time."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._seen: dict[str, bytes] = {}  # replica → the digest of what was read
-
-    def look(self, own: str) -> Look:
-        """Raises VolumeUnavailable: the reports cannot be listed, and nothing is known to be gone."""
-        changed, unreadable = {}, {}
-        names = self._names(own)
-        for replica in names:
-            try:
-                data = atomic.read_bytes(self._layout.replica(replica))
-                if data is None:
-                    continue  # removed meanwhile: the next look finds it gone
-                digest = hashlib.blake2b(data, digest_size=16).digest()
-                if self._seen.get(replica) == digest:
-                    continue
-                changed[replica] = decode(ReplicaStatus, data)
-                self._seen[replica] = digest
-            except (CorruptRecord, TemporaryError) as error:
-                unreadable[replica] = str(error)
-        gone = frozenset(self._seen.keys() - names)
-        for replica in gone:
-            del self._seen[replica]
-        return Look(changed, gone, unreadable)
+class Fleet(Reports):
+    """The reports, and what they say of one adapter."""
 
     def of(self, own: str, key: tuple[str, str, str]) -> dict[str, Said]:
         """What each replica says of one adapter now: namespace, model and name. Reads every report."""
         found = {}
-        for replica in self._names(own):
+        for replica in self.names(own):
             try:
                 data = atomic.read_bytes(self._layout.replica(replica))
                 if data is not None:
@@ -67,12 +25,3 @@ class Fleet:
             except (CorruptRecord, TemporaryError):
                 found[replica] = Said(whole=False)
         return found
-
-    def _names(self, own: str) -> list[str]:
-        names = atomic.list_names(self._layout.replicas)
-        if names is None:
-            if self._layout.marker.name not in (atomic.list_names(self._layout.root) or ()):
-                raise VolumeUnavailable(f"{self._layout.root} is no registry any more")
-            return []
-        replicas = (name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return sorted(one for one in replicas if one != own and not one.startswith("."))[:MAX_REPLICAS]

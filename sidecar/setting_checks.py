@@ -1,0 +1,53 @@
+"""What the text of a setting may be. Each check returns the setting as it is used.
+
+Nothing here imports pydantic or click.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+
+def engine_address(value: str) -> str:
+    """Return vLLM's address without the slash at its end.
+
+    Raises:
+        ValueError: it is no http:// or https:// address, or one with /v1.
+    """
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.rstrip("/") == "/v1":
+        raise ValueError("write vLLM's address as http://HOST:PORT, without /v1")
+    return value.rstrip("/")
+
+
+def server_address(value: str | None) -> str | None:
+    """Return a sidecar's address without the slash at its end.
+
+    Raises:
+        ValueError: it is no http:// or https:// address, or one with credentials or /v1.
+    """
+    parts = urlsplit(value or "http://none")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("write the sidecar's address as http://HOST:PORT or https://HOST")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("leave out what stands before the @: the token goes into a file (--token-file)")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError("write the sidecar's address without /v1")
+    return value.rstrip("/") if value is not None else None
+
+
+def mounted(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where claims are mounted. Raises ValueError: one is not CLAIM=PATH."""
+    for item in items:
+        if not re.fullmatch(r"[^=/]+=/.*", item):
+            raise ValueError(f"{item!r} is not CLAIM=PATH with a path that begins with /")
+    return items
+
+
+def weighed(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Return namespaces' weights. Raises ValueError: one is not NAMESPACE=WEIGHT."""
+    for item in items:
+        if not re.fullmatch(r"[^=]+=[1-9][0-9]{0,5}", item):
+            raise ValueError(f"{item!r} is not NAMESPACE=WEIGHT with a whole number above 0")
+    return items

@@ -1,0 +1,86 @@
+"""Which other replicas count as living, by their status files, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
+from lora_fs.sidecar.reconcile.watch.peers import SILENT_S, STARTS_S, Peers
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.store.writer import Registry
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(registry: Registry, replica: str, beat: int, *loaded: str, engine: str = "ready") -> None:
+    """Write a replica's status file as it would itself."""
+    status = ReplicaStatus(
+        replica=replica,
+        model="tiny",
+        namespaces=("default",),
+        engine=engine,
+        heartbeat=beat,
+        adapters={
+            name: AdapterStatus(key=("default", "tiny", "v1", name), generation=1, phase=Phase.READY)
+            for name in loaded
+        },
+    )
+    file = registry.layout.replica(replica)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(seal(status.model_dump(mode="json")))
+
+
+def test_a_replica_lives_while_its_file_changes(tmp_path: Path) -> None:
+    """One that is silent, leaves, or serves another model does not count; what the others hold is known."""
+    clock, registry = Clock(), Registry(tmp_path, create=True)
+    peers = Peers(registry.layout, "r0", "tiny", clock)
+    before = peers.is_known
+    for name in ("r0", "r1", "r2"):
+        write(registry, name, 1, "a")
+    peers.look()
+    assert (before, peers.is_known) == (False, True)
+    assert peers.living == {"r1": {"a"}, "r2": {"a"}}
+    clock.now += SILENT_S - 1
+    write(registry, "r1", 2, "a", "b")
+    clock.now += 2
+    peers.look()
+    assert peers.living == {"r1": {"a", "b"}}
+    registry.layout.replica("r1").unlink()
+    peers.look()
+    assert peers.living == {}
+
+
+def test_a_replica_that_starts_counts_for_a_while_before_its_engine_answers(tmp_path: Path) -> None:
+    """An engine that never answers makes its replica no home for ever; one that does, at once."""
+    clock, registry = Clock(), Registry(tmp_path, create=True)
+    peers = Peers(registry.layout, "r0", "tiny", clock)
+    for beat in range(int(STARTS_S // 10)):
+        write(registry, "r1", beat, engine="unknown")
+        peers.look()
+        assert set(peers.living) == {"r1"}
+        clock.now += 10
+    write(registry, "r1", 1000, engine="unknown")
+    peers.look()
+    assert peers.living == {}
+    write(registry, "r1", 1001)
+    peers.look()
+    assert set(peers.living) == {"r1"}
+
+
+def test_reports_that_cannot_be_read_leave_what_was_known(tmp_path: Path) -> None:
+    """A half-written file takes no replica out."""
+    clock, registry = Clock(), Registry(tmp_path, create=True)
+    peers = Peers(registry.layout, "r0", "tiny", clock)
+    write(registry, "r1", 1, "a")
+    peers.look()
+    registry.layout.replica("r1").write_bytes(b'{"half')
+    peers.look()
+    assert peers.living == {"r1": {"a"}}

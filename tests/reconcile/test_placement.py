@@ -1,0 +1,97 @@
+"""Homes: any fleet, any replica that comes or goes; nothing leaves one replica before it is on another."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_fs.sidecar.model import Policy, PolicyKind
+from lora_fs.sidecar.reconcile.placement import Part, homes_of, part_of, policy_there, rendezvous
+
+NAMES = st.sets(st.sampled_from([f"r{number}" for number in range(8)]), min_size=1)
+ADAPTERS = [f"a{number}" for number in range(12)]
+FIRM = (PolicyKind.EAGER, PolicyKind.PINNED)
+
+
+def parts(fleet: dict[str, set[str]], adapter: str, homes: int) -> dict[str, Part]:
+    """What each replica is to an adapter, as each computes it for itself."""
+    return {
+        own: part_of(own, adapter, homes, {name: held for name, held in fleet.items() if name != own})
+        for own in fleet
+    }
+
+
+@given(NAMES, st.sampled_from(ADAPTERS), st.integers(1, 10))
+def test_all_replicas_agree_on_the_homes(names: set[str], adapter: str, homes: int) -> None:
+    """Each replica computes for itself, and together they are as many homes as there should be."""
+    found = parts({name: set() for name in names}, adapter, homes)
+    chosen = {name for name, part in found.items() if part is Part.HOME}
+    assert chosen == set(rendezvous(adapter, names)[:homes])
+    assert len(chosen) == min(homes, len(names))
+
+
+@given(NAMES, st.integers(1, 3))
+def test_a_replica_that_goes_moves_only_its_own_adapters(names: set[str], homes: int) -> None:
+    """Without one replica, the homes of adapters that it was no home of are the same."""
+    gone = min(names)
+    for adapter in ADAPTERS:
+        before = rendezvous(adapter, names)[:homes]
+        if gone not in before:
+            assert rendezvous(adapter, names - {gone})[:homes] == before
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[set[str]]:
+    """Fleets one after another, of which each has at least one replica of the one before."""
+    fleets = [draw(NAMES)]
+    for _ in range(draw(st.integers(1, 6))):
+        stays = draw(st.sampled_from(sorted(fleets[-1])))
+        fleets.append(draw(NAMES) | {stays})
+    return fleets
+
+
+@given(histories(), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_no_adapter_is_emptied_before_it_has_arrived(
+    history: list[set[str]], homes: int, order: random.Random
+) -> None:
+    """Replicas act in any order while others come and go: an adapter that is loaded stays loaded somewhere.
+
+    A copy may be evicted wherever the plan lets it: on every replica where it is not as of a home.
+    """
+    fleet: dict[str, set[str]] = {name: set() for name in history[0]}
+    for names in history:
+        lost = {one for name in fleet.keys() - names for one in fleet[name]}
+        fleet = {name: fleet.get(name, set()) for name in names}
+        for turn in range(2):
+            for adapter in ADAPTERS:
+                was = any(adapter in held for held in fleet.values())
+                acting = sorted(fleet)
+                order.shuffle(acting)
+                for own in acting:
+                    part = parts(fleet, adapter, homes)[own]
+                    if part is Part.HOME:
+                        fleet[own].add(adapter)
+                    elif part is Part.OTHER:
+                        fleet[own].discard(adapter)
+                    assert any(adapter in held for held in fleet.values()) or not was or adapter in lost, turn
+        for adapter in ADAPTERS:
+            holders = {name for name, held in fleet.items() if adapter in held}
+            assert holders == set(rendezvous(adapter, fleet)[:homes])
+
+
+@given(st.sampled_from(PolicyKind), st.sampled_from(Part))
+def test_a_copy_elsewhere_is_kept_until_its_place_is_needed(kind: PolicyKind, part: Part) -> None:
+    """Only on another replica than its homes and keepers an eager or pinned adapter is like a sticky one."""
+    policy = policy_there(Policy(kind=kind, priority=3), part)
+    expected = PolicyKind.STICKY if kind in FIRM and part is Part.OTHER else kind
+    assert (policy.kind, policy.priority) == (expected, 3)
+
+
+@given(st.text(max_size=12), st.integers(1, 5))
+def test_a_label_that_is_no_number_counts_as_none(text: str, default: int) -> None:
+    """Whatever the label says, an adapter has from 1 to 10,000 homes."""
+    assert 1 <= homes_of({"replicas": text}, default) <= 10_000
+    assert homes_of({}, default) == homes_of({"replicas": "x"}, default) == default
+    assert homes_of({"replicas": "3"}, default) == 3
