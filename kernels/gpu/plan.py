@@ -31,6 +31,12 @@ def tile_rows(plan: Plan, rows: int, small_rows: int = SMALL_ROWS) -> int:
     return 64 if live < LARGE_ROWS else 128
 
 
+def tiles_of(capacity: int, small_rows: int) -> tuple[int, ...]:
+    """The rows of a tile that batches of up to ``capacity`` rows may get."""
+    large = (64,) if capacity < LARGE_ROWS else (64, 128)
+    return (FEWEST_ROWS, *large) if capacity > small_rows else (FEWEST_ROWS,)
+
+
 def most_tiles(rows: int, slots: int, of_rows: int) -> int:
     """How many tiles a batch can have at most."""
     return min(rows, -(-rows // of_rows) + min(slots, rows))

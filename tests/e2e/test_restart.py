@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import Replica, SidecarReplica
+from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.model import public_of, tells_bytes
 from lora_fs.sidecar.reconcile.stage.cache import digest_at
@@ -21,6 +24,7 @@ Served = dict[str, str]
 
 POLICIES = ("lazy", "sticky", "eager")
 BACK_S = 15.0
+LONG = 200  # tokens: of a second at least
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,26 @@ def test_an_engine_that_died_alone(pair: Pair[SidecarReplica], served: Served) -
     a.engine.wait_ready()
     wait_answered(a, served)
     a.sidecar.wait_ready("/readyz")
+
+
+def test_an_engine_told_to_stop_while_it_answers(pair: Pair[SidecarReplica], served: Served) -> None:
+    """No client takes a text that is cut off for an answer: vLLM sends it with 200 and "abort"."""
+    a = pair.a
+    asks: Callable[..., Any] = partial(
+        a.openai.completions.create, prompt=PROMPT, max_tokens=LONG, extra_body={"ignore_eos": True}
+    )
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asks, model="lazy")
+        stream = asks(model="sticky", stream=True)
+        next(stream)
+        a.engine.stop()
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(stream)
+        with pytest.raises(openai.APIError):
+            answer.result()
+    a.start_engine()
+    a.engine.wait_ready()
+    wait_answered(a, served)
 
 
 def test_an_engine_that_forgot_between_two_looks(pair: Pair[SidecarReplica], served: Served) -> None:

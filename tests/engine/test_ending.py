@@ -1,4 +1,4 @@
-"""A vLLM with the plugin that is stopped, or started, while its volume does not answer: it ends."""
+"""A vLLM with the plugin that is stopped while it answers, or while its volume does not: it ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
+from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
 from lora_fs.demo.waiting import wait_until
@@ -18,11 +21,41 @@ from tests.e2e.mounts import hanging, may_mount
 from tests.engine.plugin import plugin_engine
 
 ENDS_S = 20.0
+LONG = 200  # tokens: of a second at least
 HELD_S = 150.0  # longer than a request waits for its adapter
 
-pytestmark = pytest.mark.skipif(not may_mount(), reason="mounting needs root and /dev/fuse")
+mounts = pytest.mark.skipif(not may_mount(), reason="mounting needs root and /dev/fuse")
 
 
+def test_it_is_stopped_while_it_answers(
+    farm: EngineFarm, model_dir: Path, adapters: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """No client takes a text that is cut off for an answer: vLLM sends it with 200 and "abort"."""
+    with (
+        ThreadPoolExecutor(1) as threads,
+        plugin_engine("answering", farm, model_dir, tmp_path) as plugin,
+        httpx.Client(base_url=plugin.client.url, trust_env=False, timeout=HELD_S) as http,
+    ):
+        plugin.register("busy", adapters(1))
+        assert plugin.client.complete("busy").status == 200
+        body = {"model": "busy", "prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True}
+        answer = threads.submit(plugin.client.post, "/v1/completions", body)
+        told = ""
+        with (
+            suppress(httpx.TransportError),
+            http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream,
+        ):
+            lines = stream.iter_lines()
+            assert "text" in next(lines)
+            plugin.client.engine.stop()
+            told = "\n".join(lines)
+        assert answer.result().status in (None, 503)
+        assert "length" not in told
+        assert 'abort"' not in told
+        assert plugin.client.engine.wait_ended(timeout_s=ENDS_S)
+
+
+@mounts
 def test_it_is_stopped_while_requests_wait(
     farm: EngineFarm, model_dir: Path, adapters: Callable[[int], Path], tmp_path: Path
 ) -> None:
@@ -52,6 +85,7 @@ def test_it_is_stopped_while_requests_wait(
     assert "THREADS JOINED" in engine.log_text()
 
 
+@mounts
 def test_it_is_started_on_a_volume_that_hangs(farm: EngineFarm, model_dir: Path, tmp_path: Path) -> None:
     """It says so, and does not start."""
     root = tmp_path / "root"

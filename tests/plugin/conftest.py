@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from vllm.config.lora import LoRAConfig
     from vllm.platforms import current_platform
 
-    from lora_fs.kernels.gpu import opaque
+    from lora_fs.worker_patch.worker import opaque
     from lora_fs.worker_patch.worker.hooks import wrapper_for
     from lora_fs.worker_patch.worker.models import TieredModelManager
     from tests.plugin.block import SLOTS, STOCK, WORDS, Make, Model, vllm_config

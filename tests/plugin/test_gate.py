@@ -125,7 +125,7 @@ class Site:
     def __init__(self, admin: Admin = OPEN, root_path: str = "") -> None:
         self.replica, self.engine = FakeReplica(), FakeEngine()
         self.requests = Requests({})
-        self.started = True
+        self.started, self.aborts = True, False
         behind: Any = Behind(self.replica, self.engine, 5.0, admin)  # type: ignore[arg-type]
         self.gate = Gate(self.app, lambda: behind if self.started else None, MOST)
         transport = httpx.ASGITransport(app=self.gate, root_path=root_path)
@@ -136,13 +136,15 @@ class Site:
         now, model = asked.get(), None
         with suppress(ValueError, AttributeError, RecursionError):  # vLLM answers 400 to these
             model = json.loads(body).get("model")
-        answer = {
+        answer: dict[str, Any] = {
             "body": body.decode("latin-1"),
             "asked": now and now.name,
             "found": isinstance(model, str) and model in self.requests,
             "holding": list(self.replica.holding),
             "in_use": self.engine.in_use,
         }
+        if self.aborts:
+            answer["choices"] = [{"text": "cut o", "finish_reason": "abort"}]
         await JSONResponse(answer)(scope, receive, send)
 
 
@@ -182,6 +184,16 @@ async def test_an_answer_that_is_to_be_fetched_later(site: Site) -> None:
     assert answer.status_code == 400
     assert "background" in answer.json()["error"]["message"]
     assert (await site.http.post("/v1/responses", json={**later, "model": "tiny"})).status_code == 200
+
+
+@pytest.mark.parametrize("model", ["sql", "tiny"])
+async def test_an_answer_that_vllm_aborts(site: Site, model: str) -> None:
+    """It is 503 and counted as that: vLLM says 200, with a text that is cut off."""
+    site.aborts = True
+    answer = await site.http.post("/v1/completions", json={"model": model, "prompt": "x"})
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
+    assert site.replica.answers == ([("v1", 503)] if model == "sql" else [])
 
 
 @pytest.mark.parametrize(

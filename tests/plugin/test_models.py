@@ -13,12 +13,11 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
-from lora_fs.kernels.gpu import opaque
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
 from lora_fs.kernels.layout import Packed
 from lora_fs.kernels.segments import plan_rows
 from lora_fs.kernels.tables import DeviceLayer
-from lora_fs.worker_patch.worker import layers, on_device, punica
+from lora_fs.worker_patch.worker import layers, on_device, opaque, punica
 from lora_fs.worker_patch.worker.fits import DoesNotFit
 from lora_fs.worker_patch.worker.layers import ModelLayers, Target
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from http import HTTPStatus
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,6 +29,7 @@ from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
+from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
@@ -90,9 +92,15 @@ class Gate:
             if behind.engine.ends:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
-            if chosen is not None:
-                send = counted(send, partial(behind.replica.answered, chosen))
-                await self._pass(behind, str(asks.model), chosen, scope, incoming, send)
+            if chosen is None:
+                send = Unaborted(send)
+            else:
+                count = partial(behind.replica.answered, chosen)
+                send = counted(send, count)
+                whole = Unaborted(
+                    send, lambda has_begun: count(HTTPStatus.BAD_GATEWAY) if has_begun else None
+                )
+                await self._pass(behind, str(asks.model), chosen, scope, incoming, whole)
         except (LoraFsError, HTTPException, ClientLeft) as error:
             await _refusal(scope, error)(scope, receive, send)
             return

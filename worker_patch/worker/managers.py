@@ -73,6 +73,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         model = super().create_lora_manager(*args, **kwargs)
         if self._adapter_manager.layers.targets:
             self._lora_model_cls = AsOnDisk
+        self._adapter_manager.warm()
         return model
 
     @property

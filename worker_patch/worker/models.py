@@ -67,6 +67,12 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             for wrapper in self.punica_wrapper_mapping.values():
                 wrapper.theirs = len(self.layers.targets) < len(self.modules)
 
+    def warm(self) -> None:
+        """Have ready what the first steps need."""
+        if self._ours:
+            for wrapper in self.punica_wrapper_mapping.values():
+                wrapper.warm(self.layers.targets.values())
+
     def begin_step(self) -> None:
         """A step begins, with the mapping of the last one or another."""
         if self._ours:

@@ -7,6 +7,7 @@ Source: vllm/lora/punica_wrapper/punica_gpu.py, 0.32.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -14,16 +15,23 @@ import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-from lora_fs.kernels.gpu import opaque
-from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan
+from lora_fs.kernels import gpu
+from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan, tiles_of
+from lora_fs.worker_patch.worker import opaque
 from lora_fs.worker_patch.worker.layers import Target
-from lora_fs.worker_patch.worker.punica import OnCPU, Planned
+from lora_fs.worker_patch.worker.punica import NOBODY, OnCPU, Planned
 
 _numbers = count()  # of this process's wrappers: the same whenever an engine starts
 
 
 class OnDevice(Planned):
-    """Plans on the device, beside those on the host."""
+    """Plans on the device, beside those on the host.
+
+    Attributes:
+        named: whether the step names an adapter, in a slot or not: else no layer launches anything.
+    """
+
+    named = False
 
     def __init__(self, max_num_batched_tokens: int, max_batches: int, device: Any, **kwargs: Any) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
@@ -31,28 +39,46 @@ class OnDevice(Planned):
         self._sizes = (max_num_batched_tokens, kwargs["lora_config"].max_loras, device)
 
     def prepare(self, rows: torch.dtype, captured: int = 0) -> frozenset[torch.dtype]:
-        small = max(SMALL_ROWS, captured)
+        small, self._rows = max(SMALL_ROWS, captured), rows
         self.tokens_there = DevicePlan(*self._sizes, small)
         self.sampled_there = DevicePlan(*self._sizes, small)
         return super().prepare(rows, captured)
 
-    def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        super().update_metadata(*args, **kwargs)
+    def update_metadata(self, mapping: Any, *args: Any, **kwargs: Any) -> None:
+        super().update_metadata(mapping, *args, **kwargs)
+        ids = mapping.index_mapping
+        self.named = bool(self.tokens.segments) or ids.count(0) < len(ids)
         self.tokens_there.upload(self.tokens)
         self.sampled_there.upload(self.sampled)
 
     def bind(self, path: str, target: Target) -> Any:
         # What torch.compile keeps for the next start has the name in it.
         name = f"{self._number}.{path}"
-        opaque.bind(name, target.layer, self.tokens_there)
+        opaque.bind(name, target.layer, self.tokens_there, lambda: self.named)
         return BoundByName(self, target, name)
+
+    def warm(self, targets: Iterable[Target]) -> None:
+        """Compile what steps will launch, whatever their sizes: a step that compiles takes seconds."""
+        plan = self.tokens_there
+        alike = {target.shape: target for target in targets}
+        for tile in tiles_of(plan.capacity, plan.small_rows):
+            plan.upload(NOBODY, 1, tile)
+            for target in alike.values():
+                rows = {"dtype": self._rows, "device": plan.block.device}
+                y = torch.zeros(1, target.shape.width, **rows)
+                if target.shape.lookup:
+                    tokens = torch.zeros(1, dtype=torch.int64, device=plan.block.device)
+                    gpu.embedding(y, tokens, target.layer, plan)
+                else:
+                    gpu.linear(y, torch.zeros(1, target.shape.inputs, **rows), target.layer, plan)
+        plan.upload(NOBODY)
 
 
 class BoundByName:
     """A wrapper as one layer sees it, whatever stream or graph the layer runs in."""
 
     def __init__(self, wrapper: OnDevice, target: Target, name: str) -> None:
-        self._wrapper, self._target, self._name = wrapper, target, name
+        self._wrapper, self._target, self._name = wrapper, target, opaque.encode(name)
 
     def add_lora_linear(
         self, y: torch.Tensor, x: torch.Tensor, *args: Any, add_inputs: bool = True, **kwargs: Any
@@ -69,7 +95,8 @@ class BoundByName:
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1]).narrow(1, 0, self._target.shape.width)
         host = self._wrapper.plan_of_logits(x.shape[0])
         plan: Any = self._wrapper.sampled_there if host is self._wrapper.sampled else host
-        self._wrapper.ops.linear(y, x, self._target.layer, plan)
+        if self._wrapper.named:
+            self._wrapper.ops.linear(y, x, self._target.layer, plan)
 
 
 class OnGPU(OnDevice, PunicaWrapperGPU):  # type: ignore[misc]

@@ -8,7 +8,7 @@ product; vLLM 0.32 gives them the last slot's delta on a CPU, where -1 says *no 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,9 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
     def bind(self, path: str, target: Target) -> Any:
         """What one layer calls in the place of this; ``path``: the layer's in the model."""
         return Bound(self, target)
+
+    def warm(self, targets: Iterable[Target]) -> None:
+        """Have ready what the first steps of these layers need; ``prepare`` did on a CPU."""
 
     def guard_cache(self, y: torch.Tensor) -> None:
         """Look after what goes to the KV cache."""

@@ -32,6 +32,7 @@ from lora_fs.sidecar.server.middleware.errors import refuse, respond
 from lora_fs.sidecar.server.middleware.tokens import digest_of
 from lora_fs.sidecar.server.pauses import BASE, Pauses
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import Renamed, Stored, counted, user_of
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
@@ -271,33 +272,38 @@ class Proxy:
         if names is not None:
             raw = [(n, v) for n, v in raw if n.lower() != b"content-length"]
         head: Message = {"type": "http.response.start", "status": answer.status, "headers": raw}
-        has_begun = is_whole = False
+        told = Unaborted(send, partial(self._broke_off, through))
+        has_head = is_whole = False
         try:
             if not answer.content_length:  # a stream's head does not wait for its first event
-                await send(head)
-                has_begun = True
+                await told(head)
+                has_head = True
             while not is_whole:
                 chunk = said or await answer.content.readany()
                 said, is_whole = b"", answer.content.at_eof()
                 data = chunk if names is None else names.feed(chunk)
                 if is_whole and names is not None:
                     data += names.end()
-                if not has_begun:
+                if not has_head:
                     if is_whole and names is not None and answer.method != "HEAD":
                         raw.append((b"content-length", b"%d" % len(data)))
-                    await send(head)
-                    has_begun = True
+                    await told(head)
+                    has_head = True
                 if data or is_whole:
-                    await send({"type": "http.response.body", "body": data, "more_body": not is_whole})
+                    await told({"type": "http.response.body", "body": data, "more_body": not is_whole})
         except (aiohttp.ClientError, TimeoutError) as error:
-            told = event("engine.broke_off", error=type(error).__name__)
-            logger.warning("the engine broke off its answer: %s", error, extra=told)
-            self._replica.engine_failed(None)
-            if not has_begun:
+            why = event("engine.broke_off", error=type(error).__name__)
+            logger.warning("the engine broke off its answer: %s", error, extra=why)
+            self._broke_off(through if answer.status < HTTPStatus.BAD_REQUEST else None, told.has_begun)
+            if not told.has_begun:
                 raise EngineUnavailable(f"the engine broke off its answer: {error}") from error
-            if through is not None and answer.status < HTTPStatus.BAD_REQUEST:
-                self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
             # Without an end, so that the client's connection is closed, too.
+
+    def _broke_off(self, through: _Through | None, has_begun: bool) -> None:
+        """Look at the engine; an answer that had begun is counted once more, as the error it is."""
+        self._replica.engine_failed(None)
+        if has_begun and through is not None:
+            self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)
 
 
 async def while_it_waits(work: Coroutine[None, None, None], receive: Receive) -> None:

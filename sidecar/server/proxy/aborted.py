@@ -1,0 +1,129 @@
+"""An answer that the engine aborted never looks whole.
+
+A vLLM that gets SIGTERM ends what is under way: status 200, a text that is cut off, and the
+``finish_reason`` "abort". Clients take that for an answer. Here it becomes 503, or an error event in a
+stream. Where more of it was sent than is kept here, the connection is closed in the middle.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Send
+
+from lora_fs.sidecar.errors import EngineUnavailable
+from lora_fs.sidecar.logs import event
+from lora_fs.sidecar.server.middleware.errors import respond
+
+KEPT_BYTES: Final = 1 << 16
+"""Of a JSON answer that is not whole, so many bytes are kept back, with its status."""
+_MARK = re.compile(rb'"finish_reason": ?"abort"')  # a text holds no unescaped quotes: this is a field
+_MARK_MOST_BYTES = 24
+_TOLD = (
+    "the engine aborted this request before its answer was whole, as vLLM does when it stops: send the "
+    "request again"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Unaborted:
+    """Wrap an ASGI ``send``.
+
+    Args:
+        aborted: called once, when the engine's abort is seen; it gets whether the answer had begun.
+
+    Attributes:
+        has_begun: something was sent.
+    """
+
+    def __init__(self, send: Send, aborted: Callable[[bool], object] = bool) -> None:
+        self._send, self._aborted = send, aborted
+        self._take: Callable[[bytes, bool], Awaitable[None]] = self._as_it_is
+        self._head: Message | None = None
+        self._kept = b""
+        self.has_begun = self._is_told = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._take = self._reader(message)
+            self._head = message
+            if self._take != self._json:
+                await self._begin()
+        elif message["type"] == "http.response.body":
+            await self._take(message.get("body", b""), message.get("more_body", False))
+        else:
+            await self._send(message)
+
+    def _reader(self, head: Message) -> Callable[[bytes, bool], Awaitable[None]]:
+        headers = Headers(raw=[(name.lower(), value) for name, value in head.get("headers", ())])
+        if head["status"] != 200 or "content-encoding" in headers:
+            return self._as_it_is
+        match headers.get("content-type", "").partition(";")[0].strip().lower():
+            case "application/json":
+                return self._json
+            case "text/event-stream":
+                return self._events
+        return self._as_it_is
+
+    async def _begin(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            self.has_begun = True
+            await self._send(head)
+
+    async def _as_it_is(self, data: bytes, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _nothing(self, data: bytes, more: bool) -> None:
+        """An answer without an end: the server closes the connection."""
+
+    async def _json(self, data: bytes, more: bool) -> None:
+        seen = self._kept + data
+        if _MARK.search(seen):
+            self._tell()
+            self._take = self._nothing
+            if not self.has_begun:
+                answer = respond(EngineUnavailable(_TOLD), "model")
+                self._head = {
+                    "type": "http.response.start",
+                    "status": answer.status_code,
+                    "headers": answer.raw_headers,
+                }
+                await self._begin()
+                await self._as_it_is(bytes(answer.body), False)
+            return
+        if not self.has_begun:
+            if more and len(seen) < KEPT_BYTES:
+                self._kept = seen
+                return
+            data = seen
+        self._kept = seen[-_MARK_MOST_BYTES:]
+        await self._begin()
+        await self._as_it_is(data, more)
+
+    async def _events(self, data: bytes, more: bool) -> None:
+        """Line by line, as events are."""
+        whole, end, self._kept = (self._kept + data).rpartition(b"\n")
+        if not more:
+            end, self._kept = end + self._kept, b""
+        if b'"abort"' in whole or b'"abort"' in end:
+            whole, end = b"\n".join(map(self._line, (whole + end).split(b"\n"))), b""
+        if whole or end or not more:
+            await self._as_it_is(whole + end, more)
+
+    def _line(self, line: bytes) -> bytes:
+        if not _MARK.search(line):
+            return line
+        self._tell()
+        return b"data: " + bytes(respond(EngineUnavailable(_TOLD), "model").body)
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning("the engine aborted an answer", extra=event("engine.broke_off", error="abort"))
+            self._aborted(self.has_begun)

@@ -1,0 +1,69 @@
+"""A vLLM of its own whose model is compiled piece by piece, as on a GPU. Prints answers and counts as JSON.
+
+A script of ``test_compiled_model``. On a CPU vLLM compiles no model that has adapters, and one of its passes
+names operations that no CPU has: that is changed here, and nothing else. Arguments: the base model's folder,
+the prompts as JSON, then folders of adapters; without any the base model alone is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.compilation.counter import compilation_counter
+from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+from vllm.config import CompilationMode
+from vllm.lora.request import LoRARequest
+from vllm.platforms.cpu import CpuPlatform
+
+TOKENS = 4
+
+
+def compile_models() -> None:
+    """Let vLLM's CPU compile as its GPU does."""
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def check_then_compile(cls: type[Any], config: Any) -> None:
+        check(cls, config)
+        compilation = config.compilation_config
+        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
+        compilation.compile_sizes = []
+
+    setattr(CpuPlatform, "check_and_update_config", classmethod(check_then_compile))  # noqa: B010
+    setattr(FixFunctionalizationPass, "__call__", lambda self, graph: None)  # noqa: B010
+
+
+def main(model_dir: str, prompts: str, *adapters: str) -> None:
+    compile_models()
+    llm = LLM(
+        model_dir,
+        dtype="float32",
+        enable_lora=True,
+        max_loras=2,
+        max_lora_rank=16,
+        max_model_len=32,
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=64 << 20,
+    )
+    how = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
+    requests = [None, *(LoRARequest(f"a{n}", n, folder) for n, folder in enumerate(adapters, 1))]
+    told = []
+    for prompt in json.loads(prompts):
+        # All in one batch: rows of every adapter, and of none.
+        answers: Any = llm.generate(
+            [{"prompt_token_ids": prompt}] * len(requests), how, lora_request=requests, use_tqdm=False
+        )
+        for answer in answers:
+            made = answer.outputs[0]
+            seen = [answer.prompt_logprobs[at][token].logprob for at, token in enumerate(prompt) if at]
+            seen += [one[token].logprob for one, token in zip(made.logprobs, made.token_ids, strict=True)]
+            told.append({"tokens": [*prompt, *made.token_ids], "logprobs": seen})
+    print(json.dumps({"answers": told, "counts": dataclasses.asdict(compilation_counter)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
