@@ -12,6 +12,7 @@
     ├── TemporaryError            call again later; nothing was lost
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
     │   ├── UnknownOutcome        a write may or may not have landed; look before repeating it
+    │   ├── TrustUnreadable       the trust file cannot be used: nothing new is trusted until it can
     │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
     │   ├── ServerUnavailable     the server that was asked did not answer: it may have done it
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
@@ -117,6 +118,10 @@ class VolumeUnavailable(TemporaryError):
 
 class UnknownOutcome(TemporaryError):
     """The write may have landed: look at what is registered before you repeat it."""
+
+
+class TrustUnreadable(TemporaryError):
+    """The trust file cannot be read or is wrong: whether anything is signed is unknown."""
 
 
 class ServerUnavailable(TemporaryError):

@@ -76,6 +76,7 @@ class Settings(BaseModel):
         base_config: the base model's ``config.json`` (file or folder), for validation.
         strict_base_model: an adapter of a base model that is named otherwise is refused, also where the
             names cannot tell whether it is another one.
+        trust: a file that names who may sign adapters; None: no signature is looked at.
         allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
         pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
@@ -138,6 +139,7 @@ class Settings(BaseModel):
     base_config: Path | None = _shared("base_config")
     base_model: str | None = None
     strict_base_model: bool = False
+    trust: Path | None = Field(None, description="A file that names who may sign adapters")
     allowed_sources: CommaList = Field(
         (),
         validation_alias=_env("allowed_sources", "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES"),
@@ -244,34 +246,18 @@ class Settings(BaseModel):
         variables = {name.upper(): value for name, value in os.environ.items() if value}
         return variables | {variable(name): value for name, value in options.items()}
 
-    @field_validator(
-        "namespaces",
-        "replicas",
-        "allow",
-        "allowed_sources",
-        "allowed_remotes",
-        "pvc_mounts",
-        "public_namespaces",
-        "cors_origins",
-        "allowed_hosts",
-        "namespace_weights",
-        mode="before",
-    )
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
-
     @field_validator("*", mode="before")
     @classmethod
-    def _measured(cls, value: Any, info: ValidationInfo) -> Any:
-        """A duration or a size may have a unit, as on the command line: a ConfigMap is read by both."""
-        if isinstance(value, str) and str(info.field_name).endswith("_s"):
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list has commas. A duration or a size may have a unit, as on the command line."""
+        name = str(info.field_name)
+        if not isinstance(value, str):
+            return value
+        if cls.model_fields[name].annotation == CommaList:
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if name.endswith("_s"):
             return seconds_of(value)
-        if isinstance(value, str) and str(info.field_name).endswith("_bytes"):
-            return bytes_of(value)
-        return value
+        return bytes_of(value) if name.endswith("_bytes") else value
 
     @field_validator("insecure", mode="before")
     @classmethod
@@ -312,12 +298,14 @@ def load_settings(**options: Any) -> Settings:
 
     Raises:
         ValidationError: a value that cannot be.
-        InputError: the token file is said to be nothing.
+        InputError: the token file, or the trust file, is said to be nothing.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     settings = Settings(**given)
     if settings.token_file is None and os.environ.get("LORA_FS_TOKEN_FILE") == "":
         raise InputError("LORA_FS_TOKEN_FILE is empty: name a file, or unset it")
+    if settings.trust is None and os.environ.get("LORA_FS_TRUST") == "":
+        raise InputError("LORA_FS_TRUST is empty: name a file, or unset it")
     return settings
 
 

@@ -40,6 +40,11 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "adapters.validate",
             "Check the adapter in PATH as register would; exit 5 if it cannot be served",
         ),
+        "sign": ("adapters.sign", "Sign every file of the folder PATH; the signature is PATH/model.sig"),
+        "verify": (
+            "adapters.sign",
+            "Check that someone who may has signed the adapter in PATH; exit 5 if nobody did",
+        ),
         "unregister": ("adapters.names", "Unregister NAME on every replica"),
         "set": ("adapters.amend", "Change NAME's policy, labels or retention"),
         "pin": ("adapters.amend", "Never evict NAME"),

@@ -70,6 +70,7 @@ class AdapterSpec(Stored):
             folder that changed in place from one that did not, without reading it.
         int_id: the engine's integer id: 63 bits, the same on every replica.
         allowed: codes of findings that were allowed when it was registered; a replica allows them, too.
+        signer: who signed the bytes, as their registration saw it; a replica looks itself.
         unpinned: the policy that it gets back when it is unpinned; of no meaning before it is pinned.
     """
 
@@ -88,6 +89,7 @@ class AdapterSpec(Stored):
     fingerprint: str | None = None
     allowed: Annotated[tuple[str, ...], FailFast()] = ()
     unpinned: Policy | None = None
+    signer: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def is_pinned(self) -> bool:
@@ -156,6 +158,12 @@ class Record(_Generation):
     @property
     def key(self) -> AdapterKey:
         return AdapterKey(self.namespace, self.model, self.revision, self.name)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What a line of the audit says of it."""
+        signer = {} if self.spec.signer is None else {"signer": self.spec.signer}
+        return {"revision": self.revision, "digest": self.spec.digest, **signer}
 
     @property
     def present(self) -> bool:

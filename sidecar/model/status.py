@@ -50,7 +50,12 @@ class Condition(Stored):
 
 
 class AdapterStatus(Stored):
-    """What one replica last observed of one served name. ``since``: RFC 3339, of the phase."""
+    """What one replica last observed of one served name.
+
+    Attributes:
+        since: RFC 3339, of the phase.
+        signer: who signed the bytes, as this replica checked when it loaded them.
+    """
 
     key: tuple[str, str, str, str]
     generation: int
@@ -60,6 +65,7 @@ class AdapterStatus(Stored):
     attempts: int = 0
     retry_in_s: float | None = None
     since: str = ""
+    signer: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Download(Stored):

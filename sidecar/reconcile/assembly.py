@@ -79,8 +79,9 @@ class Assembly:
         loop = asyncio.create_task(self.replica.run(), name="reconcile")
         loop.add_done_callback(_say_if_it_died)
         probe = asyncio.create_task(self.replica.probe(), name="effect")
+        trust = asyncio.create_task(self.stager.trusted.watch(), name="trust file")
         beat = asyncio.create_task(self.reporter.beat(self.replica), name="heartbeat")
-        tasks = [loop, beat, probe]
+        tasks = [loop, beat, probe, trust]
         if self._peers is not None:
             tasks.append(asyncio.create_task(self._peers.watch(self.replica.wake), name="peers"))
         try:
@@ -214,6 +215,8 @@ def _assemble(
     )
     owner = f"{root}, {model} of {', '.join(sorted(settings.serves()))}"
     stager.prepare(owner)
+    stager.trusted.look()
+    volume.beside.append(stager.trusted.conditions)
     default = Policy(kind=settings.default_policy, ttl_s=settings.default_ttl_s)
     peers = Peers(registry.layout, settings.replica_id, model) if settings.placement == "homes" else None
 

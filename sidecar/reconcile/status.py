@@ -111,9 +111,10 @@ def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
 def _status(served: Served, residents: Residents, now: float, catalog: Catalog) -> AdapterStatus:
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
+        signer = residents.signer_of(record)
         if residents.effects.get(record.spec.digest) is Effect.NONE:
-            return _make(record, Phase.READY, "NoEffect", NO_EFFECT)
-        return _make(record, Phase.READY, "Loaded")
+            return _make(record, Phase.READY, "NoEffect", NO_EFFECT, signer=signer)
+        return _make(record, Phase.READY, "Loaded", signer=signer)
     if name in residents.phases:
         return _make(record, residents.phases[name])
     failure = residents.failures.get(name)

@@ -147,7 +147,7 @@ def create_app(
     )
     app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
     app.include_router(events.router(replica, admin))
-    app.include_router(observe.router(replica, admin, trail))
+    app.include_router(observe.router(replica, admin, trail, proxy.engine_metrics))
     app.include_router(routes.router(replica, admin, board))
     app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
     way = proxied(max_body_bytes)

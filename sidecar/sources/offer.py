@@ -19,10 +19,11 @@ from typing import Protocol
 from lora_fs.sidecar.errors import InputError, LoraFsError, SourceUnavailable, TooLarge
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.sources.uri import Uri
+from lora_fs.sidecar.trust import BUNDLE
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 
-CARRIED = ("metadata.json", "README.md")
+CARRIED = ("metadata.json", "README.md", BUNDLE)
 MAX_CARRIED_BYTES = 1 << 20
 ARCHIVE = ".archive"  # how the name of a piece begins that is unpacked
 MOST_RETRY_S = 3600.0  # of what a server says; who passes it on says no more either

@@ -113,6 +113,10 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "no-such-module": _overridable("the base model has no such module: vLLM ignores it"),
         "wrong-shape": _engines("a tensor does not fit the base model's layer"),
         "layer-out-of-range": _told("a layer index beyond the base model's layers"),
+        # the signature
+        "unsigned": _refused("model.sig is not there, and the namespace takes signed adapters only"),
+        "untrusted": _refused("model.sig is damaged, expired, or by nobody who may sign in the namespace"),
+        "signature-mismatch": _refused("a trusted signer signed other bytes than these"),
         # the fleet
         "no-replica": _refused("no live replica can serve it, for the reasons that are listed"),
         "some-replicas": _told("some live replicas cannot serve it, for the reasons that are listed"),

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.escaping import printable, shown
 from lora_fs.sidecar.model import Finding, LoraShape, Severity
 from lora_fs.sidecar.validate.codes import CODES
+
+if TYPE_CHECKING:
+    from lora_fs.sidecar.trust import Trust
 
 # A broken adapter repeats its fault in every layer; the first ones tell the story.
 MAX_FINDINGS_PER_CODE = 8
@@ -39,6 +43,7 @@ class Expectation:
         learned: what takes the place of ``base_config`` where that is None, and further names.
         fleet: the live replicas that are to serve it: what none of them can is an error.
         forced: that is a warning.
+        trust: who has to have signed it; None: nobody.
     Raises:
         InputError: ``allow`` names a code that does not exist or cannot be overridden.
     """
@@ -51,6 +56,7 @@ class Expectation:
     learned: Learned = field(default_factory=Learned)
     fleet: tuple[Peer, ...] = ()
     forced: bool = False
+    trust: Trust | None = None
 
     def base(self) -> Mapping[str, object] | None:
         """The base model's ``config.json``, as far as it is known now."""

@@ -18,6 +18,7 @@ from tests.cli.conftest import LoraFs, parse, seen
 from tests.cli.test_doctor import BRIEF
 from tests.registry.conftest import write_adapter
 from tests.sources.conftest import Hub, hub, web
+from tests.trust.conftest import new_authority, new_key
 
 __all__ = ["hub", "web"]  # fixtures
 
@@ -66,6 +67,9 @@ def shop(lora_fs: LoraFs, tmp_path: Path) -> LoraFs:
     write_adapter(tmp_path / "loras/one", 5)
     (tmp_path / "adapters.yaml").write_text(DOCUMENT)
     (tmp_path / "configmap.yaml").write_text(CONFIGMAP)
+    key = new_authority().issue("build@acme")
+    (tmp_path / "signing.pem").write_bytes(key.pem)
+    (tmp_path / "signing.crt").write_bytes(key.certificates or b"")
     return lora_fs
 
 
@@ -99,6 +103,11 @@ def test_the_example_runs(
             shop("unregister", "support")
             report("pod-a", recent=seen("support", record=2, pointer=2))
 
+    if name == "verify":
+        (tmp_path / "signing.pub").write_text((key := new_key()).public)
+        (tmp_path / "signing.pem").write_bytes(key.pem)
+        (tmp_path / "trust.yaml").write_text("signers: [{name: ops, key: signing.pub}]")
+        assert shop("sign", "./support-lora", "--key", "signing.pem").code == 0
     if "--wait" in line:
         every = {f"{there}/support": 99 for there in ("v1", "v2", ".active")}
         report("pod-a", recent={f"default/tiny/{series}": seen for series, seen in every.items()})

@@ -21,7 +21,18 @@ from tests.registry.faults import fail
 
 Folder = Callable[[int], str]
 
-NEED_NONE = {"init", "validate", "sidecar", "gateway", "demo", "install-plugin", "version", "help"}
+NEED_NONE = {
+    "init",
+    "validate",
+    "sign",
+    "verify",
+    "sidecar",
+    "gateway",
+    "demo",
+    "install-plugin",
+    "version",
+    "help",
+}
 WORDS = {
     "register": "register a ADAPTER",
     "apply": "apply -f DOCUMENTS",

@@ -88,6 +88,9 @@ def python(words: list[str]) -> None:
     if words[0] == "-m":
         if words[1] in {"venv", "pip"}:
             return
+        if words[1].startswith("vllm."):
+            vllm(words[2:])
+            return
         spec = find_spec(words[1])
         assert spec is not None, words
         assert spec.origin is not None

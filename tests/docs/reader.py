@@ -39,7 +39,7 @@ TOKEN = "a-readers-own-4711"
 SIDECAR = 8001  # where a page's curl finds one, started if the page has not
 # What the pages' commands find in the reader's folder: name → seed; equal seeds are equal bytes.
 ADAPTERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3, "guard-lora": 4, "my-adapter": 5}
-FILES = {"cp", "mkdir", "mv", "rm", "cat", "ls", "tar", "touch", "sha256sum", "echo", "lora-fs"}
+FILES = {"openssl", "cp", "mkdir", "mv", "rm", "cat", "ls", "tar", "touch", "sha256sum", "echo", "lora-fs"}
 A_PATH = re.compile(r"(?<![\w:/.~$}\])-])/(?=[a-z])")
 
 
@@ -81,6 +81,7 @@ class Reader:
         write_adapter(self.disk / "home", 6, base=MODEL)
         write_adapter(self.disk / "home/loras/one", 7, base=MODEL)
         write_adapter(self.disk / "home/sql-lora", 8, base=MODEL)
+        (self.disk / "home/trust.yaml").write_text("signers:\n- {name: ml-team, key: signing.pub}\n")
         (self.disk / "home/configmap.yaml").write_text(CONFIGMAP)
         (self.disk / "home/adapters.yaml").write_text(DOCUMENT)
         with tarfile.open(self.disk / "home/support.tar", "w") as tar:

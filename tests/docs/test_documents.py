@@ -12,6 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
+from lora_fs.sidecar.trust.trust_file import TrustFile
 from tests.docs.blocks import ROOT, Block, told
 
 
@@ -105,6 +106,8 @@ def test_yaml_is_what_it_is_shown_for(block: Block) -> None:
             Draft202012Validator(SCRAPE).validate(document)
         elif isinstance(document, dict) and document.get("kind") == "LoraAdapter":
             Draft202012Validator(schemas.load("lora-adapter")).validate(document)
+        elif isinstance(document, dict) and "signers" in document:
+            TrustFile.model_validate(document)
         else:
             assert isinstance(document, dict)
             whole = manifest(document)

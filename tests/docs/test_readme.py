@@ -52,13 +52,34 @@ def test_there_are_five_numbers() -> None:
 
 @pytest.mark.parametrize("row", measured())
 def test_a_number_is_in_the_benchmarks(row: str) -> None:
-    """What the README says was measured stands in docs/benchmarks.md, to the digit or rounded to one ms."""
-    told = numbers((ROOT / "docs/benchmarks.md").read_text())
+    """What the README says was measured stands in the lab notes, to the digit or rounded to one ms."""
+    told = numbers((ROOT / "docs/lab/benchmarks.md").read_text())
     rounded = told | {str(round(float(number))) for number in told}
     _, result, baseline = row.strip("| ").split(" | ")
     wanted = {number.removesuffix("×") for number in numbers(re.sub("×", " ", f"{result} {baseline}"))}
     assert wanted, row
     assert {f"{float(number):g}" for number in wanted} <= {f"{float(number):g}" for number in rounded}
+
+
+TWELVE = re.findall(r"^\| \d+ \| .* \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
+
+
+def test_there_are_twelve_numbers() -> None:
+    """The performance page has twelve rows, each with its command."""
+    assert len(TWELVE) == 12
+    assert all(re.search(r"`(python benchmarks/|make )[^`]*` \|$", row) for row in TWELVE)
+
+
+@pytest.mark.parametrize("row", TWELVE)
+def test_a_number_is_in_the_lab_notes(row: str) -> None:
+    """What the performance page says was measured stands in the benchmarks, or in scaling."""
+    pages = ("docs/lab/benchmarks.md", "docs/scaling.md")
+    told = set().union(*(numbers((ROOT / page).read_text()) for page in pages))
+    rounded = {f"{float(number):g}" for number in told} | {f"{float(number):.2g}" for number in told}
+    _, _, result, baseline, _ = row.strip("| ").split(" | ")
+    wanted = numbers(re.sub("×", " ", f"{result} {baseline}"))
+    assert wanted
+    assert {f"{float(number):g}" for number in wanted} <= rounded, row
 
 
 def test_the_status_is_in_plain_sight() -> None:

@@ -22,6 +22,12 @@ NAMES = [f"tenant-{number}" for number in range(1, 7)]
 
 
 @pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """Whoever reaches a replica may register: a gateway is no caller on its own machine's behalf."""
+    return {"settle_s": "0.5", "insecure": "any"}
+
+
+@pytest.fixture(scope="module")
 def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A gateway that was told where both replicas are."""
     port = free_port()
@@ -104,3 +110,46 @@ def test_a_replica_that_dies(
     pair.b.wait_ready()
     wait_until("it is in", lambda: len(ready(gateway)) == 2, timeout_s=60)
     assert {name: say(client, name) for name in NAMES} == before
+
+
+def test_a_load_by_the_gateway_is_on_both_engines(
+    pair: Pair[Replica],
+    gateway: Process,
+    client: openai.OpenAI,
+    expected: dict[str, str],
+    adapters: Callable[[int], Path],
+) -> None:
+    """One call loads a policy on both engines, a pause holds its requests alone, one call takes it away."""
+    source = adapters(1)  # the bytes of the first adapter, whose answer is known
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=60) as http:
+        body = {"lora_name": "policy-v1", "lora_path": str(source)}
+        loaded = http.post("/v1/load_lora_adapter", json=body)
+        assert loaded.status_code == 200, loaded.text
+        assert all("policy-v1" in replica.engine_names() for replica in pair.both)
+        assert say(client, "policy-v1") == expected[NAMES[0]]
+        assert http.post("/pause?mode=wait&lora_name=policy-v1").status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(say, client, "policy-v1")
+            assert say(client, MODEL_NAME) == expected[MODEL_NAME]
+            assert not held.done()
+            assert http.post("/resume?lora_name=policy-v1").status_code == 200
+            assert held.result() == expected[NAMES[0]]
+        gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "policy-v1"})
+        assert gone.status_code == 200, gone.text
+        assert not any("policy-v1" in replica.engine_names() for replica in pair.both)
+        info = http.get("/server_info?config_format=json")
+        assert info.status_code in (200, 404), info.text  # vLLM tells it in its development mode alone
+
+
+def test_a_scrape_of_a_replica_has_its_engines_series(
+    pair: Pair[Replica], client: openai.OpenAI, expected: dict[str, str]
+) -> None:
+    """A router that scrapes the sidecar sees vLLM's load and adapters, by the names that clients know."""
+    assert say(client, NAMES[0]) == expected[NAMES[0]]
+    text = "".join(replica.http.get("/metrics").text for replica in pair.both)
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+        assert f"\n{name}{{" in text
+    assert text.count("\nlora_fs_engine_metrics 1.0\n") == 2
+    listed = [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+    assert listed
+    assert not [line for line in listed if f"{NAMES[0]}@" in line]

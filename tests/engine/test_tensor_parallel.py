@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from lora_fs.demo.process import module_command
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from tests.engine.bad_adapters import BAD
 from tests.engine.client import owned
-from tests.engine.plugin import Plugin, plugin_engine
+from tests.engine.plugin import BYSTANDER, Plugin, plugin_engine
+from tests.engine.stream import Stream
 from tests.engine.test_plugin_day import ALLOWED
 
 ADAPTERS = 4
+STEPS = 50
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +45,20 @@ def answers(farm: EngineFarm, model_dir: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plugin(farm: EngineFarm, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plugin]:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is put there goes wrong in one worker."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def plugin(
+    farm: EngineFarm, model_dir: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Plugin]:
     """The engine of two workers, with two slots; its operator allowed all that can be allowed."""
     folder = tmp_path_factory.mktemp("two-workers")
     arguments = ("--tensor-parallel-size", "2")
-    with plugin_engine("workers", farm, model_dir, folder, *arguments, LORA_FS_ALLOW=ALLOWED) as plugin:
+    settings = {"LORA_FS_ALLOW": ALLOWED, "FAULTS": str(faults)}
+    with plugin_engine("workers", farm, model_dir, folder, *arguments, **settings) as plugin:
         yield plugin
 
 
@@ -69,3 +81,32 @@ def test_a_shares_sizes_are_not_an_adapters(plugin: Plugin, model_dir: Path, kin
     assert answer.status == 400
     assert "model.layers." in answer.error["message"]
     assert plugin.client.healthy()
+
+
+def test_a_slow_worker_holds_up_its_adapter_alone(
+    plugin: Plugin, model_dir: Path, faults: Path, answers: list[str]
+) -> None:
+    """Its request waits; steps go on, and the workers are hardly asked meanwhile."""
+    plugin.register("slow", model_dir.parent / "adapters" / "a0")
+    (faults / "slow-1").touch()
+    with plugin.unharmed() as stream, ThreadPoolExecutor(1) as client:
+        waiting = client.submit(plugin.client.complete, "slow")
+        stream.wait_tokens(STEPS)
+        assert not waiting.done()
+        (faults / "slow-1").unlink()
+        assert waiting.result().text == answers[0]
+
+
+def test_a_worker_that_fails_ends_the_answers_it_would_spoil(
+    plugin: Plugin, model_dir: Path, faults: Path, answers: list[str]
+) -> None:
+    """What it and the other add up to is no adapter's. The client gets the reason, and others go on."""
+    plugin.register("spoiled", model_dir.parent / "adapters" / "a1")
+    with Stream(plugin.client.url, BYSTANDER, engine=plugin.client.engine) as stream:
+        (faults / "fill-1").write_text("the second worker has no memory")
+        lost = plugin.client.complete("spoiled", max_tokens=200)
+        assert lost.status == 503, lost
+        assert "no memory" in lost.error["message"]
+        (faults / "fill-1").unlink()
+        assert plugin.client.complete("spoiled").text == answers[1]
+    stream.check_unharmed()

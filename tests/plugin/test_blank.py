@@ -11,6 +11,7 @@ import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 
+from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.layers import ModelLayers
 from lora_fs.worker_patch.worker.loader import Loader
@@ -54,6 +55,7 @@ class Models:
 def manager(monkeypatch: pytest.MonkeyPatch) -> TieredWorkerManager:
     found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
     found._adapter_manager = Models()
+    found.notices = Notices()
     found._loader, found._wanted, found.blank = Loader(), {}, set()
     found.failures, found.named, found.counters = {}, {}, defaultdict(float)
 
@@ -112,5 +114,7 @@ def test_what_ran_blank_is_not_the_adapter(
     monkeypatch.setattr(manager, "loading", lambda adapter: adapter in begun)
     ask = {"id": 7, "user": "api", "sequence": 1, "name": "lost", "path": "/gone", "again": True, "wait_s": 0}
     answer = rpc.CALLS[call](manager, ask)
-    assert answer == ({"held": False} if call == "hold" else {"state": "loading", "reason": ""})
+    assert answer == (
+        {"held": False} if call == "hold" else {"state": "loading", "reason": "", "notifies": False}
+    )
     assert begun == ([] if call == "hold" else [7])

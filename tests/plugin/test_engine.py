@@ -22,7 +22,8 @@ from lora_fs.sidecar.model import Policy, PolicyKind, Record, check_segment
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api import engine as in_process
 from lora_fs.worker_patch.api.asked import Requests
-from lora_fs.worker_patch.api.engine import LINGER_S, InProcess
+from lora_fs.worker_patch.api.engine import LINGER_S, LOOK_MOST_S, InProcess
+from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.loader import Loader
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
@@ -59,7 +60,8 @@ class FakeManager:
         self.broken: dict[int, str] = {}
         self.loads: list[int] = []
         self.brought: list[int] = []
-        self._loader: Loader[int] = Loader()
+        self.notices = Notices()
+        self._loader: Loader[int] = Loader(self.notices.ended)
         self._wanted: dict[int, Any] = {}
 
     def bring(self, adapter: int) -> None:
@@ -580,3 +582,66 @@ async def test_an_engine_that_is_gone(site: Site) -> None:
     for call in (site.api[0].loaded(), site.api[0].load("sql", "/p", record(7))):
         with pytest.raises(EngineUnavailable, match="EngineCore encountered"):
             await call
+
+
+async def test_a_worker_says_when_a_load_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked twice for a load of any length: to begin it, and when it has ended."""
+    monkeypatch.setattr(in_process, "UNHEARD_S", 60.0)
+    site.worker.go.clear()
+    api = site.api[0]
+    load = asyncio.create_task(api.load("sql", "/p", record(7)))
+    for _ in range(20):
+        await asyncio.sleep(LOOK_MOST_S)
+    assert site.calls == ["load"]
+    site.worker.go.set()
+    await load
+    assert site.calls == ["load", "load"]
+
+
+async def test_a_worker_that_cannot_say_so_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one on another machine, where the server's socket is not."""
+    monkeypatch.setattr(site.worker.notices, "reach", lambda user, path: False)
+    monkeypatch.setattr(in_process, "UNHEARD_S", 60.0)
+    site.worker.go.clear()
+    load = asyncio.create_task(site.api[0].load("sql", "/p", record(7)))
+    await site.asked.wait()
+    site.worker.go.set()
+    await load
+
+
+async def test_a_worker_without_the_weights_ends_the_answers(site: Site) -> None:
+    """Of that adapter, with the reason, and of no other; the next request asks whether it is there."""
+    api = site.api[0]
+    for number in (7, 8):
+        await api.load(f"a{number}", "/p", record(number))
+    await api.loaded()
+    lost, other = (api.requests[f"a{number}"] for number in (7, 8))
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: LoRARequest) -> None:
+        async with api.answering(request):
+            begun.set()
+            await never.wait()
+
+    goes_on = asyncio.create_task(answer(other))
+    with api.using(lost):
+        ends = asyncio.create_task(answer(lost))
+        await begun.wait()
+        site.worker.notices.blank(7, "no memory for a slot")
+        with pytest.raises(EngineUnavailable, match="lost a7: no memory for a slot"):
+            await ends
+        assert not goes_on.done()
+        holds = site.calls.count("hold")
+        await api.hold(lost)
+        assert site.calls.count("hold") == holds + 1
+    never.set()
+    await goes_on
+
+
+async def test_an_answer_that_times_out_by_itself_did_not_lose_its_adapter(site: Site) -> None:
+    """An error of the application's is its own."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    with pytest.raises(TimeoutError, match="the application's"):
+        async with api.answering(api.requests["sql"]):
+            raise TimeoutError("the application's")

@@ -114,6 +114,10 @@ class FakeEngine:
 
         return Use()
 
+    @asynccontextmanager
+    async def answering(self, request: LoRARequest) -> AsyncIterator[None]:
+        yield
+
     async def hold(self, request: LoRARequest) -> bool:
         self.misses -= 1
         return self.misses < 0

@@ -17,6 +17,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.kernels.extents import StorageFullError
 from lora_fs.kernels.slabs import Slab
+from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.alike import Alike
 from lora_fs.worker_patch.worker.loader import Loader
@@ -63,6 +64,7 @@ def worker(make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32) ->
         Loader(),
         Alike(),
     )
+    found.notices = Notices()
     found._wanted, found.named, found.failures, found._too_big, found.blank = {}, {}, {}, {}, set()
     found.counters = defaultdict(float)
     found.lora_config, found.vocab_size, found.max_position_embeddings = manager.lora_config, WORDS, 128

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -37,6 +38,7 @@ from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.reconciler import Limits
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
+from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.view.snapshot import Desired, Growing
 from tests.reconcile.test_plan import RECORD
@@ -168,6 +170,7 @@ class FakeStager:
     swept: list[set[str]] = field(default_factory=list)
     waiting: dict[str, LoraFsError] = field(default_factory=dict)
     configs: dict[str, bytes] = field(default_factory=dict)  # by name
+    trusted: Trusted = field(default_factory=lambda: Trusted(None, lambda record: Path(record.spec.path)))
 
     @property
     def copies(self) -> int:

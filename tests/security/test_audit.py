@@ -121,7 +121,7 @@ def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Pat
 
 
 READS = set("list show get version help status top events wait validate doctor export".split())
-READS |= {"sidecar", "gateway", "install-plugin", "demo"}
+READS |= {"sign", "verify", "sidecar", "gateway", "install-plugin", "demo"}
 
 
 def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:

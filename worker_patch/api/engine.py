@@ -14,8 +14,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import vllm
@@ -29,9 +29,11 @@ from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api.calls import Answer, ask_all
 from lora_fs.worker_patch.api.ending import Ending
+from lora_fs.worker_patch.notices import Listener, Waiting
 
 LINGER_S = 5.0
-LOOK_S = 0.001  # before the first look at a load, longer and longer before the next
+UNHEARD_S = 1.0  # before another look at a load whose workers say when it ends
+LOOK_S = 0.001  # else before the first look, longer and longer before the next
 LOOK_MOST_S = 0.005
 ALONE_S = 0.01  # for so long an engine that serves nobody waits for a load at each look
 FULL_S = 0.1
@@ -72,6 +74,9 @@ class InProcess:
         self.requests: dict[str, LoRARequest] = {}
         self.seen: list[Answer] = []
         self._steps_on: set[int] = set()
+        self._listener: Listener | None = None
+        self._answering: dict[int, set[asyncio.Timeout]] = {}
+        self._why_lost: tuple[int, str] = 0, ""
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
@@ -134,9 +139,14 @@ class InProcess:
         self._held[spec.int_id] = self._clock()
 
     async def _load(self, name: str, ask: Answer) -> None:
-        """Ask again and again until the worker has it."""
+        """Ask, and ask again when the workers say that their loads ended, until each has it."""
+        with self._listen().of(ask["id"]) as waiting:
+            await self._load_heard(name, ask, waiting)
+
+    async def _load_heard(self, name: str, ask: Answer, waiting: Waiting) -> None:
         started, again, look_s = self._clock(), True, LOOK_S
         while True:
+            waiting.count = 0
             alone = self._only and not self._serving and self._loading.total() == 1
             answers = await self._call("load", **ask, again=again, wait_s=ALONE_S if alone else 0)
             states = {answer["state"]: answer["reason"] for answer in answers}
@@ -159,6 +169,10 @@ class InProcess:
                 raise EngineUnavailable(f"the engine has not loaded {name} in {waited_s:.0f} s")
             if again:
                 await self._sync(0)  # what nobody uses now makes room
+            under_way = [answer for answer in answers if answer["state"] == "loading"]
+            if not again and all(answer["notifies"] for answer in under_way):
+                await waiting.until(len(under_way), UNHEARD_S)
+                continue
             await asyncio.sleep(FULL_S if again else look_s)
             look_s = min(1.5 * look_s, LOOK_MOST_S)
 
@@ -225,6 +239,36 @@ class InProcess:
             if adapter in self._held:
                 self._held[adapter] = self._clock()
 
+    @asynccontextmanager
+    async def answering(self, request: LoRARequest) -> AsyncIterator[None]:
+        """End the context if a worker runs this adapter without its weights, whatever the others do.
+
+        Raises:
+            EngineUnavailable: says why; what was answered since is not the adapter's.
+        """
+        at = self._answering.setdefault(request.lora_int_id, set())
+        try:
+            async with asyncio.timeout(None) as wait:
+                at.add(wait)
+                try:
+                    yield
+                finally:
+                    at.discard(wait)
+        except TimeoutError as error:
+            adapter, reason = self._why_lost
+            if not wait.expired() or adapter != request.lora_int_id:
+                raise
+            raise EngineUnavailable(f"a worker of the engine lost {request.lora_name}: {reason}") from error
+        finally:
+            if not at and self._answering.get(request.lora_int_id) is at:
+                del self._answering[request.lora_int_id]
+
+    def _lost(self, adapter: int, reason: str) -> None:
+        self._why_lost = adapter, reason
+        self._held.pop(adapter, None)  # the next request asks whether it is there
+        for wait in list(self._answering.get(adapter, ())):
+            wait.reschedule(asyncio.get_running_loop().time())
+
     async def hold(self, request: LoRARequest) -> bool:
         """Keep its adapter in host memory; False if it is not there any more. Call inside ``using``."""
         adapter = request.lora_int_id
@@ -264,13 +308,18 @@ class InProcess:
 
     # -- the call --------------------------------------------------------------------------------
 
+    def _listen(self) -> Listener:
+        if self._listener is None:
+            self._listener = Listener(self._lost)
+        return self._listener
+
     async def _call(self, call: str, **ask: Any) -> list[Answer]:
         self._sequence += 1
-        body: Mapping[str, Any] = {**ask, "user": self._user, "sequence": self._sequence}
+        ask |= {"user": self._user, "sequence": self._sequence, "notices": self._listen().path}
         try:
             # vLLM fails the calls that come after an engine's death, and none that waits for its answer then.
             async with self._ending.waiting(late=True), asyncio.timeout(self._timeout_s):
-                answers = await ask_all(self._client, call, body)
+                answers = await ask_all(self._client, call, ask)
         except TimeoutError as error:
             raise EngineUnavailable(f"the engine did not answer in {self._timeout_s:.0f} s") from error
         except Exception as error:

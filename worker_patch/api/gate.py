@@ -20,19 +20,18 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable, InputError, LoraFsError, TooLarge
-from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.replica import Replica
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
+from lora_fs.worker_patch.api.answer import Answer
 from lora_fs.worker_patch.api.asked import Asked, asked
 from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.engine import InProcess
@@ -128,10 +127,13 @@ class Gate:
                             is_there = await engine.hold(request)
                         if is_there:
                             token = asked.set(Asked(name, request))
+                            answer = Answer(chosen.record, send)
                             try:
-                                naming = _naming(chosen.record, send)
                                 with engine.serving():
-                                    await self._app(scope, incoming.receive, naming)
+                                    async with engine.answering(request):
+                                        await self._app(scope, incoming.receive, answer.send)
+                            except EngineUnavailable as error:
+                                await answer.broken(error)
                             finally:
                                 asked.reset(token)
                             return
@@ -199,14 +201,3 @@ def _refusal(scope: Scope, error: Exception) -> JSONResponse:
         name: answer.headers[name] for name in ("retry-after", "www-authenticate") if name in answer.headers
     }
     return JSONResponse(body, answer.status_code, kept)
-
-
-def _naming(record: Record, send: Send) -> Send:
-    """Say in the answer's headers which adapter served it."""
-
-    async def named(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *answered_by(record)]
-        await send(message)
-
-    return named

@@ -44,9 +44,10 @@ class Done(Generic[Prepared]):
 
 
 class Loader(Generic[Prepared]):
-    """Used by one thread, the engine's; ``prepare`` runs in others."""
+    """Used by one thread, the engine's; ``prepare`` runs in others, which call ``ended`` after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[int], None] = lambda adapter: None) -> None:
+        self._ended = ended
         self._threads = ThreadPoolExecutor(THREADS + 1, "lora-fs-load", initializer=_step_aside)
         self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
         self._usual_switch_s = sys.getswitchinterval()
@@ -59,6 +60,7 @@ class Loader(Generic[Prepared]):
                 self._usual_switch_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
             self._jobs[adapter] = job
+            job[0].add_done_callback(lambda _: self._ended(adapter))
 
     def later(self, work: Callable[[], object]) -> None:
         """Run ``work`` in a thread that nobody waits for; an error is logged."""

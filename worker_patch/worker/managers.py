@@ -22,6 +22,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
+from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.versions.differences import modules_to_save
 from lora_fs.worker_patch.worker.alike import WEIGHTS, Alike, Kind
 from lora_fs.worker_patch.worker.fits import check_finite, check_patterns
@@ -55,7 +56,8 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         check_room(vllm_config)
         check_whole_steps(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
-        self._loader: Loader[Resident] = Loader()
+        self.notices = Notices()
+        self._loader: Loader[Resident] = Loader(self.notices.ended)
         self._alike = Alike()
         self._wanted: dict[int, Mapping[str, Any]] = {}
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
@@ -109,6 +111,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Let the step go on without the adapter's weights: it is this request's loss, not everybody's."""
         logger.error("adapter %d cannot be had, and runs without its weights: %r", adapter, error)
         self.counters["blank_runs"] += 1
+        self.notices.blank(adapter, repr(error))
         self._fail(adapter, repr(error))
         try:
             self.remove_adapter(adapter)

@@ -26,7 +26,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
     ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (evicts no other),
     ``again`` (a failure is forgotten); ``wait_s``: so long the engine has nothing better to do;
-    ``passing``: the files are removed once it is ready.
+    ``passing``: the files are removed once it is ready; ``notices``: where the end of the load is sent to.
     Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
     """
     manager.collect()
@@ -50,7 +50,8 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         return {"state": "ready", "reason": ""}
     if adapter in manager.failures and not manager.loading(adapter):
         return {"state": "failed", "reason": manager.failures[adapter]}
-    return {"state": "loading", "reason": ""}
+    notifies = manager.notices.reach(ask["user"], ask.get("notices", ""))
+    return {"state": "loading", "reason": "", "notifies": notifies}
 
 
 def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
@@ -78,6 +79,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     ``ask``: ``user, holds, sequence``, and ``policies``: id → priority, and whether it is pinned.
     """
     manager.collect()
+    manager.notices.reach(ask["user"], ask.get("notices", ""))
     tiers = manager.tiers
     tiers.prefer({int(adapter): tuple(policy) for adapter, policy in ask["policies"].items()})
     tiers.keep_holds(ask["user"], set(ask["holds"]), ask["sequence"])

@@ -104,7 +104,7 @@ def register(
     }
     how = RegisterAs.model_validate(said)
     done = context.backend.register(scope, name, source, how, link=link, plugin=plugin)
-    context.noted.update(revision=done.record.revision, digest=done.record.spec.digest)
+    context.noted.update(done.record.told)
     _tell(context, done, activate, output)
     if wait is not None and not dry_run:
         moved = [done.pointer] if activate and done.pointer is not None else []

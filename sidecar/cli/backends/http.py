@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers
 from lora_fs.sidecar.server.bodies import Metadata, NameBody, ReplicaEventsBody, ReplicasBody, ScopeBody
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import is_uri, redacted, scheme_of
+from lora_fs.sidecar.trust import BUNDLE
 from lora_fs.sidecar.validate import validate
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class OverHttp:
             report = validate(folder, expectation, progress=advance)
             if not report.ok:
                 raise InvalidAdapter(str(folder), report.errors)
-            sending = Sending(folder, report.served_files, advance)
+            signature = [BUNDLE] if (folder / BUNDLE).is_file() else []
+            sending = Sending(folder, [*report.served_files, *signature], advance)
             headers = {"Content-Type": "application/x-tar", "Content-Length": str(sending.size_bytes)}
             answer = self._client.post(
                 _path(scope, name, "upload"), query=query, content=sending, headers=headers

@@ -230,6 +230,7 @@ def _show(context: Context, desired: Desired, name: str, revision: str | None, o
             if policy
             else "as each sidecar is set",
             "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()) or "none",
+            **({"signed by": spec.signer} if spec.signer is not None else {}),
             "written": f"{shown_time(record.updated_at)} by {record.writer}, generation {record.generation}",
         }
         context.say("")

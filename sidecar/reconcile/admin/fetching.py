@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lora_fs.sidecar.model import AdapterKey, Scope, check_segment
-from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.fetch_cache import fetched
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
-from lora_fs.sidecar.registry.lifecycle.release import present_revisions
+from lora_fs.sidecar.registry.lifecycle.release import present_revisions, refuse_served
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.sources.known import opened
@@ -101,7 +101,7 @@ def register(
             return ingest.register(registry, scope, ready, expectation, writer=writer, dry_run=True)
     existing = present_revisions(registry, scope, wanted.name)
     if wanted.must_be_new:
-        release.refuse_served(registry, scope, wanted.name)
+        refuse_served(registry, scope, wanted.name)
     meter = fetching.meter()
     with opened(source, fetching.timed(source, meter), fetching.plugin) as one:
         offer = one.look()

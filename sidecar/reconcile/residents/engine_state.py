@@ -43,6 +43,7 @@ class EngineState:
         limit: of names that the engine may have at once; None if there is no bound.
         effects: by digest, whether these bytes change an answer, as far as it is known.
         lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
+        signer_of: tells who signed a record's bytes, as last checked.
         on_free: called when a copy or its adapter comes out of use.
     """
 
@@ -75,6 +76,7 @@ class EngineState:
         self._busy: frozenset[str] | None = frozenset()  # None: unknown
         self._used_at: dict[str, float] = {}
         self._loads: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self.signer_of = stager.trusted.signer_of
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
         self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded

@@ -22,8 +22,10 @@ from lora_fs.sidecar.errors import InputError, InvalidAdapter, TemporaryError, V
 from lora_fs.sidecar.model import Finding, Record, Severity
 from lora_fs.sidecar.reconcile.stage.cache import Copies, StageFull
 from lora_fs.sidecar.reconcile.stage.disk_errors import refused
+from lora_fs.sidecar.reconcile.stage.trusted import Trusted
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.taking import TargetUnavailable
+from lora_fs.sidecar.trust import BUNDLE
 from lora_fs.sidecar.validate import CODES, Expectation, validate
 from lora_fs.sidecar.validate.config.adapter_config import CONFIG_FILE
 
@@ -49,6 +51,7 @@ class Stager(Copies):
         find_room: asked for so many bytes for a record's copy, and since when it is waited for; says whether
             it is worth another try. on_end: called when a job ended. Both on the event loop.
         waiting: by path, why a load that is waited for has no room yet.
+        trusted: whether a record's bytes are signed by someone who may.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Stager(Copies):
         self.find_room: Callable[[Record, int, float], Awaitable[bool]] = _no_room
         self.on_end: Callable[[], None] = lambda: None
         self.waiting: dict[str, TemporaryError] = {}
+        self.trusted = Trusted(expectation.trust, locate)
 
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
         """Copy, or take the copy that is there, and verify; or join the job. It begins at once.
@@ -86,11 +90,27 @@ class Stager(Copies):
         Returns:
             The copy's path.
         Raises:
-            InvalidAdapter: the bytes are not the registered ones, or cannot be served.
+            InvalidAdapter: the bytes are not the registered ones, cannot be served, or nobody who may signed
+                them. TrustUnreadable: it is unknown whether anybody did.
             StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time; the job goes on.
         """
+        if self.trusted:
+            return self._signed(record, make_room)
         return self._wait(self._job(record, make_room), record, make_room)
+
+    async def _signed(self, record: Record, make_room: bool) -> str:
+        """Stage a record whose bytes are signed. Each asker's record is checked: one job may be several's."""
+        run = asyncio.get_running_loop().run_in_executor
+        check = partial(self.trusted.check, record, Path(self.path(record)))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await run(self._threads, copy_context().run, check)
+        except TimeoutError as error:
+            raise VolumeUnavailable(
+                f"the signature of {record.key} was not read in {self._timeout_s:.0f} s"
+            ) from error
+        return await self._wait(self._job(record, make_room), record, make_room)
 
     async def config(self, record: Record) -> bytes:
         """The ``adapter_config.json`` of a copy that was staged; it is made anew if it was removed since.
@@ -233,7 +253,7 @@ class Stager(Copies):
         """Read the registered files into a new folder, and see that they are what the record says."""
         names = [entry.path for entry in record.spec.files]
         try:
-            copied = artifacts.copy_files(source, copying, names, progress, sync=False, carried=())
+            copied = artifacts.copy_files(source, copying, names, progress, sync=False, carried=(BUNDLE,))
         except TargetUnavailable as error:
             raise refused(error.error, f"cannot stage {record.key}") from error.error
         except VolumeUnavailable as error:

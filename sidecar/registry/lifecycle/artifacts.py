@@ -25,10 +25,11 @@ from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.lifecycle.taking import LEAST_BYTES, Taker, writing
 from lora_fs.sidecar.registry.volume import atomic, permissions
+from lora_fs.sidecar.trust import BUNDLE
 
 CHUNK_BYTES = 1 << 20
 SERVED = ("adapter_config.json", "adapter_model.safetensors")
-CARRIED = ("metadata.json", "README.md")  # copied along, not part of the digest
+CARRIED = ("metadata.json", "README.md", BUNDLE)  # copied along, not part of the digest
 MAX_CARRIED_BYTES = 1 << 20  # a larger one stays where it is
 MAX_ENTRIES = 1_000  # of a dropped folder: each costs a stat at every look
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

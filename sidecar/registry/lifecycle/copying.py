@@ -22,6 +22,7 @@ from lora_fs.sidecar.registry.lifecycle.mending import lies, mend_files
 from lora_fs.sidecar.registry.lifecycle.taking import Taker
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
+from lora_fs.sidecar.trust import BUNDLE, Refusal, read_bundle
 from lora_fs.sidecar.validate import Expectation, Report, looks_preallocated, open_adapter, validate
 
 ENDS_BYTES = 64 << 10  # compared to tell whether a source is likely what its name serves
@@ -101,12 +102,14 @@ class Judged:
     Attributes:
         source: where they were read, still open.
         draft: the private copy of them; None: there is none yet.
+        signer: who signed them; None: nobody has to.
     """
 
     source: Held
     report: Report
     files: tuple[FileEntry, ...]
     draft: Path | None
+    signer: str | None = None
 
     @property
     def digest(self) -> str:
@@ -119,6 +122,7 @@ def judged(
     expectation: Expectation,
     draft: Path | None,
     *,
+    namespace: str = "",
     still: str | None,
     progress: Progress | None = None,
 ) -> Iterator[Judged]:
@@ -126,9 +130,10 @@ def judged(
 
     Args:
         draft: a folder that is not there; None: the bytes stay where they are.
+        namespace: whose signers count, where the expectation names some.
         still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
-        InvalidAdapter: it cannot be served.
+        InvalidAdapter: it cannot be served, or is signed by nobody who may. TrustUnreadable: that is unknown.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
     """
     try:
@@ -144,10 +149,22 @@ def judged(
             if draft is not None:
                 artifacts.carry(source.path, source.folder, taker)
         source.check_still(still)
-        yield Judged(source, report, files, draft)
+        yield Judged(source, report, files, draft, _signer(source, files, namespace, expectation))
     finally:
         if draft is not None:
             artifacts.discard(draft)
+
+
+def _signer(
+    source: Held, files: tuple[FileEntry, ...], namespace: str, expectation: Expectation
+) -> str | None:
+    """Who signed what was read. Its digests are compared: nothing is read again."""
+    if expectation.trust is None:
+        return None
+    try:
+        return expectation.trust.check(namespace, files, read_bundle(source.path, source.folder))
+    except Refusal as refusal:
+        raise InvalidAdapter(source.called, [refusal.finding]) from refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +197,11 @@ class Copy:
         return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
-        """Bring back what is lost; False if nothing is. Raises as ``private`` and ``mend_files`` do."""
+        """Bring back what is lost; False if nothing is. A signature of the source's is taken over, too.
+
+        Raises:
+            See ``private`` and ``mend_files``.
+        """
         lost = self.lost(record)
         if lost:
             with self.private() as draft:
@@ -189,7 +210,17 @@ class Copy:
                 else:
                     mend_files(self.registry.layout, draft, record)
         artifacts.unmark(self.target)
+        self._take_signature(record)
         return lost
+
+    def _take_signature(self, record: Record) -> None:
+        """Put the source's signature beside the bytes of a record that are kept, if it is another one."""
+        if record.origin == "folder" or self.registry.layout.resolve(record.spec.path) != self.target:
+            return  # what lies there is its owner's
+        source = self.judged.source
+        raw = _bundle(source.path, source.folder)
+        if raw is not None and raw != _bundle(self.target):
+            atomic.replace(self.target / BUNDLE, raw, sync=True)
 
     def private(self) -> AbstractContextManager[Path]:
         """A folder of these bytes that nobody else changes, for as long as the block lasts.
@@ -223,6 +254,12 @@ class Copy:
         there = artifacts.hash_files(self.target, [entry.path for entry in self.judged.files])
         if artifacts.digest_of(there) != self.judged.digest:
             raise Taken(f"{self.target} holds other bytes: revisions never change; register a new one")
+
+
+def _bundle(folder: Path, dir_fd: int | None = None) -> bytes | None:
+    with suppress(Refusal):
+        return read_bundle(folder, dir_fd)
+    return None
 
 
 def new_draft(registry: Registry, scope: Scope) -> Path:

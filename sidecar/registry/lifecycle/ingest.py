@@ -145,7 +145,9 @@ def register(
         stays = dry_run or in_place or wanted.takes or likely
         draft = None if stays else new_draft(registry, scope)
         still = wanted.fingerprint or (source.fingerprint if in_place else None)
-        found = stack.enter_context(judged(source, expectation, draft, still=still, progress=progress))
+        found = stack.enter_context(
+            judged(source, expectation, draft, namespace=scope.namespace, still=still, progress=progress)
+        )
         if stays:  # no draft on the volume proves that it is the one that was checked
             registry.check_writable()
         task = _Task(
@@ -244,6 +246,7 @@ class _Task:
             labels=dict(wanted.labels or {}),
             fingerprint=wanted.fingerprint if wanted.origin == ADOPTED_IN_PLACE else None,
             allowed=self.allowed,
+            signer=self.judged.signer,
         )
         is_new = wanted.revision is None or wanted.origin == ADOPTED_IN_PLACE
         return key, spec, self._present(spec, key, None if is_new else known.newest.get(revision))
@@ -342,5 +345,7 @@ class _Task:
             said["allowed"] = list(self.allowed)
         if wanted.fingerprint is not None and wanted.origin == record.origin == ADOPTED_IN_PLACE:
             said["fingerprint"] = wanted.fingerprint
+        if self.judged.signer is not None:
+            said["signer"] = self.judged.signer
         labels = wanted.labels or {}
         return say_again(self.registry, record, said, labels, writer=self.writer, patience_s=self.patience_s)

@@ -53,9 +53,9 @@ def active(reader: Reader, scope: Scope, name: str) -> Pointer | None:
     return reader.latest(reader.pointers(scope, name))[1]
 
 
-def refuse_served(registry: Registry, scope: Scope, name: str) -> None:
+def refuse_served(reader: Reader, scope: Scope, name: str) -> None:
     """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
-    pointer = active(registry, scope, name)
+    pointer = active(reader, scope, name)
     if pointer is not None and pointer.revision is not None:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
 

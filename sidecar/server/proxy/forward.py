@@ -38,7 +38,8 @@ from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, Parts, find_fields, hides_its_model
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_adapter, pieces, said_by
 
-PLAIN_S = 10.0  # for a page of the engine's own
+PLAIN_S = 5.0  # for a page of the engine's own
+MOST_PLAIN = 16 << 20  # bytes of it
 _STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 
@@ -203,7 +204,20 @@ class Proxy:
         assert self.session is not None, "the app's lifespan opens it by running()"
         url, headers = f"{self._engine_url}{path}?{query}", dict(self._key_header)
         async with asyncio.timeout(PLAIN_S), self.session.get(url, headers=headers) as answer:
-            return answer.status, await answer.read(), answer.headers.get("content-type")
+            body = await answer.content.read(MOST_PLAIN)
+            while len(body) < MOST_PLAIN and (more := await answer.content.read(MOST_PLAIN - len(body))):
+                body += more
+            return answer.status, body, answer.headers.get("content-type")
+
+    async def engine_metrics(self) -> str | None:
+        """Ask for the engine's own series. None: it does not answer, has none, or too many."""
+        if self.session is None:
+            return None  # the app does not run yet
+        try:
+            status, body, _ = await self.asked_plainly("/metrics", "")
+            return body.decode() if status == 200 and len(body) < MOST_PLAIN else None
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return None
 
     @asynccontextmanager
     async def _asked(

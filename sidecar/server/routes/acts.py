@@ -65,7 +65,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
             done = await replica.administration.register(
                 scope, name, body.source, said, sight.namespaces, writer=caller.writer
             )
-            what |= {"revision": done.record.revision, "digest": done.record.spec.digest}
+            what |= done.record.told
         return done
 
     return routes

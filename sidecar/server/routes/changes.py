@@ -71,4 +71,4 @@ class Changes:
             change = Change(self._replica, self._admin, request, caller, name)
             yield change
             if change.record is not None:
-                what |= {"revision": change.record.revision, "digest": change.record.spec.digest}
+                what |= change.record.told

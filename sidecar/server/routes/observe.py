@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import anyio.to_thread
 from fastapi import APIRouter, Request
@@ -39,6 +39,7 @@ from lora_fs.sidecar.server.bodies import (
 from lora_fs.sidecar.server.middleware.access import ALL, Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.routes.engine_series import merged
 
 MAX_NAMES = 1000  # with series of their own, at four series each
 
@@ -167,8 +168,17 @@ def _gauge(name: str, told: str, label: str, values: Mapping[str, float]) -> Gau
     return family
 
 
-def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The sidecar's routes."""
+def router(
+    replica: ReplicaPort,
+    admin: Admin,
+    trail: Trail | None = None,
+    engine_metrics: Callable[[], Awaitable[str | None]] | None = None,
+) -> APIRouter:
+    """The sidecar's routes.
+
+    Args:
+        engine_metrics: asks for the text of the engine's own series; None where there is none.
+    """
     routes = discovery(replica, admin)
     registry = CollectorRegistry()
     registry.register(Scrape(replica))
@@ -182,7 +192,10 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
 
     @routes.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(await exposed(registry), media_type=CONTENT_TYPE_LATEST)
+        theirs = await engine_metrics() if engine_metrics is not None else None
+        ours = await exposed(registry)
+        both = await anyio.to_thread.run_sync(merged, ours.decode(), theirs)
+        return Response(both, media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

@@ -65,7 +65,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         async with calls.admitted(request, Verb.REGISTER, name) as (caller, what):
             sent = Upload(name, _files(request), revision, activate, _length(request))
             done = await replica.upload(sent, writer=caller.writer)
-            what |= {"source": "upload", "revision": done.record.revision, "digest": done.record.spec.digest}
+            what |= {"source": "upload", **done.record.told}
         warnings = [finding.render() for finding in done.report.warnings]
         body = Uploaded(name=name, record=done.record, changed=done.changed, warnings=warnings)
         return JSONResponse(body.model_dump(mode="json"), 201 if done.changed else 200)
@@ -113,7 +113,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
             done = await replica.administration.upload(
                 scope, name, files, _length(request), said, writer=caller.writer
             )
-            what |= {"source": "upload", "revision": done.record.revision, "digest": done.record.spec.digest}
+            what |= {"source": "upload", **done.record.told}
         return JSONResponse(done.model_dump(mode="json"))
 
     return routes

@@ -15,6 +15,7 @@ from lora_fs.sidecar.concurrency import Threads
 from lora_fs.sidecar.errors import InputError, VolumeUnavailable
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.trust import Trust
 from lora_fs.sidecar.validate.config.adapter_config import MAX_CONFIG_BYTES, parse_config
 from lora_fs.sidecar.validate.files import Refused, open_file, open_folder
 from lora_fs.sidecar.validate.report import Expectation, Findings
@@ -57,7 +58,10 @@ def expect(settings: Settings, base_model: str | None = None, allow: tuple[str, 
     for candidate in ids:
         config = config or load_base_config(candidate)
     allowed = frozenset(allow + settings.allow)
-    return Expectation(tuple(ids), config, settings.max_rank, allowed, settings.strict_base_model)
+    trust = Trust(settings.trust) if settings.trust is not None else None
+    return Expectation(
+        tuple(ids), config, settings.max_rank, allowed, settings.strict_base_model, trust=trust
+    )
 
 
 class BaseOfEngine:

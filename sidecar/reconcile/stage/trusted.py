@@ -1,0 +1,85 @@
+"""Whether someone who may has signed the bytes of a copy, asked before an engine is given it.
+
+The record may be anybody's who writes the volume. So its files count only where they give its digest,
+which is what the copy is verified against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from lora_fs.sidecar.concurrency import Daemons
+from lora_fs.sidecar.errors import InvalidAdapter, LoraFsError, VolumeUnavailable
+from lora_fs.sidecar.model import Record
+from lora_fs.sidecar.registry.lifecycle import artifacts
+from lora_fs.sidecar.trust import Refusal, Trust, read_bundle
+
+LOOK_S = 10.0  # between looks at the trust file that no load asked for
+
+
+class Trusted:
+    """Asks the trust file. ``trust`` None: whoever signed, or nobody, is as good.
+
+    Args:
+        locate: a record's folder on the volume.
+    """
+
+    def __init__(self, trust: Trust | None, locate: Callable[[Record], Path]) -> None:
+        self._trust, self._locate = trust, locate
+        self._signers: dict[tuple[str, str], str | None] = {}
+        self._problem: str | None = None
+
+    def __bool__(self) -> bool:
+        return self._trust is not None
+
+    def signer_of(self, record: Record) -> str | None:
+        """Return who signed a record's bytes, as last checked: from memory."""
+        return self._signers.get((record.namespace, record.spec.digest))
+
+    def check(self, record: Record, copy: Path) -> None:
+        """See that a record's bytes are signed: by what lies beside the copy, else beside the original.
+
+        Raises:
+            InvalidAdapter: they are not. TrustUnreadable, VolumeUnavailable: it is unknown.
+        """
+        if self._trust is None:
+            return
+        self._signers.pop((record.namespace, record.spec.digest), None)
+        try:
+            signer = self._check(self._trust, record, copy)
+        except Refusal as refusal:
+            raise InvalidAdapter(str(record.key), [refusal.finding]) from refusal
+        self._signers[record.namespace, record.spec.digest] = signer
+
+    def _check(self, trust: Trust, record: Record, copy: Path) -> str | None:
+        files = record.spec.files
+        if artifacts.digest_of(files) != record.spec.digest:
+            raise Refusal(
+                "signature-mismatch", "cannot count: the record's files are not those of its digest"
+            )
+        with suppress(Refusal, VolumeUnavailable):
+            raw = read_bundle(copy)
+            if raw is not None:
+                return trust.check(record.namespace, files, raw)
+        return trust.check(record.namespace, files, read_bundle(self._locate(record)))
+
+    def conditions(self) -> tuple[str, ...]:
+        """Say so where nothing can be trusted, as last looked."""
+        return (f"TrustFile: {self._problem}",) if self._problem is not None else ()
+
+    def look(self) -> None:
+        """Read the trust file. Blocks."""
+        if self._trust is not None:
+            self._problem = self._trust.problem()
+
+    async def watch(self) -> None:
+        """Look again and again; the condition comes before a load needs the file."""
+        thread = Daemons(1, "lora-fs-trust")
+        while self._trust is not None:
+            with suppress(TimeoutError, LoraFsError):
+                await asyncio.wait_for(thread.run(partial(self.look)), LOOK_S)
+            await asyncio.sleep(LOOK_S)

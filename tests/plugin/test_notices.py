@@ -1,0 +1,90 @@
+"""What workers say to API servers unasked: real sockets, and who is gone or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+
+from lora_fs.worker_patch.notices import Listener, Notices
+
+pytestmark = pytest.mark.anyio
+FOR_EVER = 60.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_who_waits_hears_of_each_load_that_ends() -> None:
+    """Of its adapter alone, from every worker."""
+    listener = Listener(lambda adapter, reason: None)
+    workers = [Notices(), Notices()]
+    assert all(worker.reach("api", listener.path) for worker in workers)
+    with listener.of(7) as waiting, listener.of(8) as other:
+        hears = asyncio.create_task(waiting.until(2, FOR_EVER))
+        workers[0].ended(7)
+        workers[1].ended(9)
+        await other.until(1, 0.01)
+        assert not hears.done()
+        workers[1].ended(7)
+        await hears
+        assert (waiting.count, other.count) == (2, 0)
+
+
+async def test_a_notice_that_came_before_the_wait_counts() -> None:
+    listener, worker = Listener(lambda adapter, reason: None), Notices()
+    worker.reach("api", listener.path)
+    with listener.of(7) as waiting:
+        worker.ended(7)
+        await waiting.until(1, FOR_EVER)
+        await waiting.until(1, FOR_EVER)
+        waiting.count = 0
+        await waiting.until(1, 0.01)
+        assert waiting.count == 0
+
+
+async def test_a_step_without_the_weights_is_heard_of_with_its_reason() -> None:
+    heard = asyncio.get_running_loop().create_future()
+    listener, worker = Listener(lambda *said: heard.set_result(said)), Notices()
+    worker.reach("api", listener.path)
+    worker.blank(7, "no memory" + 5000 * "!")
+    adapter, reason = await asyncio.wait_for(heard, FOR_EVER)
+    assert (adapter, reason[:9], len(reason)) == (7, "no memory", 1000)
+
+
+async def test_a_server_that_is_gone_or_elsewhere() -> None:
+    """Nobody is notified there, and nothing fails; the next one at that name is."""
+    worker, listener = Notices(), Listener(lambda adapter, reason: None)
+    assert not worker.reach("api", "")
+    assert not worker.reach("api", "/on/another/machine")
+    assert worker.reach("api", listener.path)
+    os.unlink(listener.path)
+    worker.ended(7)
+    again = Listener(lambda adapter, reason: None)
+    worker.reach("api", again.path)
+    with again.of(7) as waiting:
+        worker.ended(7)
+        await waiting.until(1, FOR_EVER)
+        assert waiting.count == 1
+
+
+@pytest.mark.parametrize("notice", [b"", b"{", b"[]", b"7", b'{"blank": 7}', b'{"ended": {}}', b"\xff"])
+async def test_what_is_no_notice_is_ignored(notice: bytes) -> None:
+    listener, worker = Listener(lambda adapter, reason: pytest.fail(reason)), Notices()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(notice, listener.path)
+    worker.reach("api", listener.path)
+    with listener.of(7) as waiting:
+        worker.ended(7)
+        await waiting.until(1, FOR_EVER)
+        assert waiting.count == 1
+
+
+async def test_its_folder_is_the_users_alone() -> None:
+    """Another user of the machine ends no answers."""
+    listener = Listener(lambda adapter, reason: None)
+    assert os.stat(os.path.dirname(listener.path)).st_mode & 0o77 == 0

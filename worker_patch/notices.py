@@ -1,0 +1,124 @@
+"""What a worker says without being asked: a load ended, or a step ran an adapter without its weights.
+
+A datagram to a socket of each API server on the machine. A notice wakes who waits, and a call says what is
+so: a lost notice costs a later look. No server asks a worker all the time: for each call of several workers
+vLLM drains the steps that are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 4096
+
+
+class Notices:
+    """A worker's side; any thread may."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, str] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        weakref.finalize(self, self._socket.close)
+        self._socket.setblocking(False)
+
+    def reach(self, user: str, path: str) -> bool:
+        """Send to a user at ``path`` from now on; False if that is no path here, as on another machine."""
+        if not path or not os.path.exists(path):
+            return False
+        self._listeners[user] = path
+        return True
+
+    def ended(self, adapter: int) -> None:
+        """A load ended, well or not."""
+        self._send({"ended": adapter})
+
+    def blank(self, adapter: int, reason: str) -> None:
+        """A step ran an adapter without its weights."""
+        self._send({"blank": adapter, "reason": reason[:1000]})
+
+    def _send(self, said: dict[str, object]) -> None:
+        for user, path in list(self._listeners.items()):
+            try:
+                self._socket.sendto(json.dumps(said).encode(), path)
+            except (FileNotFoundError, ConnectionRefusedError):  # that server is gone
+                self._listeners.pop(user, None)
+            except OSError as error:
+                logger.warning("an API server was not notified, and looks again later: %r", error)
+
+
+class Waiting:
+    """One who waits for loads of an adapter to end. ``count``: how many did since it was set to 0."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._more = asyncio.Event()
+
+    def add(self) -> None:
+        self.count += 1
+        self._more.set()
+
+    async def until(self, count: int, most_s: float) -> None:
+        """Return when so many have ended, or after ``most_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                while self.count < count:
+                    self._more.clear()
+                    await self._more.wait()
+
+
+class Listener:
+    """An API server's side; its loop reads. ``blank``: called with an adapter and a reason."""
+
+    def __init__(self, blank: Callable[[int, str], None]) -> None:
+        self._blank = blank
+        self._waiting: dict[int, list[Waiting]] = {}
+        folder = tempfile.mkdtemp(prefix="lora-fs-notices-")  # which only this user may enter
+        self.path = os.path.join(folder, "socket")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        weakref.finalize(self, _end, self._socket, folder)  # with its loop, or at the end of the process
+        self._socket.setblocking(False)
+        self._socket.bind(self.path)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    @contextmanager
+    def of(self, adapter: int) -> Iterator[Waiting]:
+        """Count the loads of an adapter that end."""
+        waiting = Waiting()
+        self._waiting.setdefault(adapter, []).append(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting[adapter].remove(waiting)
+            if not self._waiting[adapter]:
+                del self._waiting[adapter]
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._take(self._socket.recv(MOST_BYTES))
+
+    def _take(self, notice: bytes) -> None:
+        try:
+            said = json.loads(notice)
+            if "blank" in said:
+                self._blank(int(said["blank"]), str(said["reason"]))
+            for waiting in self._waiting.get(said.get("ended"), ()):
+                waiting.add()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            logger.warning("a notice that is none: %r", notice[:100])
+
+
+def _end(heard: socket.socket, folder: str) -> None:
+    heard.close()
+    shutil.rmtree(folder, ignore_errors=True)
