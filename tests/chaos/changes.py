@@ -178,7 +178,8 @@ class Dropper(Changer):
         aside = self.fleet.volume.root.parent / "incoming"
         try:
             shutil.copytree(self.fleet.folders[label], aside, dirs_exist_ok=True)
-            folder.mkdir(parents=True, exist_ok=True)
+            for made in (folder.parent, folder):  # and no more of them: the volume may be away
+                made.mkdir(exist_ok=True)
             for file in aside.iterdir():
                 file.replace(folder / file.name)
         except OSError:  # the volume is away, or full

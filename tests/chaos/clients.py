@@ -73,8 +73,11 @@ class Client:
         (self.seen.absent if answer == ABSENT else self.seen.right)[where] += 1
 
     def _failed(self, where: str, name: str, since: float, why: str) -> None:
-        fault = self.faults.during(since, time.monotonic())
+        until = time.monotonic()
+        fault = self.faults.during(since, until)
+        if fault is None and "digest-mismatch" in why and len(self.truth.could_be(name, since, until)) > 1:
+            fault = "the files of its dropped folder change"  # the old ones are nowhere any more
         if fault is not None:
             self.seen.disturbed[fault] += 1
         else:
-            self.seen.failed.append(f"{since:.2f} {where} {name}: {why}")
+            self.seen.failed.append(f"{since:.2f} to {until:.2f} {where} {name}: {why}")

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,15 +46,16 @@ class Resting(Protocol):
 
 @dataclass
 class Report:
-    """``equal_s``: by rest, after how many seconds all replicas listed what the volume does."""
+    """``equal_s``: where, by rest, after how many seconds it listed what the volume does."""
 
     seconds: float
     changes: dict[str, int] = field(default_factory=dict)
     changes_that_failed: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     seen: Seen = field(default_factory=Seen)
-    equal_s: list[float] = field(default_factory=list)
+    equal_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lost: list[str] = field(default_factory=list)
+    disturbed: list[tuple[float, float, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
         told: dict[str, Any] = {
@@ -65,7 +69,7 @@ class Report:
             "requests failed otherwise": self.seen.failed[:20],
             "wrong answers": self.seen.wrong,
             "oldest answer, s after the acknowledgement": round(self.seen.oldest_s, 2),
-            "lists equal after, s": [round(one, 2) for one in self.equal_s],
+            "lists equal after, s": self.equal_s,
             "acknowledgements lost": self.lost,
         }
         return json.dumps(told, indent=1)
@@ -118,6 +122,7 @@ def spend(
         report.changes.update(changer.done)
         report.changes_that_failed.update(changer.failed)
     report.faults.update(faults.done)
+    report.disturbed = faults.disturbed
     return report
 
 
@@ -137,15 +142,17 @@ def _rest(
             pass
     if ended.is_set():
         return
-    began = time.monotonic()
-    states = {name: read(fleet, name) for name in (*NAMES, *DROPPED)}
-    listed = {name for name, state in states.items() if state is not None and state.active is not None}
-    while unequal := {where: names for where, url in fleet.urls.items() if (names := _names(url)) != listed}:
-        if time.monotonic() - began > EQUAL_S:
-            report.lost.append(f"the volume lists {sorted(listed)}, others {unequal}")
-            break
-        time.sleep(0.05)
-    report.equal_s.append(time.monotonic() - began)
+    with _watched(fleet) as lists:
+        began = time.monotonic()
+        states = {name: read(fleet, name) for name in (*NAMES, *DROPPED)}
+        listed = {name for name, state in states.items() if state is not None and state.active is not None}
+        while time.monotonic() - began < EQUAL_S and any(told[-1][1] != listed for told in lists.values()):
+            time.sleep(0.05)
+    for where, told in lists.items():
+        if told[-1][1] != listed:
+            report.lost.append(f"the volume lists {sorted(listed)}, {where} {sorted(told[-1][1])}")
+        others = [at for at, names in told if names != listed]
+        report.equal_s[where].append(round(max(0.0, max(others, default=began) - began), 2))
     now = time.monotonic() + GRACE_S
     for name, state in states.items():
         on_disk = state.said_by(state.active) or {ABSENT} if state is not None else set()
@@ -159,6 +166,31 @@ def _rest(
                     report.lost.append(f"{name}: {where} answers {label}, and not {sorted(may)}")
     for one in busy:
         one.resting.clear()
+
+
+@contextmanager
+def _watched(fleet: Fleet) -> Iterator[dict[str, list[tuple[float, set[str]]]]]:
+    """What everybody lists meanwhile, and when: at least once before, and again and again."""
+    lists: dict[str, list[tuple[float, set[str]]]] = {where: [] for where in fleet.urls}
+    ended = threading.Event()
+
+    def look() -> None:
+        while True:
+            for where, url in fleet.urls.items():
+                names = _names(url)
+                lists[where].append((time.monotonic(), names))
+            if ended.wait(0.05):
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            while not all(lists.values()) and not looking.done():
+                time.sleep(0.01)
+            yield lists
+        finally:
+            ended.set()
+        looking.result()
 
 
 def _names(url: str) -> set[str]:

@@ -32,6 +32,7 @@ def test_no_answer_is_wrong_and_nothing_acknowledged_is_lost(
     ):
         report = day.spend(running, MINUTES * 60, seed=SEED, rest_every_s=60, faults_every_s=(2, 8))
     print(report)
+    print(*(f"{began:.2f} to {ended:.2f}: {what}" for began, ended, what in report.disturbed), sep="\n")
     assert report.seen.wrong == []
     assert report.lost == []
     assert report.seen.failed == []
