@@ -69,10 +69,8 @@ def canary(
     \b
     Examples:
       lora-fs canary support v2 --percent 5 --wait 20
-      lora-fs canary support --percent 50
       lora-fs canary support v2 --steps 5,25,100 --every 10m --gate 'live_errors<=10'
       lora-fs canary support --finish
-      lora-fs canary support --abort
     """
     if finish + abort + (revision is not None or percent is not None) > 1:
         raise click.UsageError("--finish, --abort and a revision or --percent exclude each other")

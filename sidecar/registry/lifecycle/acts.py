@@ -49,7 +49,7 @@ class Act(BaseModel):
     dry_run: bool = Field(False, description="Check, and answer what would change; change nothing")
 
     def audited(self) -> dict[str, Any]:
-        """What the audit tells of it."""
+        """Return what the audit keeps."""
         return self.model_dump(mode="json", exclude={"dry_run"}, exclude_defaults=True)
 
     @abstractmethod

@@ -295,15 +295,12 @@ class _Task:
             record = written(build, announce=not wanted.activate)
             if draft is not None:
                 artifacts.unmark(copy.target)
-            refusal = too_much()
-            if refusal is not None:
+            if (refusal := too_much()) is not None:
                 dropped = wanted.origin == ADOPTED_IN_PLACE
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if not wanted.link and not atomic.is_folder(
-                copy.target
-            ):  # gc took what a withdrawn revision had left
+            if not wanted.link and not atomic.is_folder(copy.target):  # gc took what a withdrawn one left
                 if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)
