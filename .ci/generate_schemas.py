@@ -131,6 +131,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "size_bytes": "Of all its registered revisions together; null: any",
         "registrations_per_minute": "Of records that say present; null: any number",
         "keep_revisions": "Of a name that does not say itself, gc keeps so many; null: all",
+        "require_evaluation": "The gate that a revision must pass before it serves a plain name; null: none",
         "writer": "For people",
         "updated_at": "RFC 3339. For people",
     },

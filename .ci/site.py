@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\((?!\w+:|#)([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
 FETCHED = re.compile(r"<(?:script|img|iframe|source|video|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -48,7 +48,7 @@ def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
     waiting = [file.src_uri for file in files.documentation_pages()]
     while waiting:
         uri = waiting.pop()
-        for _, link in LINK.findall(FENCE.sub("", (ROOT / source(uri)).read_text())):
+        for _, _, link in LINK.findall(FENCE.sub("", (ROOT / source(uri)).read_text())):
             path = target(uri, link)
             if path is None or files.get_file_from_path(place(path)) or not (ROOT / path).exists():
                 continue
@@ -62,17 +62,19 @@ def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files into links within the site."""
+    """Turn links to files, and pictures, into links within the site."""
     uri = page.file.src_uri
 
     def led(match: re.Match[str]) -> str:
-        text, link = match.groups()
+        image, text, link = match.groups()
         path = target(uri, link)
         if path is None:
             return text
         anchor = urldefrag(link).fragment
         relative = posixpath.relpath(place(path), posixpath.dirname(uri) or ".")
-        return f"[{text}]({relative}{'#' if anchor else ''}{anchor})" if urldefrag(link).url else match[0]
+        return (
+            f"{image}[{text}]({relative}{'#' if anchor else ''}{anchor})" if urldefrag(link).url else match[0]
+        )
 
     parts: list[Any] = re.split(f"({FENCE.pattern})", markdown, flags=FENCE.flags)
     return "".join(part if part.startswith("```") else LINK.sub(led, part) for part in parts)

@@ -2,7 +2,8 @@
 """Run suites on every vLLM that lora-fs serves; ``--write`` keeps the results, and the docs' table.
 
 The plugin's suites run inside a version's environment, from ``PLUGIN_FROM`` on. The sidecar knows its engine
-over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine.
+over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine. The suite
+``fleet`` replaces replicas of ``FLEET_FROM`` by ones of the version, ``OTHER_ENGINE_PYTHON``, and back.
 
 Another version's environment has that vLLM and what it pins otherwise (``requirements/versions``); the rest
 is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files; where its
@@ -34,6 +35,7 @@ PAGE = ROOT / "docs" / "engine.md"
 BEGIN, END = "<!-- versions: made by `make test-versions` -->\n", "<!-- versions end -->\n"
 HERE = "0.32"
 PLUGIN_FROM = "0.30"
+FLEET_FROM = "0.31"  # it ignores patterns: a fleet is upgraded from it, and rolled back to it
 ENVIRONMENTS = Path(sys.prefix) / "versions"
 FETCH_S = 600  # the newest is a wheel of 336 MB
 PURE = Path(sysconfig.get_path("purelib"))
@@ -48,7 +50,10 @@ SUITES = {
         "tests/e2e/test_proxy.py",
         "tests/e2e/test_bad_input.py",
     ],
+    "fleet": ["tests/e2e/test_two_versions.py"],
 }
+SINCE = {"sidecar": "", "fleet": HERE}
+DEFAULT = ["plugin", "engine", "sidecar", "fleet"]
 
 
 def versions(*, plugin: bool = False) -> list[str]:
@@ -147,7 +152,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         cells = []
         for suite in suites:
             passed, failed = of.get(suite, {}).get("passed", 0), len(of.get(suite, {}).get("failed", []))
-            cells.append(f"{passed} of {passed + failed}" if passed + failed else "not run")
+            none = "not run" if version >= SINCE.get(suite, PLUGIN_FROM) else "–"
+            cells.append(f"{passed} of {passed + failed}" if passed + failed else none)
         cannot = sorted({why for one in of.values() for why in one["cannot"]})
         name = f"{version}, provisional" if provisional(version) else version
         lines.append(f"| {name} | {' | '.join(cells)} | {'; '.join(cannot) or '–'} |")
@@ -172,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--versions", nargs="+", default=versions(), choices=versions())
     parser.add_argument("--ends", action="store_true", help="the oldest and the newest, if they can be had")
-    parser.add_argument("--suites", nargs="+", default=["plugin", "engine", "sidecar"], choices=SUITES)
+    parser.add_argument("--suites", nargs="+", default=DEFAULT, choices=SUITES)
     parser.add_argument("--write", action="store_true", help="keep the results, in .ci and in the docs")
     options = parser.parse_args()
     ENVIRONMENTS.mkdir(exist_ok=True)
@@ -180,7 +186,7 @@ def main() -> None:
     failed = False
     ends = versions(plugin=True)
     for version in [ends[0], ends[-1]] if options.ends else options.versions:
-        suites = [suite for suite in options.suites if suite == "sidecar" or version >= PLUGIN_FROM]
+        suites = [suite for suite in options.suites if version >= SINCE.get(suite, PLUGIN_FROM)]
         if not suites:
             continue
         try:
@@ -194,6 +200,9 @@ def main() -> None:
             print(f"versions: {suite} on vLLM {version}", flush=True)
             if suite == "sidecar":
                 found = run(Path(sys.executable), SUITES[suite], ENGINE_PYTHON=str(python))
+            elif suite == "fleet":
+                two = {"ENGINE_PYTHON": environment(FLEET_FROM), "OTHER_ENGINE_PYTHON": python}
+                found = run(Path(sys.executable), SUITES[suite], **{key: str(of) for key, of in two.items()})
             else:
                 found = run(python, SUITES[suite])
             results.setdefault(version, {})[suite] = found

@@ -6,6 +6,7 @@
     │   ├── InvalidAdapter        the adapter's files cannot be served; carries the findings
     │   ├── NotFound              no such adapter, revision or registry
     │   ├── TooLarge              more bytes than are taken
+    │   ├── GateNotPassed         the revision's evaluation lets it not serve the name
     │   ├── OverQuota             the namespace has used up what it is allowed
     │   └── Conflict              it exists already, or changed under the caller
     ├── TemporaryError            call again later; nothing was lost
@@ -95,6 +96,10 @@ class Conflict(InputError):
 
 class TooLarge(InputError):
     """It is larger than what is taken."""
+
+
+class GateNotPassed(InputError):
+    """A revision was not evaluated, or did not pass what its namespace or its caller wants."""
 
 
 class OverQuota(InputError):

@@ -78,6 +78,14 @@ class Replica(ABC):
     def start(self) -> None:
         """Start what is not running, on the ports it had."""
 
+    @abstractmethod
+    def start_engine(self) -> None:
+        """Fork the engine, on the port it had."""
+
+    def move(self, farm: EngineFarm) -> None:
+        """From its next start on its engine is another farm's: of another vLLM."""
+        self._farm = farm
+
     @property
     @abstractmethod
     def processes(self) -> tuple[Process, ...]:
@@ -118,6 +126,9 @@ class PluginReplica(Replica):
     """A vLLM that serves from the volume itself."""
 
     def start(self) -> None:
+        self.start_engine()
+
+    def start_engine(self) -> None:
         self.engine = self._farm.start(
             f"engine-{self.name}",
             self._model_dir,
@@ -149,7 +160,6 @@ class SidecarReplica(Replica):
         self.start_sidecar()
 
     def start_engine(self) -> None:
-        """Fork the engine, on the port it had."""
         self.engine = self._farm.start(
             f"engine-{self.name}",
             self._model_dir,

@@ -6,6 +6,7 @@ from typing import Final
 
 from lora_fs.sidecar.errors import (
     Conflict,
+    GateNotPassed,
     InputError,
     InvalidAdapter,
     InvalidName,
@@ -29,6 +30,7 @@ EXIT_CODES: Final[tuple[tuple[type[LoraFsError], int], ...]] = (
     (TooManyRegistrations, 7),
     (Conflict, 4),
     (InvalidAdapter, INVALID),
+    (GateNotPassed, INVALID),
     (InvalidName, USAGE),
     (WaitTimeout, 6),
     (InputError, USAGE),

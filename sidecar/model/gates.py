@@ -27,6 +27,9 @@ OF_ONE: Final[dict[str, str]] = {
     "ttft_p95_ms": "Its 95th percentile",
     "ttft_p99_ms": "Its 99th percentile",
     "tokens_per_s_p50": "Tokens per second of one answer after its first token: median",
+    "live_requests": "Requests of users since the canary's step began, on all replicas",
+    "live_errors": "Those that were answered with an error",
+    "live_error_rate": "Share of them",
 }
 # Of both together; `--against` gives them.
 OF_BOTH: Final[dict[str, str]] = {

@@ -210,6 +210,7 @@ class Quota(Stored):
         size_bytes: of all its registered revisions together.
         registrations_per_minute: records written that say present.
         keep_revisions: of each name, where the name itself does not say: gc withdraws older ones.
+        require_evaluation: the gate that a revision's evaluation must pass before it serves a plain name.
     """
 
     apiVersion: Literal["lora-fs/v1"] = "lora-fs/v1"
@@ -219,6 +220,7 @@ class Quota(Stored):
     size_bytes: int | None = Field(default=None, ge=0)
     registrations_per_minute: int | None = Field(default=None, ge=0)
     keep_revisions: int | None = Field(default=None, ge=1)
+    require_evaluation: str | None = Field(default=None, max_length=2_000)
     writer: str
     updated_at: str
     sum: str = ""

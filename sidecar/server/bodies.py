@@ -20,6 +20,7 @@ from lora_fs.sidecar.model import (
     Record,
     ReplicaStatus,
 )
+from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.lifecycle.register_as import RegisterAs
 
 
@@ -142,6 +143,8 @@ class NameBody(_Answer):
 
     pointer: Pointer | None = Field(description="What the plain name serves; null: it never served anything")
     revisions: list[Record] = Field(description="The registered ones")
+    evaluations: dict[str, Evaluation] = Field(description="The newest of each revision that has one")
+    unreadable_evaluations: dict[str, str] = Field(description="Revisions whose one cannot be read, and why")
 
 
 class ReplicasBody(_Answer):

@@ -13,6 +13,7 @@ import pytest
 from lora_fs.sidecar.model import Phase
 from tests.cli.conftest import LoraFs
 from tests.cli.test_examples import DOCUMENT
+from tests.trust.conftest import new_key
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 SHAPES = dict(re.findall(r"^## (\S+)\n(?:(?!^## ).*\n)*?JSON: `(.*)`$", PAGE, re.MULTILINE))
@@ -45,6 +46,8 @@ COMMANDS = {
     "register": "register b {source}",
     "apply": "apply -f {documents}",
     "validate": "validate {source}",
+    "sign": "sign {source} --key {key}",
+    "verify": "verify {source} --trust {trust}",
     "unregister": "unregister a --all-revisions",
     "promote": "promote a v1",
     "rollback": "rollback a",
@@ -74,7 +77,11 @@ def test_the_shape_is_kept(one: LoraFs, folder: Callable[[int], str], name: str)
     source = folder(3)
     documents = Path(source).with_name("adapters.yaml")
     documents.write_text(DOCUMENT.replace("support-lora", source))
-    words = COMMANDS[name].format(source=source, store=store_of(source), documents=documents).split()
+    key, trust = documents.with_name("signing.pem"), documents.with_name("trust.yaml")
+    key.write_bytes(new_key().pem)
+    trust.write_text("unsigned: [default]")
+    places = {"documents": documents, "key": key, "trust": trust}
+    words = COMMANDS[name].format(source=source, store=store_of(source), **places).split()
     ran = one(*words, "-o", "json")
     assert set(ran.json) == keys(SHAPES[name])
     if name != "doctor":  # which may have found something

@@ -72,6 +72,8 @@ promote support v2 --dry-run
 promote support@v2 --wait 20
 promote support@v2 v1
 promote support v9
+promote support v1 --require-evaluation
+promote support v1 --require-evaluation --force
 promote support
 rollback support --wait 20
 rollback sql -n team-a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.docs.blocks import ROOT
 
 @pytest.mark.long
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """From requirements/docs.txt alone; every page is there and is found by the search."""
+    """From requirements/docs.txt alone; every page is found by the search; every picture is there."""
     built = subprocess.run(
         ["make", "docs", f"DOCS_VENV={tmp_path / 'venv'}"],
         cwd=ROOT,
@@ -30,3 +31,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         path = page.relative_to(ROOT / "docs").with_name(f"{name}.html")
         assert (site / path).exists(), page
         assert str(path) in found, page
+    for html in site.rglob("*.html"):
+        for source in re.findall(r'<img[^>]*src="([^":]+)"', html.read_text()):
+            assert (html.parent / source).exists(), f"{html}: {source}"

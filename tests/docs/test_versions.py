@@ -37,6 +37,11 @@ def test_the_sidecar_passes_on_each() -> None:
         assert RESULTS[version]["sidecar"]["passed"] > 25, version
 
 
+def test_a_fleet_is_upgraded_to_the_newest_and_back() -> None:
+    """From 0.31, with sidecars and with the plugin."""
+    assert RESULTS[TESTED[-1]]["fleet"]["passed"] == 4
+
+
 def test_the_plugin_passes_on_each() -> None:
     """What a version cannot do is left out with the reason; nothing fails."""
     for version in TESTED:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import SidecarReplica
+from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.sidecar.validate.since import SINCE
 from tests.engine.client import LONG_PROMPT
 
@@ -28,7 +28,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SCALE = 8
 
 
-def version(replica: SidecarReplica) -> Version:
+def version(replica: Replica) -> Version:
     """What the engine says."""
     answer = httpx.get(f"{replica.engine_url}/version", trust_env=False).raise_for_status()
     return Version(answer.json()["version"])

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from lora_fs.sidecar.errors import Conflict
-from lora_fs.sidecar.model import AdapterKey, Scope
+from lora_fs.sidecar.model import AdapterKey, Quota, Scope
 from lora_fs.sidecar.registry.drops import adopt, transfer_markers
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.drops.candidates import Candidate
@@ -83,6 +83,18 @@ def test_a_half_copied_folder_waits(site: Site) -> None:
     assert site.step(1) == {}
     assert site.step(1) == {"dropped": "v1"}
     assert not site.adopter.waiting()
+    assert site.adopter.refusals() == {}
+
+
+def test_a_namespace_that_requires_evaluations(site: Site) -> None:
+    """A dropped folder is registered there and not activated, however often it is looked at."""
+    namespace = site.scope.namespace
+    bounds = {"namespace": namespace, "writer": "t", "updated_at": "", "require_evaluation": "pass_rate>=0.9"}
+    site.registry.accounts.write(Quota.model_validate(bounds))
+    write_adapter(site.folder)
+    assert site.settle() == {}
+    assert site.step(100) == {}
+    assert site.generation() == 1
     assert site.adopter.refusals() == {}
 
 

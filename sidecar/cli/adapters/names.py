@@ -63,6 +63,10 @@ def unregister(
 @command()
 @parameters.name
 @parameters.other_revision
+@click.option(
+    "--require-evaluation", is_flag=True, help="Exit 5 unless its newest evaluation passed its gate"
+)
+@click.option("--force", is_flag=True, help="Also one that the namespace's gate refuses; the audit tells")
 @parameters.dry_run
 @parameters.wait
 @parameters.min_replicas
@@ -72,6 +76,8 @@ def promote(
     context: Context,
     name: str,
     revision: str | None,
+    require_evaluation: bool,
+    force: bool,
     dry_run: bool,
     wait: float | None,
     min_replicas: int,
@@ -86,7 +92,10 @@ def promote(
     """
     if revision is None:
         raise click.UsageError(f"say which revision: lora-fs promote {name} REVISION")
-    done = context.backend.do(context.scope(), name, Promote(revision=revision, dry_run=dry_run))
+    if force and require_evaluation:
+        raise click.UsageError("--force and --require-evaluation exclude each other")
+    act = Promote(revision=revision, require_evaluation=require_evaluation, force=force, dry_run=dry_run)
+    done = context.backend.do(context.scope(), name, act)
     _follow(context, done, "promote", wait, min_replicas, output)
 
 

@@ -18,6 +18,7 @@ from lora_fs.sidecar.errors import InvalidAdapter, OperatorError, WaitTimeout
 from lora_fs.sidecar.model import Scope, check_segment, model_slug
 from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
 from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
+from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.registry.view.reports import Happened, Reports
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
 from lora_fs.sidecar.server.bodies import Metadata, NameBody, ReplicaEventsBody, ReplicasBody, ScopeBody
@@ -86,7 +87,8 @@ class OverHttp:
 
     def named(self, scope: Scope, name: str) -> Named:
         body = self._read(NameBody, self._client.get(_path(scope, name)))
-        return Named(body.pointer, tuple(body.revisions))
+        found = Evaluations(body.evaluations, body.unreadable_evaluations)
+        return Named(body.pointer, tuple(body.revisions), found)
 
     def reports(self) -> Reports:
         body = self._read(ReplicasBody, self._client.get("/v1/replicas"))

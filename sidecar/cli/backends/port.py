@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.model import Pointer, Record, Scope
     from lora_fs.sidecar.registry.lifecycle.acts import Act, Done
     from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
+    from lora_fs.sidecar.registry.store.evaluations import Evaluations
     from lora_fs.sidecar.registry.view.reports import Happened, Reports
     from lora_fs.sidecar.registry.view.snapshot import Desired
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name serves, None if it never did, and its registered revisions."""
+    """What a name serves, None if it never did, and its registered revisions with their evaluations."""
 
     pointer: Pointer | None
     revisions: tuple[Record, ...]
+    evaluations: Evaluations
 
 
 class Backend(Protocol):

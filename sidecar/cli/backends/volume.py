@@ -69,9 +69,11 @@ class OnVolume:
 
     def named(self, scope: Scope, name: str) -> Named:
         from lora_fs.sidecar.registry.lifecycle import release
+        from lora_fs.sidecar.registry.store import evaluations
 
         pointer = release.active(self._reader, scope, name)
-        return Named(pointer, tuple(release.present_revisions(self._reader, scope, name).values()))
+        records = tuple(release.present_revisions(self._reader, scope, name).values())
+        return Named(pointer, records, evaluations.of(self._reader, records))
 
     def reports(self) -> Reports:
         from lora_fs.sidecar.registry.format.layout import Layout

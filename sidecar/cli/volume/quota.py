@@ -14,6 +14,7 @@ from lora_fs.sidecar.cli.options.values import NONE, Count, Size
 from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.errors import OperatorError
 from lora_fs.sidecar.model import Quota, check_segment
+from lora_fs.sidecar.model.gates import parse
 from lora_fs.sidecar.registry.store.quota import Usage
 from lora_fs.sidecar.settings import writer_id
 
@@ -38,6 +39,11 @@ BOUNDS = 3
     metavar="N",
     help="gc keeps so many revisions of each name that says nothing itself, or none: all",
 )
+@click.option(
+    "--require-evaluation",
+    metavar="GATE",
+    help="What an evaluation must show before a revision serves a plain name, or none",
+)
 @click.option("--remove", is_flag=True, help="Remove all quotas of the namespace")
 @parameters.dry_run
 @parameters.create
@@ -50,6 +56,7 @@ def quota(
     size_bytes: int | str | None,
     per_minute: int | str | None,
     keep_revisions: int | str | None,
+    require_evaluation: str | None,
     remove: bool,
     dry_run: bool,
     output: Format,
@@ -63,9 +70,15 @@ def quota(
       lora-fs quota --bytes none
       lora-fs quota --keep-revisions 5
     """
-    given = {"adapters": adapters, "size_bytes": size_bytes, "registrations_per_minute": per_minute}
+    given: dict[str, int | str | None] = {
+        "adapters": adapters,
+        "size_bytes": size_bytes,
+        "registrations_per_minute": per_minute,
+    }
     bounding = sum(value is not None for value in given.values())
-    given |= {"keep_revisions": keep_revisions}
+    if require_evaluation not in (None, NONE):
+        parse(str(require_evaluation))
+    given |= {"keep_revisions": keep_revisions, "require_evaluation": require_evaluation}
     said = {name: None if value == NONE else value for name, value in given.items() if value is not None}
     if remove and said:
         raise click.UsageError("--remove and a bound exclude each other")
@@ -105,13 +118,16 @@ def quota(
 
 
 def _rows(namespace: str, bounds: Quota | None, usage: Usage) -> list[tuple[str, ...]]:
-    allowed = (
-        (None, None, None, None)
-        if bounds is None
-        else (bounds.adapters, bounds.size_bytes, bounds.registrations_per_minute, bounds.keep_revisions)
+    fields = ("adapters", "size_bytes", "registrations_per_minute", "keep_revisions", "require_evaluation")
+    allowed = [getattr(bounds, field, None) for field in fields]
+    used = (len(usage.names), usage.size_bytes, len(usage.recent), "-", "-")
+    whats = (
+        "adapters",
+        "bytes",
+        "registrations in the last minute",
+        "revisions of a name that gc keeps",
+        "evaluation of what a name serves",
     )
-    used = (len(usage.names), usage.size_bytes, len(usage.recent), "-")
-    whats = ("adapters", "bytes", "registrations in the last minute", "revisions of a name that gc keeps")
     return [
         (namespace, what, str(has), "any" if may is None else str(may))
         for what, has, may in zip(whats, used, allowed, strict=True)

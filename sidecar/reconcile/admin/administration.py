@@ -25,6 +25,8 @@ from lora_fs.sidecar.registry.lifecycle import ingest, register_as, release
 from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Bring, Effect, Outcome, RegisterAs
+from lora_fs.sidecar.registry.store import evaluations
+from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.reports import Happened, Reports, read_events, read_reports
@@ -151,14 +153,15 @@ class Administration:
         done = await self._registrations.run(call, f"register the upload of {name}", discard)
         return done.told(dry_run=said.dry_run)
 
-    async def named(self, scope: Scope, name: str) -> tuple[Pointer | None, tuple[Record, ...]]:
-        """Read what a name serves and its registered revisions, afresh."""
+    async def named(self, scope: Scope, name: str) -> tuple[Pointer | None, tuple[Record, ...], Evaluations]:
+        """Read what a name serves, its registered revisions and their evaluations, afresh."""
         check_segment("name", name)
 
-        def read() -> tuple[Pointer | None, tuple[Record, ...]]:
+        def read() -> tuple[Pointer | None, tuple[Record, ...], Evaluations]:
             self._registry.check_identity()
             pointer = release.active(self._registry, scope, name)
-            return pointer, tuple(release.present_revisions(self._registry, scope, name).values())
+            records = tuple(release.present_revisions(self._registry, scope, name).values())
+            return pointer, records, evaluations.of(self._registry, records)
 
         return await self._read(read)
 

@@ -22,6 +22,7 @@ from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.view.snapshot import Desired
@@ -215,7 +216,7 @@ class Adopter:
                         f"file://{folder}",
                         revision=key.revision,
                         policy=self._policy,
-                        activate=_activates(key, pointer),
+                        activate=self._activates(key, pointer),
                         origin="folder",
                         resolved=True,
                         fingerprint=candidate.fingerprint,
@@ -247,7 +248,7 @@ class Adopter:
         try:
             pointer = release.active(self._registry, key.scope, key.name)
             moved = pointer is not None and pointer.generation != replaces
-            left_over = not moved and _activates(key, pointer)
+            left_over = not moved and self._activates(key, pointer)
             if left_over:
                 release.promote(self._registry, key.scope, key.name, key.revision, writer=self._writer)
         except LoraFsError as error:
@@ -256,11 +257,12 @@ class Adopter:
         self._candidates.pop(key, None)
         return left_over
 
-
-def _activates(key: AdapterKey, pointer: Pointer | None) -> bool:
-    if pointer is None or pointer.revision is None:
-        return True
-    return natural_order(key.revision) > natural_order(pointer.revision)
+    def _activates(self, key: AdapterKey, pointer: Pointer | None) -> bool:
+        if gating.required_gate(self._registry, key.namespace) is not None:
+            return False  # it is registered, and somebody evaluates and promotes it
+        if pointer is None or pointer.revision is None:
+            return True
+        return natural_order(key.revision) > natural_order(pointer.revision)
 
 
 def _may_be_a_drop(record: Record | None) -> bool:

@@ -16,7 +16,7 @@ from lora_fs.sidecar.model import Pointer, Policy, PolicyKind, Record, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.model.names import LabelKey
 from lora_fs.sidecar.registry.lifecycle import amend, release
-from lora_fs.sidecar.registry.store import evaluations
+from lora_fs.sidecar.registry.store import evaluations, gating
 from lora_fs.sidecar.registry.store.writer import Registry
 
 REVISION: Final = "This revision alone; null: every one"
@@ -47,6 +47,10 @@ class Act(BaseModel):
     word: ClassVar[str]
 
     dry_run: bool = Field(False, description="Check, and answer what would change; change nothing")
+
+    def audited(self) -> dict[str, Any]:
+        """Return what the audit keeps."""
+        return self.model_dump(mode="json", exclude={"dry_run"}, exclude_defaults=True)
 
     @abstractmethod
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
@@ -103,8 +107,19 @@ class Promote(Act):
     word = "promote"
 
     revision: str
+    require_evaluation: bool = Field(False, description="Its evaluation must have passed a gate")
+    force: bool = Field(False, description="Also one that the namespace's gate refuses; it is audited")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Promote:
+        if self.force and self.require_evaluation:
+            raise ValueError("force and require_evaluation exclude each other")
+        return self
 
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
+        if not self.force:
+            record = release.chosen_of(registry, scope, name, self.revision)[self.revision]
+            gating.check(registry, record, required=self.require_evaluation)
         return self._done(pointer=release.promote(registry, scope, name, self.revision, writer=by.writer))
 
 
@@ -127,6 +142,7 @@ class Try(Act):
     end: Literal["finish", "abort"] | None = Field(
         None, description="finish: it serves the name from now on; abort: it answers nothing more"
     )
+    force: bool = Field(False, description="Also one that the namespace's gate refuses; it is audited")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Try:
@@ -135,12 +151,20 @@ class Try(Act):
         return self
 
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
+        if not self.force and (self.percent or self.end == "finish"):
+            self._check(registry, scope, name)
         if self.end is not None:
             finish = self.end == "finish"
             pointer = release.end_canary(registry, scope, name, finish=finish, writer=by.writer)
         else:
             pointer = release.set_canary(registry, scope, name, self.revision, self.percent, writer=by.writer)
         return self._done(pointer=pointer)
+
+    def _check(self, registry: Registry, scope: Scope, name: str) -> None:
+        pointer = release.active(registry, scope, name)
+        tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
+        if (revision := self.revision or tried) is not None:
+            gating.check(registry, release.chosen_of(registry, scope, name, revision)[revision])
 
 
 class Pin(Act):
@@ -230,6 +254,10 @@ class Evaluate(Act):
     word = "evaluate"
 
     evaluation: Evaluation
+
+    def audited(self) -> dict[str, Any]:
+        found = self.evaluation
+        return {"revision": found.measured.revision, "gate": found.gate, "passed": found.passed}
 
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
         found = self.evaluation.model_copy(update={"writer": by.writer})

@@ -37,6 +37,7 @@ from lora_fs.sidecar.registry.lifecycle.artifacts import Progress
 from lora_fs.sidecar.registry.lifecycle.copying import Copy, Held, Judged, Taken, judged, new_draft
 from lora_fs.sidecar.registry.lifecycle.release import active, point, refuse_served
 from lora_fs.sidecar.registry.lifecycle.revisions import Revisions, next_revision, revisions_of
+from lora_fs.sidecar.registry.store import gating
 from lora_fs.sidecar.registry.store.quota import WAIT_S
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -114,7 +115,7 @@ def register(
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        OverQuota, TooManyRegistrations, InvalidName, InvalidAdapter: nothing was written.
+        OverQuota, TooManyRegistrations, GateNotPassed, InvalidName, InvalidAdapter: nothing was written.
         Conflict: the revision exists with other bytes, or the name is served already.
         TemporaryError: see ``Registry.append``.
     """
@@ -225,6 +226,7 @@ class _Task:
     def _new(self, known: Revisions) -> tuple[AdapterKey, AdapterSpec, dict[str, Any]]:
         """The key of a new record, its spec and its fields; raises Taken."""
         registry, scope, wanted = self.registry, self.scope, self.wanted
+        gating.check_new(registry, scope.namespace, wanted.name, activates=wanted.activate)
         files, digest, report = self.judged.files, self.judged.digest, self.judged.report
         assert report.shape is not None  # else it is not valid
         revision = wanted.revision or next_revision(
@@ -293,15 +295,12 @@ class _Task:
             record = written(build, announce=not wanted.activate)
             if draft is not None:
                 artifacts.unmark(copy.target)
-            refusal = too_much()
-            if refusal is not None:
+            if (refusal := too_much()) is not None:
                 dropped = wanted.origin == ADOPTED_IN_PLACE
                 again = {"spec": {**spec.model_dump(mode="json"), "fingerprint": ""}} if dropped else {}
                 written(lambda _: {"state": State.DELETED, **again})
                 raise refusal
-            if not wanted.link and not atomic.is_folder(
-                copy.target
-            ):  # gc took what a withdrawn revision had left
+            if not wanted.link and not atomic.is_folder(copy.target):  # gc took what a withdrawn one left
                 if draft is None or not atomic.is_folder(draft):
                     raise VolumeUnavailable(f"{copy.target} was removed meanwhile: register it again")
                 copy.place(draft, recorded=True)
@@ -314,6 +313,7 @@ class _Task:
         activates = wanted.activate and (before is None or before.revision is None)
         try:
             if activates:
+                gating.check(registry, record)
                 pointer = point(
                     registry,
                     self.scope,

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
 from lora_fs.sidecar.errors import CorruptRecord, OperatorError
 from lora_fs.sidecar.model import AdapterKey, Record
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """The newest ones of a name's revisions. ``unreadable``: why, of those that cannot be read."""
+
+    found: Mapping[str, Evaluation] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+def of(reader: Reader, records: Iterable[Record]) -> Evaluations:
+    """Read the newest evaluation of each; raises VolumeUnavailable."""
+    found, unreadable = dict[str, Evaluation](), dict[str, str]()
+    for record in records:
+        try:
+            one = read(reader, record)
+        except OperatorError as error:
+            unreadable[record.revision] = str(error)
+        else:
+            found |= {record.revision: one} if one is not None else {}
+    return Evaluations(found, unreadable)
 
 
 def write(reader: Reader, evaluation: Evaluation) -> None:

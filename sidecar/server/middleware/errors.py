@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lora_fs.sidecar.errors import (
     Conflict,
     EngineRejected,
+    GateNotPassed,
     InputError,
     InvalidAdapter,
     InvalidName,
@@ -33,6 +34,7 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
     (NotFound, 404, "NotFoundError"),
     (TooLarge, 413, "InvalidUserInput"),
     (OverQuota, 403, "QuotaExceededError"),
+    (GateNotPassed, 409, "ConflictError"),
     (Conflict, 400, "InvalidUserInput"),
     (InvalidAdapter, 422, "UnprocessableEntityError"),
     (InvalidName, 400, "InvalidUserInput"),

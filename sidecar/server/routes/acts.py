@@ -34,7 +34,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
                 request, verbs[kind.word], name, namespace=namespace, act=kind.word, dry_run=body.dry_run
             )
             async with admitted as (caller, what):
-                what |= body.model_dump(mode="json", exclude={"dry_run"}, exclude_defaults=True)
+                what |= body.audited()
                 scope = scope_of(replica, namespace, model)
                 done = await replica.administration.act(scope, name, body, writer=caller.writer)
                 if done.records:

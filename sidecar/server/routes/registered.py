@@ -78,8 +78,13 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
     async def named(namespace: Namespace, model: Model, name: Name, request: Request) -> Response:
         sight = await admin.sight(request.headers)
         of = scope_of(replica, namespace, model, sight)
-        pointer, revisions = await replica.administration.named(of, name)
-        body = NameBody(pointer=pointer, revisions=list(revisions))
+        pointer, revisions, known = await replica.administration.named(of, name)
+        body = NameBody(
+            pointer=pointer,
+            revisions=list(revisions),
+            evaluations=dict(known.found),
+            unreadable_evaluations=dict(known.unreadable),
+        )
         return JSONResponse(body.model_dump(mode="json"))
 
     @routes.get(

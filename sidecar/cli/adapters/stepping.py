@@ -1,0 +1,165 @@
+"""A canary that advances by itself: a share, a time under watch, a gate, the next share; else back.
+
+Whatever ends it before its last step, a failure, an error or Ctrl-C, ends the trial: the revision that
+serves the name answers everything again. Only a killed process leaves the share as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import click
+
+from lora_fs.sidecar.cli.exit_codes import INVALID
+from lora_fs.sidecar.cli.options.context import Context
+from lora_fs.sidecar.cli.output import complain
+from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError
+from lora_fs.sidecar.model import AdapterKey, Phase, Pointer, ReplicaStatus, RevisionUsage, Scope
+from lora_fs.sidecar.model.evaluation import Evaluation
+from lora_fs.sidecar.model.gates import Gate
+from lora_fs.sidecar.registry.lifecycle.acts import Try
+from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
+
+LOOK_S = 1.0
+
+
+class Steps(click.ParamType[tuple[int, ...]]):
+    """``5,25,100``: rising percentages."""
+
+    name = "steps"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        parts = str(value).split(",")
+        if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 5 for part in parts):
+            self.fail(f"{value!r} are no steps: write rising percentages, such as 5,25,100", param, ctx)
+        steps = tuple(int(part) for part in parts)
+        if steps[0] < 1 or steps[-1] > 100 or list(steps) != sorted(set(steps)):
+            self.fail(f"{value!r} do not rise from 1 to 100: write such as 5,25,100", param, ctx)
+        return steps
+
+
+@dataclass(slots=True)
+class Live:
+    """Requests and errors of one revision since a moment, over all replicas; restarts begin at 0."""
+
+    key: AdapterKey
+    before: dict[str, RevisionUsage] = field(default_factory=dict)
+
+    def begin(self, replicas: Iterable[ReplicaStatus]) -> None:
+        """Count from now on."""
+        self.before = {one.replica: one.usage.get(str(self.key), RevisionUsage()) for one in replicas}
+
+    def figures(self, replicas: Iterable[ReplicaStatus]) -> dict[str, float]:
+        """By the names that gates have for them; no rate of no requests."""
+        requests = errors = 0
+        for one in replicas:
+            now, before = one.usage.get(str(self.key), RevisionUsage()), self.before.get(one.replica)
+            if before is None or before.requests > now.requests:
+                before = RevisionUsage()
+            requests += now.requests - before.requests
+            errors += now.errors_4xx + now.errors_5xx - before.errors_4xx - before.errors_5xx
+        rate = {"live_error_rate": max(0, errors) / requests} if requests else {}
+        return {"live_requests": requests, "live_errors": max(0, errors), **rate}
+
+
+def problems(replicas: Iterable[ReplicaStatus], key: AdapterKey) -> list[str]:
+    """Why a revision must not answer more requests: a replica cannot load it, or it changes nothing."""
+    return [
+        f"{status.replica}: {one.reason}: {one.message}"
+        for status in replicas
+        for one in status.adapters.values()
+        if AdapterKey(*one.key) == key and (one.phase is Phase.FAILED or one.reason == "NoEffect")
+    ]
+
+
+class Stepping:
+    """Of one trial. ``evaluation``: of the revision that is tried; None: there is none."""
+
+    def __init__(
+        self,
+        context: Context,
+        scope: Scope,
+        key: AdapterKey,
+        gate: Gate | None,
+        evaluation: Evaluation | None,
+    ) -> None:
+        self._context, self._scope, self._key, self._gate = context, scope, key, gate
+        self._evaluation = evaluation
+
+    def run(self, steps: Sequence[int], every_s: float, *, force: bool) -> Pointer:
+        """Take each step, and after the last one of 100 % let the revision serve the name.
+
+        Raises:
+            click.exceptions.Exit: with INVALID, after the trial was ended because a step failed.
+        """
+        pointer = self._context.backend.named(self._scope, self._key.name).pointer
+        if pointer is None or pointer.revision is None:
+            raise NotFound(f"{self._key.name} serves nothing in {self._scope}: promote a revision first")
+        baseline = AdapterKey(*self._scope, pointer.revision, self._key.name)
+        try:
+            for share in steps:
+                pointer = self._do(Try(revision=self._key.revision, percent=share, force=force))
+                self._context.say(f"{self._key.name}@{self._key.revision} answers {share} % of the requests")
+                if failed := self._watched(baseline, every_s):
+                    complain(
+                        "\n".join((f"{share} % failed: {baseline.revision} answers everything", *failed))
+                    )
+                    raise click.exceptions.Exit(INVALID)
+        except BaseException:
+            self._go_back()
+            raise
+        if steps[-1] == 100:
+            pointer = self._do(Try(end="finish", force=force))
+        return pointer
+
+    def _watched(self, baseline: AdapterKey, every_s: float) -> list[str]:
+        """Watch the replicas for ``every_s``; return why the trial must end, if it must."""
+        tried, serving, deadline = Live(self._key), Live(baseline), time.monotonic() + every_s
+        replicas = self._replicas(deadline)
+        tried.begin(replicas)
+        serving.begin(replicas)
+        while True:
+            if failed := problems(replicas, self._key):
+                return failed
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            time.sleep(min(LOOK_S, remaining))
+            replicas = self._replicas(deadline)
+        if self._gate is None:
+            return []
+        known, before = self._known()
+        figures = {**known, **tried.figures(replicas)}
+        return list(self._gate.unmet(figures, {**before, **serving.figures(replicas)}))
+
+    def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        found = self._evaluation
+        return (found.figures, found.baseline_figures) if found is not None else ({}, {})
+
+    def _replicas(self, deadline: float) -> list[ReplicaStatus]:
+        """Those that are live; a volume that does not answer is asked again until the deadline."""
+        while True:
+            try:
+                reports = self._context.backend.reports()
+                return [status for status in reports.of(self._scope) if age_s(status) < LIVE_S]
+            except TemporaryError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(LOOK_S)
+
+    def _do(self, act: Try) -> Pointer:
+        pointer = self._context.backend.do(self._scope, self._key.name, act).pointer
+        assert pointer is not None  # the act moves it
+        return pointer
+
+    def _go_back(self) -> None:
+        try:
+            self._do(Try(end="abort"))
+        except NotFound:
+            return  # it had not begun, or somebody ended it
+        except LoraFsError as error:
+            complain(f"the trial could not be ended: {error}: lora-fs canary {self._key.name} --abort")
