@@ -1,8 +1,9 @@
 """From log-probabilities with and without an adapter to whether it has an effect. Pure.
 
 Each prompt is asked four times: base model, adapter, base model, adapter. What two equal questions differ by
-is the engine's noise, as other requests of the same batch make it. An adapter is accused only where all four
-answers to every prompt are the same bits, and cleared only by more than the noise. All else is unknown.
+is the engine's noise, as other requests of the same batch make it. An adapter is cleared only by more than
+the noise. It is accused where all answers are the same bits. On an engine that other requests keep noisy, it
+is accused once ``MANY`` rounds show no more than a little noise. All else is unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from enum import Enum
 from typing import Final
 
 OVER_NOISE: Final = 4.0  # so many times the noise is an effect
+LEAST: Final = 1e-3  # and so much: two pairs of equal bits may differ by the batches that they were in
+LITTLE: Final = 0.02  # noise, in nats: under more of it a small effect would be taken for none
+MANY: Final = 12  # rounds
 
 Scores = Sequence[float]
 
@@ -53,10 +57,12 @@ def judge(rounds: Iterable[Round]) -> Effect:
     known = list(rounds)
     if not known or not all(one.comparable for one in known):
         return Effect.UNKNOWN
-    if any(one.effect > OVER_NOISE * one.noise for one in known):
+    noise, effect = max(one.noise for one in known), max(one.effect for one in known)
+    if effect > max(OVER_NOISE * noise, LEAST):
         return Effect.SOME
-    same = all(one.noise == 0.0 and one.effect == 0.0 for one in known)
-    return Effect.NONE if same else Effect.UNKNOWN
+    is_quiet = noise == 0.0 and effect == 0.0
+    is_little = len(known) >= MANY and effect <= noise <= LITTLE
+    return Effect.NONE if is_quiet or is_little else Effect.UNKNOWN
 
 
 def _apart(one: Scores, other: Scores) -> float:

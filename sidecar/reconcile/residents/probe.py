@@ -2,14 +2,15 @@
 
 One short request at a time, with a pause after each: nothing waits for it, and no stream is held up. An
 adapter is kept loaded for one such request, and never loaded for it. What is known of bytes is kept by their
-digest. A silent engine, an unload or noise means unknown: it is asked again, at most MOST_TRIES times.
+digest. A silent engine, an unload or noise means unknown: it is asked again, at most MOST_TRIES times, and
+what was answered before counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol, runtime_checkable
 
@@ -61,6 +62,7 @@ class EffectProbe:
         self._ask, self._residents, self._events, self._on_verdict = ask, residents, events, on_verdict
         self._pause_s, self._retry_s = pause_s, retry_s
         self._tries: Counter[str] = Counter()
+        self._rounds: defaultdict[str, list[Round]] = defaultdict(list)  # of what is not known yet, by digest
         self._due = asyncio.Event()
 
     def look(self) -> None:
@@ -88,7 +90,8 @@ class EffectProbe:
                 yield name, record
 
     async def _judge(self, name: str, record: Record) -> None:
-        digest, rounds, found = record.spec.digest, list[Round](), Effect.UNKNOWN
+        digest, found = record.spec.digest, Effect.UNKNOWN
+        rounds = self._rounds[digest]
         self._tries[digest] += 1
         try:
             for prompt in PROMPTS:
@@ -105,7 +108,7 @@ class EffectProbe:
             return
         if found is Effect.UNKNOWN:
             return
-        del self._tries[digest]
+        del self._tries[digest], self._rounds[digest]
         self._residents.effects[digest] = found
         if found is Effect.NONE:
             self._tell(name, record)
@@ -131,6 +134,7 @@ class EffectProbe:
 
 
 NO_EFFECT: Final = (
-    f"it answers {len(PROMPTS)} prompts with the base model's own probabilities: its B may be zero, or its "
-    "names match no layer of this model; compare its tensors' names with the base model's"
+    f"it answers {len(PROMPTS)} prompts with the base model's own probabilities, but for the engine's noise: "
+    "its B may be zero, or its names match no layer of this model; compare its tensors' names with the base "
+    "model's"
 )
