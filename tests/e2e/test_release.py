@@ -124,5 +124,5 @@ def test_a_good_revision_is_promoted_and_a_bad_one_never_reaches_a_user(
     with users(pair.both):
         idle = release.run("v4", null, GATE="errors==0", EVERY="60s")
     assert idle.exit_code == 5, idle.stdout + idle.stderr
-    assert "effect" in idle.stdout + idle.stderr
+    assert "NoEffect" in idle.stdout + idle.stderr
     assert {replica.answer(NAME) for replica in pair.both} == {better}
