@@ -26,6 +26,7 @@ from lora_fs.sidecar.errors import (
     RegistryLost,
 )
 from lora_fs.sidecar.model import Pointer, Record, ReplicaStatus
+from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.backup import archive
 from lora_fs.sidecar.registry.format.layout import Listing, generation_name
 from lora_fs.sidecar.registry.format.sealed import decode, seal
@@ -231,7 +232,10 @@ def _small_export() -> bytes:
     return out.getvalue()
 
 
-_RECORDS = tuple(path.read_bytes() for path in sorted((GOLDEN / "default").rglob("v1/support*.json")))
+_RECORDS = tuple(path.read_bytes() for path in sorted((GOLDEN / "default").glob("*/v1/support*.json")))
+_EVALUATIONS = tuple(
+    path.read_bytes() for path in sorted((GOLDEN / "default").glob("*/.evaluations/*/*.json"))
+)
 _POINTER = seal(
     {
         "apiVersion": "lora-fs/v1",
@@ -263,6 +267,7 @@ _JSON = ("null", "-1", "1e999", "9" * 30, '"\\ud800"', "[]", "{}", "[[]]", "true
 
 READERS: Mapping[str, Reader] = {
     "record": Reader(_sealed(Record), (CorruptRecord,), _RECORDS, _JSON),
+    "evaluation": Reader(_sealed(Evaluation), (CorruptRecord,), _EVALUATIONS, _JSON),
     "pointer": Reader(_sealed(Pointer), (CorruptRecord,), (_POINTER,), _JSON),
     "head": Reader(read_head, (), (seal(Head(nonce="n", seq=7)),), _JSON),
     "marker": Reader(read_marker, (RegistryLost, FormatTooNew), (seal(Marker(registry_uuid="u")),), _JSON),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +85,40 @@ def assembled(volume: Path, stage: Path) -> Assembly:
     return asyncio.run(assemble(given, Expectation(), Whole()))
 
 
-def sidecar_app(assembly: Assembly) -> FastAPI:
+class EnginePages(BaseHTTPRequestHandler):
+    """An engine's own pages, each an empty object."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *told: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine_url() -> Iterator[str]:
+    """Where the engine answers over HTTP."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), EnginePages) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def sidecar_app(assembly: Assembly, engine_url: str) -> FastAPI:
     return create_app(
         assembly.replica,
-        engine_url="http://127.0.0.1:9",
+        engine_url=engine_url,
         admin=Admin(None, insecure="loopback"),
         background=assembly.running,
     )
 
 
-def plugin_app(assembly: Assembly) -> FastAPI:
+def plugin_app(assembly: Assembly, engine_url: str) -> FastAPI:
     """The routers that the plugin puts into vLLM's application, with its handler of errors and vLLM's."""
     app = FastAPI(lifespan=lambda _: assembly.running())
     app.state.args = Namespace(log_error_stack=False)
@@ -112,10 +138,13 @@ def plugin_app(assembly: Assembly) -> FastAPI:
 
 @pytest.fixture(params=[sidecar_app, plugin_app], ids=["sidecar", "plugin"], scope="module")
 def url(
-    request: pytest.FixtureRequest, volume: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    volume: Path,
+    engine_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     assembly = assembled(volume, tmp_path_factory.mktemp("stage"))
-    with serving(request.param(assembly), assembly.replica) as at:
+    with serving(request.param(assembly, engine_url), assembly.replica) as at:
         yield at
 
 

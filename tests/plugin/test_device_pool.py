@@ -9,6 +9,7 @@ import pytest
 from vllm.lora.lora_model import LoRAModel
 
 from lora_fs.kernels.arena import Arena
+from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.layers import DeviceLayers
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
@@ -83,6 +84,7 @@ def test_residency_says_gpu_beside_the_slots_too(pool: Callable[..., TieredModel
         rank=lambda number: 4,
         blank=set(),
         counted={},
+        notices=Notices(),
     )
     resident = rpc.sync(asked, {"policies": {}, "user": "api", "holds": [], "sequence": 1})["resident"]  # type: ignore[arg-type]
     assert {number for number, one in resident.items() if one["level"] == "gpu"} == {
