@@ -97,7 +97,10 @@ class Operator(Changer):
     """By command, and over HTTP on either replica."""
 
     def change(self, name: str) -> None:
-        """Register, promote, roll back, try, unregister."""
+        """Register, promote, roll back, try, unregister; now and then collect what is old."""
+        if self.rng.random() < 0.1:
+            collected = self._command("gc", "--older-than", "1m", "--history-older-than", "1m")
+            (self.done if collected else self.failed)["gc"] += 1
         state = read(self.fleet, name)
         if state is None:
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
-from lora_fs.demo.waiting import wait_until
+from lora_fs.demo.waiting import NeverHappened, wait_until
 from tests.chaos.fleet import Fleet
 
 WHOLE_S = 120.0
@@ -54,7 +54,11 @@ class Faults:
             began = time.monotonic()
             self._now = began, what
             self.kinds[what]()
-            wait_until(f"the fleet is whole after: {what}", self.is_whole, timeout_s=WHOLE_S)
+            try:
+                wait_until(f"the fleet is whole after: {what}", self.is_whole, timeout_s=WHOLE_S)
+            except NeverHappened as error:
+                error.add_note(str([one.http.get("/readyz").text for one in self.fleet.replicas]))
+                raise
             self.disturbed.append((began, time.monotonic(), what))
             self._now = None
             self.done[what] += 1
