@@ -14,7 +14,7 @@ settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("ours")
 
 # What boots engines or mounts filesystems for all the tests of its folder; engines one folder at a time.
-# Five minutes of chaos are little work: they begin early, beside the engines, and not when all else has ended.
+# Five minutes of chaos are little work: they begin early, and not when all else has ended.
 TOGETHER = {
     "tests/e2e": "engines",
     "tests/engine": "engines",
