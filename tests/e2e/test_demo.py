@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,20 @@ def test_what_is_kept_can_be_asked(model_dir: Path) -> None:
     """``--keep`` ends with exports and requests that work as they are printed, until Ctrl-C."""
     work_dir = model_dir.parent
     command = [LORA_FS, "demo", "--sidecar", "--dir", str(work_dir), "--keep"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment({})) as demo:
+
+    def mind_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment({}),
+        preexec_fn=mind_ctrl_c,
+    ) as demo:
         try:
             assert demo.stdout is not None
-            told = "".join(iter(demo.stdout.readline, "   Ctrl-C ends it.\n"))
+            told = "".join(takewhile(lambda line: line != "   Ctrl-C ends it.\n", demo.stdout))
             typed = re.findall(r"^   \$ (.*)$", told.partition("Both replicas stay up")[2], re.MULTILINE)
             assert [line.split()[0].rpartition("/")[2] for line in typed] == [
                 *["export"] * 2,
