@@ -15,7 +15,7 @@ from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.evaluation.expectations import Expect, Text
 
 MOST_LINE_BYTES: Final = 1 << 20
-MOST_SHOWN: Final = 10  # broken lines that are told; the others are counted
+MOST_SHOWN: Final = 10  # broken lines that the error lists; it counts the others
 
 
 class Message(BaseModel):

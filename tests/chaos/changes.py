@@ -1,4 +1,4 @@
-"""What operators do to the registry, at random: each change is told to ``Truth`` before and after.
+"""What operators do to the registry, at random: ``Truth`` learns each change before and after it.
 
 Owns its names alone: one ``Operator`` changes them by command and over HTTP, one ``Dropper`` by files. What
 a failed command left is read from the volume before the next one.

@@ -1,4 +1,4 @@
-"""sign and verify, and what the other commands tell of a signer."""
+"""sign and verify, and the signer that other commands show."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_key_that_cannot_be_used(lora_fs: LoraFs, shop: Key, word: str) -> Non
 
 
 def test_verify_without_a_trust_file(lora_fs: LoraFs, shop: Key, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for one; an empty variable is a mistake, and one that is not there is told."""
+    """It asks for one; an empty variable is a mistake, and a missing one is an error with its name."""
     assert "say who may sign: --trust FILE" in lora_fs("verify", "lora-1").err
     ran = lora_fs("verify", "lora-1", "--trust", "nowhere.yaml")
     assert (ran.code, "the trust file nowhere.yaml: cannot read" in ran.err) == (1, True)

@@ -68,7 +68,7 @@ def test_no_answer_can_meet(data: Data, expect: object) -> None:
 
 
 def test_many_broken(data: Data) -> None:
-    """Of many broken lines the first ten are told, and the others counted."""
+    """Of many broken lines the error lists the first ten and counts the others."""
     with pytest.raises(InputError) as refused:
         check(data(*["{"] * 25))
     lines = str(refused.value).splitlines()

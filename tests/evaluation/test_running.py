@@ -106,7 +106,7 @@ def test_gone_for_good(replica: Start, data: Data) -> None:
 
 
 def test_goes_on(replica: Start, data: Data, tmp_path: Path) -> None:
-    """A run that ended in the middle is gone on with: no case is asked twice, and the result is the same."""
+    """A run that ended in the middle is resumed: no case is asked twice, and the result is the same."""
     journal, asked, asked_again = tmp_path / "journal", Counter[str](), Counter[str]()
     about = {"data": "1"}
 

@@ -11,7 +11,7 @@ from lora_fs.sidecar.gateway.routing import Router, Ticket
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0

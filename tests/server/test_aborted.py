@@ -1,4 +1,4 @@
-"""An answer that the engine aborts, as a vLLM does that is told to stop."""
+"""An answer that the engine aborts, as a vLLM does that gets SIGTERM."""
 
 from __future__ import annotations
 
