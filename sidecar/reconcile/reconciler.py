@@ -303,6 +303,7 @@ class Reconciler:
         self._to_ask_version = False
         if version != self.version and self._engine_view is not None:
             self._residents.effects.clear()
+            self._residents.base_scores.clear()
             self._residents.failures = {}  # they tell of what the engine was before
         self.version = version
 

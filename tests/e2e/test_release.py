@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.process import child_environment
@@ -22,6 +23,12 @@ from lora_fs.demo.volume import LORA_FS, Ran
 EXAMPLE = Path(__file__).parents[2] / "examples" / "release"
 PROMPTS = [PROMPT, *(f"{PROMPT} {word}" for word in "walnut timber noble hazel tulip canyon falcon".split())]
 NAME = "support"
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """With the probe of effects."""
+    return {"settle_s": "0.5", "probe_effect": "true"}
 
 
 class Release:
@@ -94,9 +101,9 @@ def release(pair: Pair[Replica], tmp_path: Path) -> Release:
 
 @pytest.mark.timeout(900)
 def test_a_good_revision_is_promoted_and_a_bad_one_never_reaches_a_user(
-    pair: Pair[Replica], release: Release, adapters: Callable[[int], Path]
+    pair: Pair[Replica], release: Release, adapters: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    """Apply, evaluate, canary, promote; a worse one ends at its gate."""
+    """Apply, evaluate, canary, promote; a worse one ends at its gate, one without effect in its trial."""
     pair.volume.run("register", NAME, str(adapters(31)), "--wait", "20")
     for seed, name in ((32, "the-better"), (33, "the-worse")):
         pair.volume.run("register", name, str(adapters(seed)), "--wait", "20")
@@ -115,3 +122,14 @@ def test_a_good_revision_is_promoted_and_a_bad_one_never_reaches_a_user(
     assert bad.exit_code == 5, bad.stdout + bad.stderr
     assert "pass_rate" in bad.stdout + bad.stderr
     assert told == {better}
+
+    null = tmp_path / "null"
+    shutil.copytree(adapters(34), null)
+    weights = load_file(null / "adapter_model.safetensors")
+    still = {name: 0 * tensor if "lora_B" in name else tensor for name, tensor in weights.items()}
+    save_file(still, null / "adapter_model.safetensors", metadata={"format": "pt"})
+    with users(pair.both):
+        idle = release.run("v4", null, GATE="errors==0", EVERY="1h")  # it ends as it is found
+    assert idle.exit_code == 5, idle.stdout + idle.stderr
+    assert "NoEffect" in idle.stdout + idle.stderr
+    assert {replica.answer(NAME) for replica in pair.both} == {better}

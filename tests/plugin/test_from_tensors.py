@@ -266,7 +266,7 @@ def test_what_is_no_adapter_at_all(llm: Any, memory: Path, made: Any, config: An
 
 
 def test_an_engine_without_the_plugin(llm: Any, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a part of the start command."""
+    """The error names the setting that is missing at its start."""
     monkeypatch.delattr(WorkerBase, hooks.RPC)
     with pytest.raises(InputError, match="VLLM_PLUGINS=lora_fs"):
         load_lora_adapter_from_tensors(llm, "policy", tensors(1), CONFIG)

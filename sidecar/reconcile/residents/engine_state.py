@@ -15,7 +15,7 @@ from lora_fs.sidecar.engine.protocol import Activity, Engine, Loaded
 from lora_fs.sidecar.model import Phase, Record, engine_name, public_of
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
-from lora_fs.sidecar.reconcile.residents.effect import Effect
+from lora_fs.sidecar.reconcile.residents.effect import Effect, Scores
 from lora_fs.sidecar.reconcile.residents.engine_memory import EngineMemory
 from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.residents.name_locks import Changing, NameLocks
@@ -42,6 +42,7 @@ class EngineState:
         durations: by metric name, of what succeeded; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
         effects: by digest, whether these bytes change an answer, as far as it is known.
+        base_scores: by prompt, what the base model says to it while no adapter is in use.
         lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
         signer_of: tells who signed a record's bytes, as last checked.
         on_free: called when a copy or its adapter comes out of use.
@@ -68,6 +69,7 @@ class EngineState:
         self.durations = {f"{kind}_seconds": Durations(clock) for kind in ("stage", "load", "unload")}
         self.usage = UsageCounters()
         self.effects: dict[str, Effect] = {}
+        self.base_scores: dict[str, Scores] = {}
         self.lost = False
         self.limit: int | None = None
         self._memory = EngineMemory()
@@ -91,6 +93,11 @@ class EngineState:
             if self.paths.get(name) == path or self.elsewhere.get(name) == digest:
                 return name
         return None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses any adapter, as far as the sidecar and the engine's metrics know."""
+        return not self._holds and self._busy == frozenset()
 
     def in_flight(self, name: str) -> int:
         """Requests that need the engine's ``name``: our own, or one if the engine has some or cannot tell."""

@@ -2,22 +2,24 @@
 
 One short request at a time, with a pause after each: nothing waits for it, and no stream is held up. An
 adapter is kept loaded for one such request, and never loaded for it. What is known of bytes is kept by their
-digest. A silent engine, an unload or noise means unknown: it is asked again, at most MOST_TRIES times, and
-what was answered before counts.
+digest. A silent engine, an unload or noise means unknown: it is asked again, at most MOST_TRIES times.
+
+The base model is asked while no adapter is in use: vLLM before 0.33 on a CPU adds a neighbour's adapter to
+the base model's rows of a batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record, public_of
-from lora_fs.sidecar.reconcile.residents.effect import Effect, Round, judge
+from lora_fs.sidecar.reconcile.residents.effect import Effect, Round, Scores, judge
 from lora_fs.sidecar.reconcile.residents.loading import Residents
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 
@@ -62,12 +64,12 @@ class EffectProbe:
         self._ask, self._residents, self._events, self._on_verdict = ask, residents, events, on_verdict
         self._pause_s, self._retry_s = pause_s, retry_s
         self._tries: Counter[str] = Counter()
-        self._rounds: defaultdict[str, list[Round]] = defaultdict(list)  # of what is not known yet, by digest
+        self._is_mute = False  # the engine gives no log-probabilities
         self._due = asyncio.Event()
 
     def look(self) -> None:
         """Begin with what was loaded since; call it on the event loop after each pass."""
-        if any(True for _ in self._waiting()):
+        if self._lacks_base or any(True for _ in self._waiting()):
             self._due.set()
 
     async def run(self) -> None:
@@ -75,31 +77,62 @@ class EffectProbe:
         while True:
             await self._due.wait()
             self._due.clear()
-            for name, record in list(self._waiting()):
-                await self._judge(name, record)
-            if any(True for _ in self._waiting()):
+            try:
+                base = await self._learn_base()
+            except LoraFsError as error:
+                logger.debug("no adapter is judged: %s", error, extra=event("effect.unknown"))
+            else:
+                for name, record in list(self._waiting()):
+                    await self._judge(name, record, base)
+            if self._lacks_base or any(True for _ in self._waiting()):
                 await asyncio.sleep(self._retry_s)
                 self._due.set()
 
+    @property
+    def _lacks_base(self) -> bool:
+        return not self._is_mute and len(self._residents.base_scores) < len(PROMPTS)
+
+    async def _learn_base(self) -> Mapping[str, Scores]:
+        """Return what the base model says alone to each prompt; ask it where that is not known.
+
+        Raises:
+            EngineUnavailable: adapters are in use, or two answers differ.
+        """
+        residents = self._residents
+        for prompt in PROMPTS:
+            if self._is_mute or prompt in residents.base_scores:
+                continue
+            answers = list[Scores]()
+            for _ in range(2):
+                was_idle, scores = residents.is_idle, await self._ask(None, prompt)
+                if scores is None:
+                    self._is_mute = True
+                    return {}
+                if not (was_idle and residents.is_idle) or (answers and answers[0] != scores):
+                    raise EngineUnavailable("adapters are in use, and the base model has to be asked alone")
+                answers.append(scores)
+                await asyncio.sleep(self._pause_s)
+            residents.base_scores[prompt] = answers[0]
+        return dict(residents.base_scores)
+
     def _waiting(self) -> Iterator[tuple[str, Record]]:
         residents = self._residents
-        for name, record in residents.records.items():
+        for name, record in residents.records.items() if not self._is_mute else ():
             digest = record.spec.digest
             unknown = digest not in residents.effects and self._tries[digest] < MOST_TRIES
             if unknown and name in residents.paths and not residents.may_reread(name):
                 yield name, record
 
-    async def _judge(self, name: str, record: Record) -> None:
-        digest, found = record.spec.digest, Effect.UNKNOWN
-        rounds = self._rounds[digest]
+    async def _judge(self, name: str, record: Record, base: Mapping[str, Scores]) -> None:
+        digest, rounds, found = record.spec.digest, list[Round](), Effect.UNKNOWN
         self._tries[digest] += 1
         try:
             for prompt in PROMPTS:
-                asked = await self._round(name, prompt)
+                asked = await self._asked(name, prompt)
                 if asked is None:
                     self._tries[digest] = MOST_TRIES
                     return
-                rounds.append(asked)
+                rounds.append(Round(base[prompt], asked))
                 found = judge(rounds)
                 if found is Effect.SOME:
                     break
@@ -108,23 +141,23 @@ class EffectProbe:
             return
         if found is Effect.UNKNOWN:
             return
-        del self._tries[digest], self._rounds[digest]
+        del self._tries[digest]
         self._residents.effects[digest] = found
         if found is Effect.NONE:
             self._tell(name, record)
 
-    async def _round(self, name: str, prompt: str) -> Round | None:
+    async def _asked(self, name: str, prompt: str) -> tuple[Scores, Scores] | None:
         answers = []
-        for model in (None, name, None, name):
+        for _ in range(2):
             with self._residents.lent(name) as lent:
                 if not lent:
                     raise EngineUnavailable(f"{public_of(name)} is being unloaded")
-                scores = await self._ask(model, prompt)
+                scores = await self._ask(name, prompt)
             if scores is None:
                 return None
             answers.append(scores)
             await asyncio.sleep(self._pause_s)
-        return Round((answers[0], answers[2]), (answers[1], answers[3]))
+        return answers[0], answers[1]
 
     def _tell(self, name: str, record: Record) -> None:
         told = event("effect.none", adapter=public_of(name), revision=record.revision)
@@ -134,7 +167,6 @@ class EffectProbe:
 
 
 NO_EFFECT: Final = (
-    f"it answers {len(PROMPTS)} prompts with the base model's own probabilities, but for the engine's noise: "
-    "its B may be zero, or its names match no layer of this model; compare its tensors' names with the base "
-    "model's"
+    f"it answers {len(PROMPTS)} prompts with the base model's own probabilities: its B may be zero, or its "
+    "names match no layer of this model; compare its tensors' names with the base model's"
 )

@@ -1,0 +1,98 @@
+"""The effect probe, where a neighbour's adapter is in the base model's rows, as in vLLM 0.32 on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from lora_fs.sidecar.reconcile.residents.effect import Effect, Scores
+from lora_fs.sidecar.reconcile.residents.probe import PROMPTS, EffectProbe
+from lora_fs.sidecar.reconcile.telemetry.events import EventLog
+
+pytestmark = pytest.mark.anyio
+
+ADAPTER, BASE, OTHER = "law@abc", (-0.5, -1.5), (-0.25, -2.5)
+DIGEST = "sha256:" + 64 * "0"
+
+
+class Effects(dict[str, Effect]):
+    """What is known, and ``known``, which is set as something is."""
+
+    def __init__(self) -> None:
+        self.known = asyncio.Event()
+
+    def __setitem__(self, digest: str, effect: Effect) -> None:
+        super().__setitem__(digest, effect)
+        self.known.set()
+
+
+class Engine:
+    """Its one adapter, which clients use or not. ``scores``: what the adapter answers."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores, self.is_idle = scores, True
+        self.asked: asyncio.Queue[str | None] = asyncio.Queue()
+        self.effects = Effects()
+        self.base_scores: dict[str, Scores] = {}
+        record = SimpleNamespace(spec=SimpleNamespace(digest=DIGEST), revision="v1", key=None)
+        self.records, self.paths = {ADAPTER: record}, {ADAPTER: "/stage/law"}
+
+    def may_reread(self, name: str) -> bool:
+        return False
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[bool]:
+        yield True
+
+    async def ask(self, name: str | None, prompt: str) -> Scores:
+        self.asked.put_nowait(name)
+        await asyncio.sleep(0)  # as an engine lets others run
+        return BASE if name is None and self.is_idle else tuple(self.scores)
+
+
+@contextmanager
+def probing(engine: Engine) -> Iterator[EffectProbe]:
+    probe = EffectProbe(
+        engine.ask,  # type: ignore[arg-type]
+        engine,  # type: ignore[arg-type]
+        EventLog(),
+        lambda: None,
+        pause_s=0,
+        retry_s=0,
+    )
+    running = asyncio.ensure_future(probe.run())
+    try:
+        yield probe
+    finally:
+        running.cancel()
+
+
+async def test_a_neighbour_accuses_nobody() -> None:
+    """While an adapter is in use the base model answers as it does: that is no evidence against it."""
+    engine = Engine(OTHER)
+    engine.is_idle = False
+    with probing(engine) as probe:
+        probe.look()
+        assert {await engine.asked.get() for _ in range(20)} == {None}
+        assert engine.effects == {}
+        engine.is_idle = True
+        await engine.effects.known.wait()
+    assert engine.effects == {DIGEST: Effect.SOME}
+
+
+@pytest.mark.parametrize(("scores", "found"), [(BASE, Effect.NONE), (OTHER, Effect.SOME)])
+async def test_the_base_model_is_asked_once(scores: Scores, found: Effect) -> None:
+    """What it says alone serves for every adapter, also while clients use them."""
+    engine = Engine(scores)
+    with probing(engine) as probe:
+        for is_idle in (True, False):
+            engine.is_idle, engine.effects = is_idle, Effects()
+            probe.look()
+            await engine.effects.known.wait()
+            assert engine.effects == {DIGEST: found}
+    asked = [engine.asked.get_nowait() for _ in range(engine.asked.qsize())]
+    assert asked.count(None) == 2 * len(PROMPTS)
