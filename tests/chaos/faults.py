@@ -70,9 +70,14 @@ class Faults:
         return next((what for began, ended, what in spans if began <= until and since <= ended), None)
 
     def is_whole(self) -> bool:
-        """Both replicas are ready without a condition, and the gateway sends to both."""
+        """Both engines answer, both replicas are ready without a condition, and the gateway sends to both.
+
+        A replica may not have met the fault yet: what it says is not enough.
+        """
         try:
             for replica in self.fleet.replicas:
+                if httpx.get(f"{replica.engine_url}/health", timeout=5, trust_env=False).status_code != 200:
+                    return False
                 told = httpx.get(f"{replica.url}/readyz", timeout=5, trust_env=False)
                 if told.status_code != 200 or told.json()["conditions"]:
                     return False

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_fs.sidecar.errors import EngineUnavailable
+from lora_fs.sidecar.errors import EngineUnavailable, LoraFsError, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.residents import backoff
 from lora_fs.sidecar.reconcile.residents.backoff import Failure
@@ -17,11 +17,13 @@ from tests.reconcile.test_plan import RECORD
 ERROR = EngineUnavailable("refused")
 
 
-def delays(count: int, record: Record = RECORD, previous: Failure | None = None) -> list[float]:
+def delays(
+    count: int, record: Record = RECORD, previous: Failure | None = None, error: LoraFsError = ERROR
+) -> list[float]:
     """How long each of so many failures in a row makes the next try wait."""
     found = []
     for _ in range(count):
-        previous = backoff.after(previous, record, ERROR, now=1000.0)
+        previous = backoff.after(previous, record, error, now=1000.0)
         found.append(previous.retry_at - 1000.0)
     return found
 
@@ -36,6 +38,13 @@ def test_the_delay_doubles_from_a_second_to_five_minutes(
     whole = [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert delays(len(whole)) == [(1 - drawn) * delay for delay in whole]
     uniform.assert_called_with(0, 0.25)
+
+
+@pytest.mark.parametrize("error", [VolumeUnavailable("stale handle"), RegistryLost("is it still mounted?")])
+def test_a_volume_that_was_away_is_tried_soon(monkeypatch: pytest.MonkeyPatch, error: LoraFsError) -> None:
+    """An hour without it makes no eager adapter wait for five minutes when it is back."""
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    assert delays(8, error=error) == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_the_delay_stays_at_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from lora_fs.sidecar.errors import (
     InvalidAdapter,
     NameTaken,
     NotFound,
+    RegistryLost,
     VolumeUnavailable,
     WaitTimeout,
 )
@@ -455,7 +456,10 @@ async def test_a_refused_adapter_waits_out_its_delay(make_rig: MakeRig) -> None:
     assert await use(rig, "bad") == "bad"
 
 
-@pytest.mark.parametrize("error", [VolumeUnavailable("stale handle"), EngineUnavailable("refused")])
+@pytest.mark.parametrize(
+    "error",
+    [VolumeUnavailable("stale handle"), EngineUnavailable("refused"), RegistryLost("is it still mounted?")],
+)
 async def test_a_passing_trouble_blocks_no_request(make_rig: MakeRig, error: Exception) -> None:
     """After a temporary failure the next request tries at once, whatever the delay."""
     rig = make_rig()

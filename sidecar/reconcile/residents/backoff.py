@@ -1,5 +1,7 @@
 """When to try again what failed for an adapter: exponential, with jitter, reset when its record changes.
 
+What fails by the volume is no adapter's fault: its delay stays short, for the volume may be back any time.
+
 Delays count on a monotonic clock: setting the host's time shortens and lengthens none.
 """
 
@@ -9,12 +11,13 @@ import random
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lora_fs.sidecar.errors import LoraFsError
+from lora_fs.sidecar.errors import LoraFsError, RegistryLost, VolumeUnavailable
 from lora_fs.sidecar.model import Record
 
 Error = TypeVar("Error", bound=LoraFsError)
 
 FIRST_S, CEILING_S = 1.0, 300.0
+VOLUME_CEILING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ class Failure:
 
 
 def after(previous: Failure | None, what: Record | str, error: LoraFsError, now: float) -> Failure:
-    """Count a failure; 1 s doubling to 5 minutes, less up to a quarter of jitter."""
+    """Count a failure; 1 s doubling to 5 minutes (the volume's: 30 s), less up to a quarter of jitter."""
     attempts = previous.attempts + 1 if previous is not None and previous.concerns(what) else 1
-    delay = min(CEILING_S, FIRST_S * 2.0 ** min(attempts - 1, 16))
+    ceiling = VOLUME_CEILING_S if isinstance(error, VolumeUnavailable | RegistryLost) else CEILING_S
+    delay = min(ceiling, FIRST_S * 2.0 ** min(attempts - 1, 16))
     delay *= 1 - random.uniform(0, 0.25)
     return Failure(_subject(what), afresh(error), attempts, now + delay)
 

@@ -21,6 +21,7 @@ from lora_fs.sidecar.errors import (
     LoraFsError,
     NameTaken,
     NoSpareRoom,
+    RegistryLost,
     TemporaryError,
     WaitTimeout,
 )
@@ -35,6 +36,8 @@ from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.validate import needs_newer, too_old
 
 logger = logging.getLogger(__name__)
+
+_MAY_BE_OVER = (TemporaryError, RegistryLost)  # whoever asks next has it tried at once
 
 
 class Residents(EngineState):
@@ -122,7 +125,7 @@ class Residents(EngineState):
 
     async def _ensure(self, served: Served, timeout_s: float) -> str:
         failure = self.failures.get(served.name)
-        if failure is not None and self.waits(served) and not isinstance(failure.error, TemporaryError):
+        if failure is not None and self.waits(served) and not isinstance(failure.error, _MAY_BE_OVER):
             raise backoff.afresh(failure.error)
         deadline = self._clock() + timeout_s
         while True:
