@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
@@ -86,7 +87,14 @@ class PacedEngine(StubEngine):
             self._under_way -= 1
 
     async def _server_info(self, _: Request) -> Response:
-        return JSONResponse({"vllm_config": {"pace": asdict(self._pace)}, "instance_id": str(id(self))})
+        own = {"instance_id": str(os.getpid())}
+        return JSONResponse(
+            {
+                "vllm_config": {"pace": asdict(self._pace), **own},
+                "vllm_env": {"VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": str(os.getpid()), "VLLM_PLUGINS": ""},
+                "system_env": {"env_vars": f"PID={os.getpid()}"},
+            }
+        )
 
     async def _counts(self, _: Request) -> Response:
         return JSONResponse(

@@ -190,3 +190,9 @@ class SidecarReplica(Replica):
     def engine_names(self) -> set[str]:
         listed = httpx.get(f"{self.engine_url}/v1/models", trust_env=False).raise_for_status()
         return {public_of(card["id"]) for card in listed.json()["data"]}
+
+
+class TellingReplica(SidecarReplica):
+    """Its engine answers ``/server_info``: what it was started with."""
+
+    engine_env: ClassVar[Mapping[str, str]] = {"VLLM_SERVER_DEV_MODE": "1"}

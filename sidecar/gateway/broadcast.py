@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError, TemporaryError
+from lora_fs.sidecar.gateway.configuration import CONFIG, common, difference
 from lora_fs.sidecar.gateway.forward import VIA
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.access import HEADER
@@ -29,7 +30,6 @@ MARGIN_S: Final = 10.0  # over what a replica itself waits
 LEAVE_S: Final = 30.0  # in which an adapter leaves every replica
 LOOK_S: Final = 0.1
 _PASSED: Final = ("authorization", HEADER, "content-type", "traceparent")
-_VARIES: Final = frozenset({"instance_id", "port", "host", "seed", "data_parallel_master_port"})
 
 Told = Mapping[str, str]
 
@@ -149,19 +149,19 @@ class Broadcast:
         return _together(told)
 
     async def server_info(self, request: Request) -> Response:
-        """The engines' configuration, which all have. 409 where they differ."""
+        """The configuration that all engines share. 409 where they differ."""
         path = f"/server_info?{request.url.query}"
         told = await self._all(self._ready(), "GET", path, None, _passed(request))
         if refused := self._refused(told):
             raise _failed(refused, (), "the engines' configuration is unknown")
-        first, *others = told
-        for other in others:
-            if (where := _difference(_read(first), _read(other))) is not None:
+        infos = [_info(one) for one in told]
+        for other, info in zip(told[1:], infos[1:], strict=True):
+            if (where := difference(infos[0].get(CONFIG), info.get(CONFIG))) is not None:
                 raise HTTPException(
                     409,
-                    f"replicas {first.replica} and {other.replica} differ in their configuration: {where}",
+                    f"replicas {told[0].replica} and {other.replica} differ in their configuration: {where}",
                 )
-        return _as_it_is(first)
+        return JSONResponse(common(infos))
 
     def _ready(self) -> list[str]:
         ready = sorted(self._watch.ready)
@@ -245,22 +245,16 @@ def _read(said: Said) -> Any:
         return said.body.decode(errors="replace")
 
 
+def _info(said: Said) -> dict[str, Any]:
+    info = _read(said)
+    if not isinstance(info, dict):
+        raise HTTPException(502, f"the configuration of replica {said.replica}'s engine is no JSON object")
+    return info
+
+
 def _failed(refused: Sequence[Said], undone: Sequence[Said], outcome: str) -> HTTPException:
     """Tell who refused and why, and whether what others did was undone."""
     left = [one.why for one in undone if not one.is_done]
     outcome = outcome if not left else f"undoing it failed, too: {'; '.join(left)}"
     status = refused[0].status or 503
     return HTTPException(status, f"{'; '.join(one.why for one in refused)}; {outcome}")
-
-
-def _difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Return where two configurations differ; None: nowhere that counts."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            if key in _VARIES:
-                continue
-            found = _difference(one.get(key), other.get(key), f"{where}.{key}" if where else key)
-            if found is not None:
-                return found
-        return None
-    return None if one == other else f"{where}: {str(one)[:100]} and {str(other)[:100]}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.replica import SidecarReplica
+from lora_fs.demo.replica import SidecarReplica, TellingReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Ran, Volume
 from lora_fs.demo.waiting import wait_until
@@ -19,12 +18,6 @@ WHY = "low cannot serve it: adapter_config.json"
 
 
 SEED_OF = {8: 1, 16: 2}  # the ranks alternate
-
-
-class TellingReplica(SidecarReplica):
-    """Its engine says what it was started with."""
-
-    engine_env: ClassVar[Mapping[str, str]] = {"VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.fixture(scope="module")

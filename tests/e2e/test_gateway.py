@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.replica import PROMPT, Replica
-from lora_fs.demo.tiny_llama import MODEL_NAME
+from lora_fs.demo.replica import PROMPT, Replica, TellingReplica
+from lora_fs.demo.tiny_llama import CONTEXT, MODEL_NAME
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.demo.waiting import wait_until
+from tests.e2e.trl_calls import TrlCalls
 
 NAMES = [f"tenant-{number}" for number in range(1, 7)]
 
@@ -25,6 +30,12 @@ NAMES = [f"tenant-{number}" for number in range(1, 7)]
 def settings() -> dict[str, str]:
     """Whoever reaches a replica may register: a gateway is no caller on its own machine's behalf."""
     return {"settle_s": "0.5", "insecure": "any"}
+
+
+@pytest.fixture(scope="module")
+def kind() -> type[Replica]:
+    """Trainers ask engines for their configuration."""
+    return TellingReplica
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +103,8 @@ def test_answers_are_the_replicas(
     assert {name: stream(client, name) for name in NAMES} == told
     held = [replica.engine_names() & set(NAMES) for replica in pair.both]
     assert held[0] | held[1]
-    assert not held[0] & held[1], "an adapter that few ask for is in one engine"
+    asked_at_a = set(NAMES[:1])  # by the fixture, and the gateway may not know yet
+    assert held[0] & held[1] <= asked_at_a, "an adapter that few ask for is in one engine"
     with pytest.raises(openai.NotFoundError):
         say(client, "nobody")
 
@@ -137,8 +149,6 @@ def test_a_load_by_the_gateway_is_on_both_engines(
         gone = http.post("/v1/unload_lora_adapter", json={"lora_name": "policy-v1"})
         assert gone.status_code == 200, gone.text
         assert not any("policy-v1" in replica.engine_names() for replica in pair.both)
-        info = http.get("/server_info?config_format=json")
-        assert info.status_code in (200, 404), info.text  # vLLM tells it in its development mode alone
 
 
 def test_a_scrape_of_a_replica_has_its_engines_series(
@@ -153,3 +163,50 @@ def test_a_scrape_of_a_replica_has_its_engines_series(
     listed = [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
     assert listed
     assert not [line for line in listed if f"{NAMES[0]}@" in line]
+
+
+def test_a_trainer_publishes_three_policies_as_trl_does(
+    pair: Pair[Replica], gateway: Process, adapters: Callable[[int], Path], model_dir: Path
+) -> None:
+    """Each policy's greedy answer is that of transformers and PEFT, at both replicas and at the gateway."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    saved, said = model_dir.parent / "run1" / ".vllm_lora", []
+    with ExitStack() as opened:
+        fleet, *each = (
+            TrlCalls(opened.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=60)))
+            for url in (gateway.url, pair.a.url, pair.b.url)
+        )
+        fleet.wait_for_server_ready()
+        assert fleet.get_max_model_len() == CONTEXT
+        info = fleet.get_server_info()
+        assert info["model_config"]["dtype"] == "torch.float32"
+        assert info["parallel_config"]["data_parallel_size"] == 1
+        assert info["lora_config"]["max_loras"] >= 2, "the policy that is published, and the one before"
+        for version in (1, 2, 3):
+            name = f"trl-policy-v{version}"
+            fleet.pause()
+            shutil.copytree(adapters(20 + version), saved / name)
+            fleet.load_lora_adapter(name, str(saved / name))
+            fleet.resume()
+            assert all(name in replica.engine_names() for replica in pair.both)
+            fleet.unload_lora_adapter(f"trl-policy-v{version - 1}")
+            expected = generated(model_dir, saved / name, prompt)
+            for calls in (fleet, *each):
+                tokens, chances = calls.turn(name, prompt[0].tolist(), 8, 0.0)
+                assert tokens == expected, name
+                assert len(chances) == len(tokens)
+            said.append(tuple(expected))
+        assert len(set(said)) == 3
+        assert all(
+            replica.engine_names().isdisjoint({"trl-policy-v1", "trl-policy-v2"}) for replica in pair.both
+        )
+
+
+def generated(base: Path, adapter: Path, prompt: torch.Tensor) -> list[int]:
+    """What transformers and PEFT say."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    with torch.no_grad():
+        whole = model.generate(input_ids=prompt, max_new_tokens=8, do_sample=False)[0]
+    told: list[int] = whole[prompt.shape[1] :].tolist()
+    return told

@@ -205,6 +205,7 @@ def test_the_engines_configuration_is_the_common_one_or_the_difference(owned: St
     told = httpx.get(f"{gateway.url}{path}", headers=HEADERS)
     assert told.status_code == 200, told.text
     assert told.json()["vllm_config"]["pace"]["load_s"] == 0.0
+    assert told.json()["vllm_env"] == {"VLLM_PLUGINS": ""}, "no engine's own"
     owned.add(load_s=0.1)
     until(lambda: len(health(gateway)["ready"]) == 3)
     differ = httpx.get(f"{gateway.url}{path}", headers=HEADERS)
