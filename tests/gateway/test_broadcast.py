@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import httpx
 import pytest
 
 from lora_fs.demo.process import Process
-from tests.gateway.conftest import Stubs
+from lora_fs.sidecar.registry.lifecycle import ingest, release
+from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store.writer import Registry
+from lora_fs.sidecar.validate import Expectation
+from tests.gateway.conftest import SCOPE, Stubs
 from tests.gateway.test_process import health, started, until
 from tests.registry.conftest import write_adapter
 
@@ -104,6 +109,29 @@ def test_a_revision_that_one_replica_refuses_leaves_the_one_before(
     for process in owned.sidecars:
         until(lambda process=process: revision(complete(process.url, "policy")) == "v1")  # type: ignore[misc]
         assert complete(process.url, "policy@v2").status_code == 404
+
+
+def test_a_load_that_follows_another_ends_when_the_name_serves_the_revision(
+    owned: Stubs, tmp_path: Path, complete: Complete
+) -> None:
+    """A mount that shows a revision before its pointer is waited for; a name that serves none, for 6 s."""
+    process = owned.add(env={"LORA_FS_HOLD_TIMEOUT_S": "12"})
+    source = write_adapter(tmp_path / "published" / "policy")
+    with closing(Registry(owned.root)) as registry, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name in ("late", "never"):
+            wanted = Registration(name, source, source.as_uri(), activate=False)
+            ingest.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="test")
+        late, never = (
+            pool.submit(call, process.url, f"/v1/lora_adapters/default/tiny/{name}/load", revision="v1")
+            for name in ("late", "never")
+        )
+        until(lambda: complete(process.url, "late@v1").status_code == 200)
+        done, _ = concurrent.futures.wait([late], timeout=0.5)
+        assert not done
+        release.promote(registry, SCOPE, "late", "v1", writer="test")
+        assert late.result().status_code == 200, late.result().text
+        assert complete(process.url, "late").status_code == 200
+        assert never.result().status_code == 200, never.result().text
 
 
 def revision(answer: httpx.Response) -> str:

@@ -20,6 +20,7 @@ from lora_fs.sidecar.server.routes.changes import ERRORS
 from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 
 LOOK_EVERY_S = 0.02
+ACTIVE_S = 10.0  # in which a mount that shows a revision shows that its name serves it
 
 
 class LoadHere(BaseModel):
@@ -63,11 +64,15 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
 
 
 async def _seen(replica: ReplicaPort, name: str, revision: str, timeout_s: float) -> Served:
-    """Return what serves that revision, by the plain name where that is the one it serves.
+    """Return what serves that revision: the plain name, for which a trainer asks next.
+
+    A mount may show a revision before it shows that the name serves it. A name that still serves another
+    revision after ``ACTIVE_S`` was meant to: the revision is loaded by its own name.
 
     Raises:
         WaitTimeout: this replica has not seen it in time.
     """
+    clock, since, patience_s = asyncio.get_running_loop().time, None, min(ACTIVE_S, timeout_s / 2)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -75,7 +80,9 @@ async def _seen(replica: ReplicaPort, name: str, revision: str, timeout_s: float
                 if plain is not None and plain.record.revision == revision:
                     return plain
                 if (served := replica.lookup(f"{name}@{revision}")) is not None:
-                    return served
+                    since = clock() if since is None else since
+                    if clock() - since >= patience_s:
+                        return served
                 await asyncio.sleep(LOOK_EVERY_S)
     except TimeoutError as error:
         raise WaitTimeout(
