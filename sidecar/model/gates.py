@@ -98,6 +98,11 @@ class Gate:
         """Whether only a comparison of two revisions can meet it."""
         return any(one.factor is not None or one.figure in OF_BOTH for one in self.conditions)
 
+    @property
+    def needs_live(self) -> bool:
+        """Whether it asks for what users' requests of a canary's step came to."""
+        return any(one.figure.startswith("live_") for one in self.conditions)
+
     def unmet(self, figures: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, ...]:
         """Why it is not passed, a sentence for each condition that is not met; none: it is passed."""
         found = (one.unmet(figures, baseline) for one in self.conditions)

@@ -16,6 +16,7 @@ from lora_fs.sidecar.cli.adapters import stepping
 from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 from lora_fs.sidecar.model.gates import parse
+from lora_fs.sidecar.reconcile.status_file import HEARTBEAT_S
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.store import evaluations
@@ -259,6 +260,16 @@ def test_live_errors(
         )
     assert ran.code == code, ran
     assert serves(lora_fs) == (("v1", None) if code else ("v2", None))
+
+
+@pytest.mark.parametrize(("gate", "doubted"), [("live_requests>=0", True), (GATE, False)])
+def test_a_step_shorter_than_a_report(lora_fs: LoraFs, root: Path, gate: str, doubted: bool) -> None:
+    """A gate on requests that no replica may have reported by the end of a step: the command says so."""
+    evaluated(root, 0.95)
+    ran = lora_fs(*STEPS, "100", "--gate", gate)
+    assert ran.code == 0, ran.err
+    assert ("replicas report every 10 s" in ran.err) == doubted
+    assert stepping.REPORT_S == HEARTBEAT_S
 
 
 def test_ctrl_c(lora_fs: LoraFs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from lora_fs.sidecar.registry.lifecycle.acts import Try
 from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
 
 LOOK_S = 1.0
+REPORT_S = 10.0  # how old a replica's counts may be: ``status_file.HEARTBEAT_S``
 
 
 class Steps(click.ParamType[tuple[int, ...]]):
@@ -100,6 +101,11 @@ class Stepping:
         if pointer is None or pointer.revision is None:
             raise NotFound(f"{self._key.name} serves nothing in {self._scope}: promote a revision first")
         baseline = AdapterKey(*self._scope, pointer.revision, self._key.name)
+        if every_s < REPORT_S and self._gate is not None and self._gate.needs_live:
+            complain(
+                f"the gate asks for users' requests, which replicas report every {REPORT_S:g} s: a step of "
+                f"{every_s:g} s may see none of its own; give --every more than {REPORT_S:g}s"
+            )
         try:
             for share in steps:
                 pointer = self._do(Try(revision=self._key.revision, percent=share, force=force))
