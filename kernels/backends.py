@@ -13,8 +13,8 @@ from typing import Protocol, cast
 
 import torch
 
-from lora_fs.kernels.layout import Layer
 from lora_fs.kernels.segments import Plan
+from lora_fs.kernels.weights.layout import Layer
 
 
 class Backend(Protocol):
@@ -40,8 +40,8 @@ class Backend(Protocol):
 
 _modules = {
     "reference": "lora_fs.kernels.reference",
-    "numba": "lora_fs.kernels.compiled",
-    "torch": "lora_fs.kernels.grouped",
+    "numba": "lora_fs.kernels.cpu.compiled",
+    "torch": "lora_fs.kernels.cpu.grouped",
     "triton": "lora_fs.kernels.gpu",
 }
 

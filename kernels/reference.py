@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from lora_fs.kernels.layout import Layer, Packed
 from lora_fs.kernels.segments import Plan
+from lora_fs.kernels.weights.layout import Layer, Packed
 
 
 def shrink(x: torch.Tensor, layer: Layer, plan: Plan) -> torch.Tensor:

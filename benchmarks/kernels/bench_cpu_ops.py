@@ -29,11 +29,11 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from lora_fs.kernels.backends import backend
-from lora_fs.kernels.layout import Layer, Shape, pack
 from lora_fs.kernels.segments import plan_rows
+from lora_fs.kernels.weights.layout import Layer, Shape, pack
 
 MOST_BYTES = 3 << 30  # what vLLM's gathered weights may take here
-IMPORTED = ["vllm.lora.layers", "vllm.lora.punica_wrapper.punica_cpu", "lora_fs.kernels.compiled"]
+IMPORTED = ["vllm.lora.layers", "vllm.lora.punica_wrapper.punica_cpu", "lora_fs.kernels.cpu.compiled"]
 
 
 @dataclass(frozen=True, slots=True)

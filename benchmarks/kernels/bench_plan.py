@@ -20,7 +20,7 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from lora_fs.kernels.segments import NO_SLOT, plan_segments
-from lora_fs.worker_patch.worker.punica import _plan
+from lora_fs.worker_patch.worker.ops.punica import _plan
 
 SLOTS = 8
 

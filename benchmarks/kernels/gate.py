@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from lora_fs.kernels import reference
-from lora_fs.kernels.layout import Layer, Packed
 from lora_fs.kernels.segments import Plan
+from lora_fs.kernels.weights.layout import Layer, Packed
 
 EPSILON = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 

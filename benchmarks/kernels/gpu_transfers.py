@@ -15,10 +15,10 @@ from gpu_timing import elapsed_ms
 from grid import MODELS
 
 from lora_fs.kernels import gpu
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Shape
+from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.segments import plan_segments
-from lora_fs.kernels.slabs import Weights, pack_slab
+from lora_fs.kernels.weights.layout import Shape
+from lora_fs.kernels.weights.slabs import Weights, pack_slab
 
 COPY_BYTES = 1 << 30
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_fs.kernels.layout import Shape
 from lora_fs.kernels.segments import NO_SLOT
+from lora_fs.kernels.weights.layout import Shape
 
 MODELS: dict[str, dict[str, Shape]] = {
     # Llama-3.1: 32 heads of 128, 8 of k and v; 70B has 64 and 8, cut for four engines.

@@ -18,10 +18,10 @@ from grid import PREFILL_TOKENS, Case, moved_bytes, ranks_of, slots_of
 from numpy.typing import NDArray
 
 from lora_fs.kernels import gpu
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Layer, Shape, pack
+from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows
-from lora_fs.kernels.slabs import ALIGN_BYTES, Weights, pack_slab
+from lora_fs.kernels.weights.layout import Layer, Shape, pack
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Weights, pack_slab
 
 COPIES = 32
 # A copy that moves more than this is not found in any cache again: fewer do.

@@ -15,9 +15,9 @@ import torch
 from lora_fs.kernels.gpu import launch
 from lora_fs.kernels.gpu.configs import Expand, Shrink, expand_config, shrink_config
 from lora_fs.kernels.gpu.plan import DevicePlan, on_device
-from lora_fs.kernels.layout import Layer
 from lora_fs.kernels.segments import Plan
-from lora_fs.kernels.tables import DeviceLayer, Tables, tables_of
+from lora_fs.kernels.weights.layout import Layer
+from lora_fs.kernels.weights.tables import DeviceLayer, Tables, tables_of
 
 __all__ = ["DevicePlan", "embedding", "expand", "linear", "shrink"]
 

@@ -16,8 +16,8 @@ from lora_fs.kernels.gpu.configs import Expand, Shrink
 from lora_fs.kernels.gpu.expand import BATCH, PLANES, TOKENS, expand_kernel
 from lora_fs.kernels.gpu.plan import DevicePlan
 from lora_fs.kernels.gpu.shrink import shrink_kernel
-from lora_fs.kernels.layout import Shape, ShapeError
-from lora_fs.kernels.tables import VECTOR_BYTES, Tables
+from lora_fs.kernels.weights.layout import Shape, ShapeError
+from lora_fs.kernels.weights.tables import VECTOR_BYTES, Tables
 
 # There tl.dot of bf16 gives nonsense (Triton 3.9).
 INTERPRETED = not isinstance(shrink_kernel, triton.JITFunction)

@@ -27,9 +27,9 @@ from triton.backends.compiler import GPUTarget
 from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu import launch
 from lora_fs.kernels.gpu.plan import DevicePlan, most_tiles
-from lora_fs.kernels.layout import Shape
-from lora_fs.kernels.slabs import Place, packed_at
-from lora_fs.kernels.tables import DeviceLayer, Tables, column_table, rows_aligned
+from lora_fs.kernels.weights.layout import Shape
+from lora_fs.kernels.weights.slabs import Place, packed_at
+from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
 
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
 PROCESSORS = 132

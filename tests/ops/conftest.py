@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lora_fs.kernels.layout import Layer, Shape, pack
 from lora_fs.kernels.segments import Plan
+from lora_fs.kernels.weights.layout import Layer, Shape, pack
 
 EPSILON = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 

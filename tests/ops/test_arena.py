@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lora_fs.kernels import grouped, reference
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.extents import Extents, StorageFullError
-from lora_fs.kernels.layout import Packed, Shape, ShapeError, pack
+from lora_fs.kernels import reference
+from lora_fs.kernels.cpu import grouped
+from lora_fs.kernels.memory.arena import Arena
+from lora_fs.kernels.memory.extents import Extents, StorageFullError
 from lora_fs.kernels.segments import plan_rows
-from lora_fs.kernels.slabs import ALIGN_BYTES, Weights, pack_slab, packed_at
-from lora_fs.kernels.tables import tables_of
+from lora_fs.kernels.weights.layout import Packed, Shape, ShapeError, pack
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Weights, pack_slab, packed_at
+from lora_fs.kernels.weights.tables import tables_of
 from tests.ops.conftest import make_rows, slots_of_rows
 
 SHAPES = {
@@ -209,7 +210,7 @@ def test_extents_never_overlap(steps: list[int | tuple[int, int]]) -> None:
 
 def test_compaction_moves_an_adapter_onto_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """An adapter longer than the gap before it keeps its contents, piece by piece."""
-    monkeypatch.setattr("lora_fs.kernels.arena.BOUNCE_BYTES", 3 * ALIGN_BYTES)
+    monkeypatch.setattr("lora_fs.kernels.memory.arena.BOUNCE_BYTES", 3 * ALIGN_BYTES)
     arena = new_arena()
     small, large = ({"qkv": weights(SHAPES["qkv"], [rank] * 3, rank)} for rank in (1, 16))
     arena.load(0, pack_slab(SHAPES, small, torch.float32))

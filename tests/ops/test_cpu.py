@@ -19,10 +19,11 @@ from llvmlite import binding
 from numba import njit
 from numba.core import caching
 
-from lora_fs.kernels import compiled, grouped, loops, reference, tiles
+from lora_fs.kernels import reference
 from lora_fs.kernels.backends import Backend
-from lora_fs.kernels.layout import Layer, Shape
+from lora_fs.kernels.cpu import compiled, grouped, loops, tiles
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
+from lora_fs.kernels.weights.layout import Layer, Shape
 from tests.ops.conftest import assert_close, make_layer, make_rows
 
 BOTH = pytest.mark.parametrize("ops", [grouped, compiled], ids=["torch", "numba"])
@@ -350,7 +351,7 @@ def test_tiles_for_another_processor() -> None:
     left = {name: on and not name.startswith("avx512") for name, on in had.items()}
     code = (
         f"import sys, pytest, llvmlite.binding as b; b.get_host_cpu_features = lambda: {left!r};"
-        "from lora_fs.kernels import tiles; assert tiles.LANES == 8;"
+        "from lora_fs.kernels.cpu import tiles; assert tiles.LANES == 8;"
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/ops/test_cpu.py', '-k', 'the_loops']))"
     )
     features = ",".join(f"{'+' if on else '-'}{name}" for name, on in left.items())

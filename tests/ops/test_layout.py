@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_fs.kernels import backends, compiled, reference
-from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError, pack
+from lora_fs.kernels import backends, reference
+from lora_fs.kernels.cpu import compiled
+from lora_fs.kernels.weights.layout import Layer, Packed, Shape, ShapeError, pack
 
 SHAPE = Shape(8, (4, 6))
 

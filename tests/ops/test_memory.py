@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_fs.kernels import memory
-from lora_fs.kernels.memory import HUGE_PAGE_BYTES, HostMemory
+from lora_fs.kernels.memory import host as memory
+from lora_fs.kernels.memory.host import HUGE_PAGE_BYTES, HostMemory
 
 SIZE = 3 * HUGE_PAGE_BYTES + 4096
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_fs.kernels import backends
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError, pack
+from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
-from lora_fs.kernels.sharding import (
+from lora_fs.kernels.weights.layout import Layer, Packed, Shape, ShapeError, pack
+from lora_fs.kernels.weights.sharding import (
     Heads,
     Shard,
     column_bounds,
@@ -26,7 +26,7 @@ from lora_fs.kernels.sharding import (
     row_shape,
     row_weights,
 )
-from lora_fs.kernels.slabs import Weights, pack_slab
+from lora_fs.kernels.weights.slabs import Weights, pack_slab
 from tests.ops.conftest import EPSILON, make_rows
 
 COUNTS = [2, 4, 8]

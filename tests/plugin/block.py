@@ -16,8 +16,8 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from lora_fs.worker_patch.worker.load.resident import Resident, size_bytes
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.resident import Resident, size_bytes
 
 Make = Callable[..., TieredModelManager]
 

@@ -17,9 +17,9 @@ with warnings.catch_warnings():
     from vllm.config.lora import LoRAConfig
     from vllm.platforms import current_platform
 
-    from lora_fs.worker_patch.worker import opaque
     from lora_fs.worker_patch.worker.hooks import wrapper_for
     from lora_fs.worker_patch.worker.models import TieredModelManager
+    from lora_fs.worker_patch.worker.ops import opaque
     from tests.plugin.block import SLOTS, STOCK, WORDS, Make, Model, vllm_config
     from tests.plugin.tensor_parallel import be_rank
 

@@ -15,9 +15,9 @@ from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu import launch
 from lora_fs.kernels.gpu.configs import Expand, Shrink
 from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan
-from lora_fs.kernels.layout import Layer, Shape
 from lora_fs.kernels.segments import plan_rows
-from lora_fs.worker_patch.worker import opaque
+from lora_fs.kernels.weights.layout import Layer, Shape
+from lora_fs.worker_patch.worker.ops import opaque
 from tests.ops.conftest import make_layer, make_rows
 from tests.plugin.block import Make, adapter, serve
 

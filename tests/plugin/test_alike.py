@@ -19,13 +19,13 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 
-from lora_fs.kernels.layout import Layer, Shape
-from lora_fs.worker_patch.worker import alike
-from lora_fs.worker_patch.worker.alike import Alike, Kind
-from lora_fs.worker_patch.worker.layers import ModelLayers, Target
+from lora_fs.kernels.weights.layout import Layer, Shape
+from lora_fs.worker_patch.worker.load import alike
+from lora_fs.worker_patch.worker.load.alike import Alike, Kind
+from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident
+from lora_fs.worker_patch.worker.slots.layers import ModelLayers, Target
 
 WIDTHS = {"q_proj": 24, "k_proj": 8, "v_proj": 8, "o_proj": 16}
 INPUTS = 16

@@ -13,10 +13,10 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.layers import ModelLayers
-from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.tiers import Tiers
+from lora_fs.worker_patch.worker.slots.layers import ModelLayers
+from lora_fs.worker_patch.worker.slots.tiers import Tiers
 
 LOST, FINE = LoRARequest("lost", 7, "/gone"), LoRARequest("fine", 8, "/there")
 

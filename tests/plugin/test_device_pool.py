@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from vllm.lora.lora_model import LoRAModel
 
-from lora_fs.kernels.arena import Arena
+from lora_fs.kernels.memory.arena import Arena
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.layers import DeviceLayers
+from lora_fs.worker_patch.worker.load.resident import size_bytes
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.resident import size_bytes
+from lora_fs.worker_patch.worker.slots.layers import DeviceLayers
 from tests.plugin.block import SLOTS, Make, adapter, packed
 from tests.plugin.test_device_slots import Counted
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lora_fs.kernels.layout import Layer, Shape
-from lora_fs.kernels.slabs import Slab, Weights, pack_slab
-from lora_fs.worker_patch.worker.layers import DeviceLayers, Target
+from lora_fs.kernels.weights.layout import Layer, Shape
+from lora_fs.kernels.weights.slabs import Slab, Weights, pack_slab
+from lora_fs.worker_patch.worker.slots.layers import DeviceLayers, Target
 
 SHAPES = {"q": Shape(16, (16,))}
 

@@ -25,9 +25,9 @@ from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, LOOK_MOST_S, InProcess
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
-from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from vllm.config.lora import LoRAConfig
 from vllm.lora.layers import FusedMoE3DWithLoRA, FusedMoEWithLoRA
 from vllm.lora.request import LoRARequest
 
+from lora_fs.worker_patch.worker.load.resident import size_bytes
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.resident import size_bytes
 from tests.plugin.block import SLOTS, WORDS, Make, Model
 from tests.plugin.test_room import worker
 

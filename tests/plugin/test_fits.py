@@ -20,7 +20,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from lora_fs.worker_patch.worker.fits import DoesNotFit, check_fits
+from lora_fs.worker_patch.worker.load.fits import DoesNotFit, check_fits
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from tests.plugin.tensor_parallel import be_rank
 

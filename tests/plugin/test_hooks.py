@@ -11,7 +11,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from lora_fs.worker_patch.worker import hooks
 from lora_fs.worker_patch.worker.hooks import wrapper_for
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.punica import Planned
+from lora_fs.worker_patch.worker.ops.punica import Planned
 
 CPU = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
 GPU = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
@@ -31,7 +31,7 @@ XPU = "vllm.lora.punica_wrapper.punica_xpu.PunicaWrapperXPU"
 def test_ours(stock: str, kernels: str, ours: str) -> None:
     """Each name is a class that stands in for the platform's own."""
     name = wrapper_for(stock, kernels)
-    assert name == f"lora_fs.worker_patch.worker.{ours}"
+    assert name == f"lora_fs.worker_patch.worker.ops.{ours}"
     found = resolve_obj_by_qualname(name)
     assert issubclass(found, Planned)
     assert issubclass(found, resolve_obj_by_qualname(stock))

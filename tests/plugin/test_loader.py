@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.worker_patch.worker.loader import NICENESS, Done, Loader
+from lora_fs.worker_patch.worker.load.loader import NICENESS, Done, Loader
 
 
 @pytest.fixture

@@ -14,16 +14,17 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from lora_fs.kernels.gpu.plan import FEWEST_ROWS, SMALL_ROWS
-from lora_fs.kernels.layout import Packed
 from lora_fs.kernels.segments import plan_rows
-from lora_fs.kernels.tables import DeviceLayer
-from lora_fs.worker_patch.worker import layers, on_device, opaque, punica
-from lora_fs.worker_patch.worker.fits import DoesNotFit
-from lora_fs.worker_patch.worker.layers import ModelLayers, Target
+from lora_fs.kernels.weights.layout import Packed
+from lora_fs.kernels.weights.tables import DeviceLayer
+from lora_fs.worker_patch.worker.load.fits import DoesNotFit
+from lora_fs.worker_patch.worker.load.resident import Resident, size_bytes
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.resident import Resident, size_bytes
-from lora_fs.worker_patch.worker.stacks import StackedLayers
+from lora_fs.worker_patch.worker.ops import on_device, opaque, punica
+from lora_fs.worker_patch.worker.slots import layers
+from lora_fs.worker_patch.worker.slots.layers import ModelLayers, Target
+from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from tests.plugin.block import (
     HEAD,
     HEADS,

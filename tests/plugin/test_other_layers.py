@@ -19,7 +19,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from lora_fs.kernels import gpu
-from lora_fs.worker_patch.worker.fits import DoesNotFit, drop_merged
+from lora_fs.worker_patch.worker.load.fits import DoesNotFit, drop_merged
 from tests.plugin.block import (
     HEAD,
     HEADS,

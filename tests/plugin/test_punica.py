@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lora_fs.kernels import compiled, grouped, reference
+from lora_fs.kernels import reference
+from lora_fs.kernels.cpu import compiled, grouped
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
-from lora_fs.worker_patch.worker import punica
+from lora_fs.worker_patch.worker.ops import punica
 
 
 def test_an_adapter_without_a_slot_runs_as_the_base_model() -> None:

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
-from lora_fs.kernels.extents import StorageFullError
-from lora_fs.kernels.slabs import Slab
+from lora_fs.kernels.memory.extents import StorageFullError
+from lora_fs.kernels.weights.slabs import Slab
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.alike import Alike
-from lora_fs.worker_patch.worker.loader import Loader
+from lora_fs.worker_patch.worker.load.alike import Alike
+from lora_fs.worker_patch.worker.load.loader import Loader
+from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
-from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident
 from tests.plugin.block import WHOLE, WORDS, Make, Model
 
 ID = 7

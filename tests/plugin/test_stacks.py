@@ -21,11 +21,12 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.platforms import current_platform
 
-from lora_fs.kernels.slabs import Draft
-from lora_fs.worker_patch.worker import resident, stacks
+from lora_fs.kernels.weights.slabs import Draft
+from lora_fs.worker_patch.worker.load import resident
+from lora_fs.worker_patch.worker.load.resident import Resident
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.resident import Resident
-from lora_fs.worker_patch.worker.stacks import StackedLayers
+from lora_fs.worker_patch.worker.slots import stacks
+from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from tests.plugin.block import HIDDEN, STOCK, WHOLE, WORDS, Model, vllm_config
 from tests.plugin.tensor_parallel import be_rank
 

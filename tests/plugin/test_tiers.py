@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lora_fs.worker_patch.worker.tiers import Eviction, NoRoom, Tiers
+from lora_fs.worker_patch.worker.slots.tiers import Eviction, NoRoom, Tiers
 
 IDS = st.integers(1, 12)
 MOST = 40

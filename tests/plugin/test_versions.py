@@ -21,9 +21,10 @@ from lora_fs.worker_patch.compat import TESTED
 from lora_fs.worker_patch.versions import differences, layers, probes
 from lora_fs.worker_patch.versions.differences import DIFFERENCES, reads_patterns
 from lora_fs.worker_patch.versions.surface import ATTRIBUTES, SIGNATURES, missing
-from lora_fs.worker_patch.worker import fits, hooks, ids
-from lora_fs.worker_patch.worker.fits import DoesNotFit, check_patterns
-from lora_fs.worker_patch.worker.layers import shape_of
+from lora_fs.worker_patch.worker import hooks, ids, put
+from lora_fs.worker_patch.worker.load import fits
+from lora_fs.worker_patch.worker.load.fits import DoesNotFit, check_patterns
+from lora_fs.worker_patch.worker.slots.layers import shape_of
 from tests.conftest import engine_minor
 from tests.plugin.block import Make
 
@@ -169,7 +170,7 @@ def test_a_hook_that_finds_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     """Where nobody looks, what is put changes nothing."""
     monkeypatch.delattr(lora_model, "PIN_MEMORY")
     with pytest.raises(AttributeError, match=r"vllm\.lora\.lora_model has no PIN_MEMORY"):
-        hooks.put(lora_model, "PIN_MEMORY", False)
+        put.put(lora_model, "PIN_MEMORY", False)
 
 
 def test_every_hook_is_in_the_table() -> None:

@@ -14,10 +14,10 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from vllm.lora.request import LoRARequest
 
-from lora_fs.kernels.layout import Packed
+from lora_fs.kernels.weights.layout import Packed
 from lora_fs.sidecar.validate import validate
+from lora_fs.worker_patch.worker.load.resident import size_bytes
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.resident import size_bytes
 from tests.plugin.block import HIDDEN, WHOLE, WORDS, Make
 from tests.plugin.test_room import worker
 

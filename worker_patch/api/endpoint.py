@@ -296,7 +296,7 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     from vllm.lora.request import LoRARequest
 
     from lora_fs.worker_patch.api.asked import Requests, asked
-    from lora_fs.worker_patch.worker.hooks import put
+    from lora_fs.worker_patch.worker.put import put
 
     by_vllm = serving.model_name
 

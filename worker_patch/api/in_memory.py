@@ -23,8 +23,8 @@ from lora_fs.sidecar.registry.lifecycle.copying import Held, judged
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.settings import load_settings, writer_id
 from lora_fs.sidecar.validate import Expectation
-from lora_fs.worker_patch.worker.alike import CONFIG, WEIGHTS
 from lora_fs.worker_patch.worker.hooks import RPC
+from lora_fs.worker_patch.worker.load.alike import CONFIG, WEIGHTS
 
 MEMORY = Path("/dev/shm")  # noqa: S108 -- a folder of our own in it, which only this user may read
 ORIGIN = "memory:"  # of registered tensors the source, with their name

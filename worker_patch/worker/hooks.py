@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_fs.sidecar.settings import load_settings
+from lora_fs.worker_patch.worker.put import put
 
 RPC = "lora_fs"
 
 _CPU = "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
 _GPU = "vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU"
-_WRAPPERS = "lora_fs.worker_patch.worker"
+_WRAPPERS = "lora_fs.worker_patch.worker.ops"
 
 
 def install() -> None:
@@ -40,18 +41,6 @@ def install() -> None:
     setattr(WorkerBase, RPC, lora_fs)
     ids.widen()
     _choose_wrapper()
-
-
-def put(owner: Any, name: str, ours: Any) -> None:
-    """Put ours in the place of what vLLM has.
-
-    Raises:
-        AttributeError: it has nothing there: what is put where nobody looks changes nothing.
-    """
-    if not hasattr(owner, name):
-        who = getattr(owner, "__name__", type(owner).__name__)
-        raise AttributeError(f"{who} has no {name}: nothing of vLLM's would be replaced")
-    setattr(owner, name, ours)
 
 
 def _choose_wrapper() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_fs.worker_patch.worker.hooks import put
+from lora_fs.worker_patch.worker.put import put
 
 
 class _Wide:

@@ -24,14 +24,14 @@ from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.versions.differences import modules_to_save
-from lora_fs.worker_patch.worker.alike import WEIGHTS, Alike, Kind
-from lora_fs.worker_patch.worker.fits import check_finite, check_patterns
 from lora_fs.worker_patch.worker.ids import check_room
-from lora_fs.worker_patch.worker.loader import Done, Loader
+from lora_fs.worker_patch.worker.load.alike import WEIGHTS, Alike, Kind
+from lora_fs.worker_patch.worker.load.fits import check_finite, check_patterns
+from lora_fs.worker_patch.worker.load.loader import Done, Loader
+from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident, size_bytes
 from lora_fs.worker_patch.worker.models import TieredModelManager
-from lora_fs.worker_patch.worker.punica import check_whole_steps
-from lora_fs.worker_patch.worker.resident import AsOnDisk, Resident, size_bytes
-from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.ops.punica import check_whole_steps
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
 

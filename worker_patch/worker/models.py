@@ -15,22 +15,22 @@ from typing import Any
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 
-from lora_fs.kernels.extents import StorageFullError
-from lora_fs.kernels.slabs import Draft
+from lora_fs.kernels.memory.extents import StorageFullError
+from lora_fs.kernels.weights.slabs import Draft
 from lora_fs.sidecar.settings import load_settings
 from lora_fs.worker_patch.versions.layers import tell_stranger
-from lora_fs.worker_patch.worker.fits import (
+from lora_fs.worker_patch.worker.load.fits import (
     check_fits,
     check_head,
     drafts_without_mapping,
     drop_merged,
     name_as_the_model,
 )
-from lora_fs.worker_patch.worker.layers import DeviceLayers, ModelLayers
-from lora_fs.worker_patch.worker.punica import Planned
-from lora_fs.worker_patch.worker.resident import Resident, convert
-from lora_fs.worker_patch.worker.stacks import StackedLayers
-from lora_fs.worker_patch.worker.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.load.resident import Resident, convert
+from lora_fs.worker_patch.worker.ops.punica import Planned
+from lora_fs.worker_patch.worker.slots.layers import DeviceLayers, ModelLayers
+from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
-from lora_fs.worker_patch.worker.tiers import NoRoom, TooLarge
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom, TooLarge
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lora_fs.kernels.gpu import launch
-from lora_fs.kernels.layout import Layer, Packed
+from lora_fs.kernels.weights.layout import Layer, Packed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")

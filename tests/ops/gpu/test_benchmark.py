@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_fs.kernels.layout import Shape
+from lora_fs.kernels.weights.layout import Shape
 from tests.ops.benchmarks import loaded
 from tests.ops.gpu.conftest import DEVICE
 

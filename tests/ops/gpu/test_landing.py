@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lora_fs.kernels.extents import StorageFullError
 from lora_fs.kernels.gpu import scatter as kernel
-from lora_fs.kernels.landing import NOTHING, Landing, Piece
-from lora_fs.kernels.layout import Shape
-from lora_fs.kernels.slabs import Draft, Slab, Weights
+from lora_fs.kernels.memory.extents import StorageFullError
+from lora_fs.kernels.memory.landing import NOTHING, Landing, Piece
+from lora_fs.kernels.weights.layout import Shape
+from lora_fs.kernels.weights.slabs import Draft, Slab, Weights
 from tests.ops.gpu.conftest import DEVICE
 
 SHAPES = {"qkv": Shape(24, (16, 8, 8)), "o": Shape(16, (24,)), "odd": Shape(7, (5,))}

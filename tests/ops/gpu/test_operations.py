@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lora_fs.kernels import gpu, reference
 from lora_fs.kernels.gpu.configs import Expand, Shrink
-from lora_fs.kernels.layout import Layer, Shape, ShapeError
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows
+from lora_fs.kernels.weights.layout import Layer, Shape, ShapeError
 from tests.ops.conftest import assert_close, make_layer, make_rows, slots_of_rows
 from tests.ops.gpu.conftest import DEVICE, on_device
 

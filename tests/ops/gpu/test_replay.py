@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lora_fs.kernels import gpu, reference
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Layer, Shape, pack
+from lora_fs.kernels.memory.arena import Arena
 from lora_fs.kernels.segments import NO_SLOT, plan_rows
-from lora_fs.kernels.slabs import Weights, pack_slab
+from lora_fs.kernels.weights.layout import Layer, Shape, pack
+from lora_fs.kernels.weights.slabs import Weights, pack_slab
 from tests.ops.conftest import assert_close, make_rows, slots_of_rows
 from tests.ops.gpu.conftest import DEVICE, capture
 

@@ -19,7 +19,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from lora_fs.kernels.backends import backend, warm_up
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_one, plan_rows, plan_segments
 from lora_fs.sidecar.settings import load_settings
-from lora_fs.worker_patch.worker.layers import Target
+from lora_fs.worker_patch.worker.slots.layers import Target
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from lora_fs.kernels.extents import Extents, StorageFullError
-from lora_fs.kernels.slabs import Place, Slab
+from lora_fs.kernels.memory.extents import Extents, StorageFullError
+from lora_fs.kernels.weights.slabs import Place, Slab
 
 KINDS_KEPT = 16
 

@@ -20,10 +20,10 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_fs.kernels.arena import Arena
-from lora_fs.kernels.layout import Layer, Shape
-from lora_fs.kernels.memory import HostMemory
-from lora_fs.kernels.slabs import ALIGN_BYTES, Draft, Slab, Weights
+from lora_fs.kernels.memory.arena import Arena
+from lora_fs.kernels.memory.host import HostMemory
+from lora_fs.kernels.weights.layout import Layer, Shape
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Draft, Slab, Weights
 from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER
 
 _CACHED = ("qkv", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "query_key_value", "c_attn")

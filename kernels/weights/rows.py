@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from lora_fs.kernels.layout import Shape
+from lora_fs.kernels.weights.layout import Shape
 
 
 @dataclass(frozen=True, slots=True)

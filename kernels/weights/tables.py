@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from lora_fs.kernels.layout import Layer, Packed, Shape, ShapeError
+from lora_fs.kernels.weights.layout import Layer, Packed, Shape, ShapeError
 
 VECTOR_BYTES = 16
 

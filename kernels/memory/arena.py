@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lora_fs.kernels.extents import Extents, Move
-from lora_fs.kernels.layout import Packed, Shape
-from lora_fs.kernels.rows import RowLayout
-from lora_fs.kernels.slabs import ALIGN_BYTES, Slab, packed_at
-from lora_fs.kernels.tables import DeviceLayer, Tables, column_table, rows_aligned
+from lora_fs.kernels.memory.extents import Extents, Move
+from lora_fs.kernels.weights.layout import Packed, Shape
+from lora_fs.kernels.weights.rows import RowLayout
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Slab, packed_at
+from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
 
 # An adapter that moves onto itself is copied in pieces through a buffer of this size.
 BOUNCE_BYTES = 16 << 20

@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu.plan import DevicePlan
-from lora_fs.kernels.layout import Layer
+from lora_fs.kernels.weights.layout import Layer
 
 NAME: Any = getattr(torch_utils, "LayerNameType", str)
 encode: Callable[[str], Any] = getattr(torch_utils, "_encode_layer_name", str)

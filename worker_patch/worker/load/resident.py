@@ -14,7 +14,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_fs.kernels.slabs import Slab
+from lora_fs.kernels.weights.slabs import Slab
 from lora_fs.worker_patch.versions.differences import modules_to_save
 
 

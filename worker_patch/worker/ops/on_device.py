@@ -17,9 +17,9 @@ from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
 from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu.plan import SMALL_ROWS, DevicePlan, tiles_of
-from lora_fs.worker_patch.worker import opaque
-from lora_fs.worker_patch.worker.layers import Target
-from lora_fs.worker_patch.worker.punica import NOBODY, OnCPU, Planned
+from lora_fs.worker_patch.worker.ops import opaque
+from lora_fs.worker_patch.worker.ops.punica import NOBODY, OnCPU, Planned
+from lora_fs.worker_patch.worker.slots.layers import Target
 
 _numbers = count()  # of this process's wrappers: the same whenever an engine starts
 

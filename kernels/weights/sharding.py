@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lora_fs.kernels.layout import Packed, Shape, ShapeError, check_packed
-from lora_fs.kernels.slabs import Weights
+from lora_fs.kernels.weights.layout import Packed, Shape, ShapeError, check_packed
+from lora_fs.kernels.weights.slabs import Weights
 
 # Of each output slice, what it may not be cut through: its heads, or None where any column will do.
 Heads = Sequence[int | None]

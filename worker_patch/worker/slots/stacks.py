@@ -16,10 +16,10 @@ import torch
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.utils.torch_utils import PIN_MEMORY
 
-from lora_fs.kernels.landing import NOTHING, Landing, Piece
-from lora_fs.kernels.layout import Layer
-from lora_fs.kernels.slabs import ALIGN_BYTES, Place, Slab
-from lora_fs.worker_patch.worker.layers import ModelLayers, Target, enough, shape_of
+from lora_fs.kernels.memory.landing import NOTHING, Landing, Piece
+from lora_fs.kernels.weights.layout import Layer
+from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Place, Slab
+from lora_fs.worker_patch.worker.slots.layers import ModelLayers, Target, enough, shape_of
 
 
 class StackedLayers(ModelLayers):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lora_fs.kernels.layout import Layer, Packed
 from lora_fs.kernels.segments import NO_SLOT, Plan
+from lora_fs.kernels.weights.layout import Layer, Packed
 
 # A product of half-precision matrices takes oneDNN 16 µs to begin, where one of fp32 takes 3 µs: up to
 # this many multiplications it is done in fp32, with a copy of the weights that is kept with the slot.

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from lora_fs.kernels import tiles
-from lora_fs.kernels.tiles import (
+from lora_fs.kernels.cpu import tiles
+from lora_fs.kernels.cpu.tiles import (
     LANES,
     RANKS,
     RANKS_OF_ONE,

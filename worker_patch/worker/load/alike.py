@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from lora_fs.kernels.slabs import Draft, Outline, Strided
-from lora_fs.worker_patch.worker.resident import Resident
+from lora_fs.kernels.weights.slabs import Draft, Outline, Strided
+from lora_fs.worker_patch.worker.load.resident import Resident
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from lora_fs.kernels.layout import Packed, Shape, ShapeError
-from lora_fs.kernels.rows import RowLayout
+from lora_fs.kernels.weights.layout import Packed, Shape, ShapeError
+from lora_fs.kernels.weights.rows import RowLayout
 
 # A cache line of the GPU, and a multiple of what a vector load or a TMA transfer wants.
 ALIGN_BYTES = 128

@@ -17,10 +17,10 @@ import torch
 from llvmlite import binding
 from numpy.typing import NDArray
 
-from lora_fs.kernels import grouped, loops
-from lora_fs.kernels.grouped import embedding, expand, shrink
-from lora_fs.kernels.layout import Layer, Shape
+from lora_fs.kernels.cpu import grouped, loops
+from lora_fs.kernels.cpu.grouped import embedding, expand, shrink
 from lora_fs.kernels.segments import Plan, plan_rows
+from lora_fs.kernels.weights.layout import Layer, Shape
 
 __all__ = ["embedding", "expand", "linear", "shrink", "warm_up"]
 

@@ -1,0 +1,1 @@
+"""The step's arithmetic: vLLM's punica wrappers with ``kernels`` under them."""
