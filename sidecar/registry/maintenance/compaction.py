@@ -109,7 +109,8 @@ def find(
         tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
         for one in withdrawn:
             why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
-            remove = partial(_forget, one, tell)
+            beside = _evaluation_of(registry, one.body)
+            remove = partial(_forget, one, tell, beside)
             found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), remove))
     for revision, entries in listing.revisions.items():
         folder = registry.layout.revision(scope, revision)
@@ -192,13 +193,25 @@ def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) 
             path.unlink(missing_ok=True)
 
 
-def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
-    """Remove a tombstone, once HEAD tells readers that some may be gone.
+def _evaluation_of(registry: Registry, body: Record | Pointer) -> Path | None:
+    """The file of a revision's evaluation; None: it has none, or ``body`` is a pointer."""
+    if not isinstance(body, Record):
+        return None
+    path = registry.layout.evaluation(body.key)
+    return path if path.name in (atomic.list_names(path.parent) or ()) else None
 
-    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile.
+
+def _forget(tombstone: _Newest, tell: Callable[[], None], evaluation: Path | None) -> None:
+    """Remove a tombstone and its evaluation, once HEAD tells readers that some may be gone.
+
+    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile. The
+    evaluation goes first: no later gc would know whose it was. Its folder stays until it is empty.
     """
     tell()
     if tombstone.is_there():
+        if evaluation is not None:
+            evaluation.unlink(missing_ok=True)
+            _remove_empty(evaluation.parent)
         tombstone.path.unlink(missing_ok=True)
         tell()
 
