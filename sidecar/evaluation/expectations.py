@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from lora_fs.sidecar.errors import OperatorError
 
 MOST_CHOICES: Final = 20  # vLLM gives so many likely tokens at most, unless it is set otherwise
+REGEX_S: Final = 1.0
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -89,14 +89,33 @@ class Expect(BaseModel):
             folded = tuple(map(fold, parts))
             checks.append(lambda answer: all(part in fold(answer) for part in folded))
         if self.regex is not None:
-            try:
-                pattern = re.compile(self.regex, re.IGNORECASE if self.ignore_case else 0)
-            except (re.error, RecursionError, OverflowError) as error:
-                raise ValueError(f"regex does not compile: {error}") from error
-            checks.append(lambda answer: pattern.search(answer) is not None)
+            checks.append(_matches(self.regex, ignore_case=self.ignore_case))
         if self.json_schema is not None:
             checks.append(_meets(self.json_schema))
         return checks
+
+
+def _matches(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
+    try:
+        regex: Any = importlib.import_module("regex")  # Python's own has no limit of time
+    except ImportError as error:
+        raise OperatorError("regex needs the package regex: pip install 'lora-fs[evaluate]'") from error
+    try:
+        compiled = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"regex does not compile: {error}") from error
+
+    def check(answer: str) -> bool:
+        try:
+            return compiled.search(answer, timeout=REGEX_S) is not None
+        except TimeoutError as error:
+            told = ascii(pattern if len(pattern) <= 80 else pattern[:77] + "...")
+            raise OperatorError(
+                f"the regex {told} is not done with an answer after {REGEX_S:.0f} s: "
+                "write it without repeats inside repeats"
+            ) from error
+
+    return check
 
 
 def _meets(schema: dict[str, Any] | bool) -> Callable[[str], bool]:

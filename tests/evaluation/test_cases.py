@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.errors import InputError, OperatorError
 from lora_fs.sidecar.evaluation.cases import check
 from lora_fs.sidecar.evaluation.expectations import Expect
 
@@ -148,3 +148,11 @@ def test_choices() -> None:
     assert not made.chosen({" Ro": -0.9, " Par": -0.7})
     assert not made.chosen({" P": -0.1})
     assert not made.chosen({})
+
+
+def test_a_regex_that_goes_on_for_ever_is_told() -> None:
+    """It ends the evaluation with the expression and the cure, and does not hang it."""
+    case = Expect(regex="(a|aa)+$")
+    assert case.met("aaa")
+    with pytest.raises(OperatorError, match=r"'\(a\|aa\)\+\$' is not done .* repeats inside repeats"):
+        case.met("a" * 64 + "b")
