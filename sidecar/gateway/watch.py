@@ -37,6 +37,7 @@ class Seen:
 
     Attributes:
         name: the replica's id, as it said; None until it answered.
+        base_names: of the base model, as it said last.
     """
 
     url: str
@@ -44,6 +45,7 @@ class Seen:
     why: str = "it was not asked yet"
     missed: int = 0
     digests: dict[str, str] = field(default_factory=dict)
+    base_names: frozenset[str] = frozenset()
 
 
 class Watch:
@@ -55,7 +57,6 @@ class Watch:
 
     Attributes:
         seen: the replicas by URL.
-        base_names: names of the base model, as clients may send them.
         problem: why the list of replicas is not read; empty if it is.
     """
 
@@ -73,8 +74,12 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._holders: dict[str, str] = {}  # replica's id → the URL that it is reached by
         self.seen: dict[str, Seen] = {}
-        self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
+
+    @property
+    def base_names(self) -> frozenset[str]:
+        """Names of the base model, as clients may send them."""
+        return frozenset[str]().union(*(seen.base_names for seen in self.seen.values()))
 
     @asynccontextmanager
     async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
@@ -201,14 +206,14 @@ class Watch:
         capacity = None if free is None else int(free) + int(slots["loaded_count"])
         resident = sorted(loaded, key=lambda one: float(loaded[one]["last_used"]))
         digests = {one: str(loaded[one].get("digest", loaded[one]["revision"])) for one in loaded}
-        names = {str(one) for one in told["model"].get("served_names", ())}
+        names = frozenset(str(one) for one in told["model"].get("served_names", ()))
         if seen.name not in (None, name):
             self._out(seen, "another replica has its address", emptied=True)
         if seen.why:
             logger.info("replica %s is in", name, extra=event("gateway.replica_in", url=seen.url))
         seen.name, seen.why, seen.digests = name, "", digests
         self._holders[name] = seen.url
-        self.base_names = frozenset((names | self.base_names) if names else self.base_names)
+        seen.base_names = names or seen.base_names
         self._router.report(name, resident, capacity, asked_at)
 
     def _out(self, seen: Seen, why: str, *, emptied: bool) -> None:

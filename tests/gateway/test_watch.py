@@ -69,8 +69,11 @@ def test_a_replica_that_lies_is_out_until_it_tells_the_truth(
             await until(lambda: not router.peers)
             (seen,) = watch.seen.values()
             assert seen.why.startswith("its /metadata is none: ")
-            told = json.dumps(TRUE)
+            told = json.dumps({**TRUE, "model": {"name": "tiny", "served_names": ["tiny", "sql"]}})
             await until(lambda: len(router.peers) == 1)
+            assert watch.base_names == {"tiny", "sql"}
+            told = json.dumps(TRUE)
+            await until(lambda: watch.base_names == {"tiny"})  # sql is an adapter, and has homes again
         await runner.cleanup()
 
     asyncio.run(scenario())
