@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu import launch
 from lora_fs.kernels.gpu.plan import DevicePlan, most_tiles
+from lora_fs.kernels.gpu.scatter import BLOCK, scatter_kernel
 from lora_fs.kernels.weights.layout import Shape
 from lora_fs.kernels.weights.slabs import Place, packed_at
 from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
@@ -114,6 +115,23 @@ def launches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"name": f"{name}{mode}", **recorded}
 
 
+def scatters() -> Iterator[dict[str, Any]]:
+    """What fills vLLM's stacks: each type, and both ways of zeroing."""
+    for dtype, whole in product((torch.bfloat16, torch.float32), (True, False)):
+        table = torch.empty(16, dtype=torch.int64, device="meta")
+        yield {
+            "name": f"scatter_kernel {str(dtype)[6:]}" + " whole" * whole,
+            "kernel": scatter_kernel,
+            "block_ptr": torch.empty(16, dtype=dtype, device="meta"),
+            "targets_ptr": table,
+            "sources_ptr": table,
+            "slot": 3,
+            "WHOLE": whole,
+            "BLOCK": BLOCK,
+            "num_warps": 4,
+        }
+
+
 def specialise(recorded: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     """What Triton makes of the arguments at a launch: types, constants, what 16 divides."""
     kernel = recorded["kernel"]
@@ -199,7 +217,7 @@ def cases() -> Iterator[dict[str, Any]]:
 def main() -> None:
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     with patch.object(gpu, "_processors", lambda device: PROCESSORS):
-        for recorded in chain.from_iterable(map(launches, cases())):
+        for recorded in chain(scatters(), chain.from_iterable(map(launches, cases()))):
             source, options = specialise(recorded)
             found.setdefault((source.hash(), *options.values()), recorded)
     with ThreadPoolExecutor(2) as pool:

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from lora_fs.kernels.gpu.configs import SHRINK_WAVES
+
 # Of an H100, for one block.
 SHARED_LIMIT = 227 * 1024
 HALF = ("bfloat16", "float16")
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     spec = find_spec("triton")
     binaries = Path(spec.origin if spec and spec.origin else "").parent / "backends/nvidia/bin"
     missing = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if not (binaries / name).exists()]
@@ -37,6 +39,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def kernels(compiled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The kernels that compute, without those that fill vLLM's stacks."""
+    return [kernel for kernel in compiled if "ROWS" in kernel]
+
+
 def regular(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of layers whose rows are whole vectors."""
     return [kernel for kernel in kernels if "odd" not in kernel["name"]]
@@ -46,10 +54,19 @@ def decoding(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [kernel for kernel in regular(kernels) if kernel["ROWS"] == 16]
 
 
-def test_nothing_spills(kernels: list[dict[str, Any]]) -> None:
+def test_nothing_spills(compiled: list[dict[str, Any]]) -> None:
     """No configuration keeps anything on a stack."""
-    assert {kernel["name"]: kernel["stack"] for kernel in kernels if kernel["stack"]} == {}
-    assert not [kernel["name"] for kernel in kernels if {"STL", "LDL"} & kinds(kernel)]
+    assert {kernel["name"]: kernel["stack"] for kernel in compiled if kernel["stack"]} == {}
+    assert not [kernel["name"] for kernel in compiled if {"STL", "LDL"} & kinds(kernel)]
+    assert sum("scatter" in kernel["name"] for kernel in compiled) == 4
+
+
+def test_a_decoding_shrinks_programs_run_at_once(kernels: list[dict[str, Any]]) -> None:
+    """Registers leave room on a processor for all the programs that a shrink starts for it."""
+    shrinks = [kernel for kernel in decoding(kernels) if kernel["name"].startswith("shrink")]
+    room = {kernel["name"]: resident(kernel) for kernel in shrinks}
+    assert room
+    assert {name: programs for name, programs in room.items() if programs < SHRINK_WAVES} == {}
 
 
 def test_only_an_early_launch_asks_for_one(kernels: list[dict[str, Any]]) -> None:
@@ -113,6 +130,12 @@ def test_only_an_early_expand_waits_for_the_shrink(kernels: list[dict[str, Any]]
     assert [kernel["name"].split()[0] for kernel in waiting] == ["expand_kernel"]
     assert waiting[0]["name"].endswith("early")
     assert waiting[0]["operations"]["ACQBULK"] == 2
+
+
+def resident(kernel: dict[str, Any]) -> int:
+    """The programs that one processor of an H100 holds by registers, which a warp takes 256 at a time."""
+    of_warp = -(-kernel["registers"] * 32 // 256) * 256
+    return int(65536 // 4 // of_warp * 4 // kernel["num_warps"])
 
 
 def kinds(kernel: dict[str, Any]) -> set[str]:
