@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from lora_fs.sidecar.model import Phase
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 FLOWS = ("A registration", "A change reaches an engine", "A request")
@@ -69,3 +71,24 @@ def test_every_decision_names_files_that_are_there() -> None:
         if not (ROOT / path).exists()
     ]
     assert missing == []
+
+
+def heads(picture: str) -> set[str]:
+    """What the boxes of a picture are called."""
+    return set(re.findall(r'<text class="h"[^>]*>([^<]+)</text>', (ROOT / "docs" / picture).read_text()))
+
+
+def test_the_picture_of_the_parts_names_folders() -> None:
+    """What is no program of others is a folder of the sidecar."""
+    named = {
+        one.strip()
+        for head in heads("parts.svg") - {"any client", "vLLM"}
+        for one in head.removesuffix(", on the shared volume").split(",")
+    }
+    assert len(named) >= 9
+    assert [one for one in named if not (ROOT / "sidecar" / one).is_dir()] == []
+
+
+def test_the_picture_of_a_revision_names_every_phase() -> None:
+    """As `lora-fs status` does; a phase that only some adapters have may be left out."""
+    assert {str(phase) for phase in Phase} - heads("revision.svg") == {"Downloading", "Failed"}
