@@ -57,6 +57,7 @@ class Watch:
 
     Attributes:
         seen: the replicas by URL.
+        base_names: of the base model, as clients may send them: what each replica said last.
         problem: why the list of replicas is not read; empty if it is.
     """
 
@@ -74,12 +75,8 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._holders: dict[str, str] = {}  # replica's id → the URL that it is reached by
         self.seen: dict[str, Seen] = {}
+        self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
-
-    @property
-    def base_names(self) -> frozenset[str]:
-        """Names of the base model, as clients may send them."""
-        return frozenset[str]().union(*(seen.base_names for seen in self.seen.values()))
 
     @asynccontextmanager
     async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
@@ -135,6 +132,7 @@ class Watch:
                     poll.cancel()
                 self._out(self.seen[url], "it left", emptied=True)
                 del self.seen[url]
+                self._unite_names()
         for url, refused in found.items():
             if url in self.seen:
                 continue
@@ -213,8 +211,13 @@ class Watch:
             logger.info("replica %s is in", name, extra=event("gateway.replica_in", url=seen.url))
         seen.name, seen.why, seen.digests = name, "", digests
         self._holders[name] = seen.url
-        seen.base_names = names or seen.base_names
+        if names and names != seen.base_names:
+            seen.base_names = names
+            self._unite_names()
         self._router.report(name, resident, capacity, asked_at)
+
+    def _unite_names(self) -> None:
+        self.base_names = frozenset[str]().union(*(seen.base_names for seen in self.seen.values()))
 
     def _out(self, seen: Seen, why: str, *, emptied: bool) -> None:
         if not seen.why:

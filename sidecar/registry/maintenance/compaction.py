@@ -107,10 +107,10 @@ def find(
         first = 1 + max((one.body.generation for one in withdrawn), default=0)
         floor = head.seq if head is not None else 0
         tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
+        names = cache(lambda folder: frozenset(atomic.list_names(folder) or ()))  # one listing a revision
         for one in withdrawn:
             why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
-            beside = _evaluation_of(registry, one.body)
-            remove = partial(_forget, one, tell, beside)
+            remove = partial(_forget, one, tell, _evaluation_of(registry, one.body, names))
             found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), remove))
     for revision, entries in listing.revisions.items():
         folder = registry.layout.revision(scope, revision)
@@ -193,12 +193,14 @@ def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) 
             path.unlink(missing_ok=True)
 
 
-def _evaluation_of(registry: Registry, body: Record | Pointer) -> Path | None:
+def _evaluation_of(
+    registry: Registry, body: Record | Pointer, names: Callable[[Path], frozenset[str]]
+) -> Path | None:
     """The file of a revision's evaluation; None: it has none, or ``body`` is a pointer."""
     if not isinstance(body, Record):
         return None
     path = registry.layout.evaluation(body.key)
-    return path if path.name in (atomic.list_names(path.parent) or ()) else None
+    return path if path.name in names(path.parent) else None
 
 
 def _forget(tombstone: _Newest, tell: Callable[[], None], evaluation: Path | None) -> None:
