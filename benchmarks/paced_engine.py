@@ -39,17 +39,19 @@ class Pace:
 
 
 class PacedEngine(StubEngine):
-    """Counts its loads and completions."""
+    """Counts its loads and completions. After ``POST /fail`` each completion is an error."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
         self._pace, self._loading = pace, asyncio.Lock()
         self._under_way = self._loads = self._completions = 0
+        self._fails = False
 
     def app(self) -> Starlette:
         """The ASGI application."""
         app = super().app()
         app.router.routes.append(Route("/counts", self._counts))
+        app.router.routes.append(Route("/fail", self._fail, methods=["POST"]))
         app.router.routes.append(Route("/server_info", self._server_info))
         return app
 
@@ -59,7 +61,13 @@ class PacedEngine(StubEngine):
         self._loads += 1
         return await super()._load(request)
 
+    async def _fail(self, _: Request) -> Response:
+        self._fails = True
+        return Response()
+
     async def _complete(self, request: Request) -> Response:
+        if self._fails:
+            return JSONResponse({"error": {"message": "it fails", "type": "InternalServerError"}}, 500)
         body = await request.json()
         model = body["model"]
         if model != "tiny" and model not in self._loaded:

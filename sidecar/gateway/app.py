@@ -72,10 +72,11 @@ def create_gateway(
             yield
 
     async def health(request: Request) -> Response:
-        """200 while a replica is ready, else 503 with what keeps each one out."""
+        """200 while a replica is ready, else 503 with what keeps each one out. An ejected one is ready."""
         ready = sorted(watch.ready)
         out = {one.url: one.why for one in watch.seen.values() if one.why}
-        body = {"ready": ready, "out": out, "problem": watch.problem}
+        ejected = {name: round(left, 1) for name, left in router.ejected.items()}
+        body = {"ready": ready, "ejected": ejected, "out": out, "problem": watch.problem}
         return JSONResponse(body, 200 if ready else 503, None if ready else {"Retry-After": "1"})
 
     async def scrape(request: Request) -> Response:

@@ -23,6 +23,7 @@ from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import InputError, ServerUnavailable, TemporaryError, WaitTimeout
 from lora_fs.sidecar.gateway.choice import Choice
 from lora_fs.sidecar.gateway.metrics import Metrics
+from lora_fs.sidecar.gateway.outliers import Outcome, outcome
 from lora_fs.sidecar.gateway.prefix import chain
 from lora_fs.sidecar.gateway.routing import Router, Ticket
 from lora_fs.sidecar.gateway.watch import Watch
@@ -98,13 +99,28 @@ class Hop:
                     async with self._sent(scope, held.body, peer) as answer:
                         held.release()
                         self._router.answered(ticket, served=answer.status < 400)
-                        await self._pass_on(answer, send, peer)
-                        return
+                        is_whole = await self._pass_on(answer, send, peer)
+                    self._judge(scope, peer, _outcome(answer) if is_whole else Outcome.FAILED)
+                    return
+                except ServerUnavailable:
+                    self._judge(scope, peer, Outcome.FAILED)
+                    raise
                 except NotReached as error:
                     why = str(error)
                     self._watch.not_reached(peer, why)
                     self._metrics.retried += 1
                     tried |= {peer}
+
+    def _judge(self, scope: Scope, peer: str, told: Outcome) -> None:
+        """Count an answer for or against its replica. What is no POST, the sidecar may answer alone."""
+        seconds = self._router.told(peer, told) if scope["method"] == "POST" else None
+        if seconds is not None:
+            logger.warning(
+                "replica %s is ejected for %g s: its last answers all failed",
+                peer,
+                seconds,
+                extra=event("gateway.replica_ejected", replica=peer, seconds=seconds),
+            )
 
     @asynccontextmanager
     async def _routed(
@@ -192,8 +208,8 @@ class Hop:
             else:
                 answer.close()
 
-    async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> None:
-        """Send the answer's head, and the rest as it comes."""
+    async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> bool:
+        """Send the answer's head, and the rest as it comes. Return whether all of it came."""
         raw = backward(answer.raw_headers)
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
@@ -207,3 +223,10 @@ class Hop:
             told = event("gateway.broke_off", replica=peer, error=type(error).__name__)
             logger.warning("replica %s broke off its answer: %s", peer, error, extra=told)
             # Without an end, so that the client's connection is closed, too.
+            return False
+        return True
+
+
+def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
+    has_reason = errors.NAME in answer.headers or "Retry-After" in answer.headers
+    return outcome(answer.status, has_reason=has_reason)

@@ -47,6 +47,9 @@ class Metrics(Collector):
                 choices.add_metric([reason.value], self._router.chosen[reason])
         yield choices
         yield CounterMetricFamily("lora_fs_gateway_retries", "Sent to another replica", value=self.retried)
+        yield CounterMetricFamily(
+            "lora_fs_gateway_ejections", "Of a replica whose answers failed", value=self._router.ejections
+        )
         yield GaugeMetricFamily(
             "lora_fs_gateway_waiting", "Requests that wait for a load's turn", value=self._router.waiting
         )
@@ -54,8 +57,9 @@ class Metrics(Collector):
         for peer in self._router.peers:
             flight.add_metric([peer.name], peer.in_flight)
         yield flight
-        ready = sum(not one.why for one in self._watch.seen.values())
+        ready, ejected = sum(not one.why for one in self._watch.seen.values()), len(self._router.ejected)
         states = GaugeMetricFamily("lora_fs_gateway_replicas", "By state", labels=["state"])
-        states.add_metric(["ready"], ready)
+        states.add_metric(["ready"], ready - ejected)
+        states.add_metric(["ejected"], ejected)
         states.add_metric(["out"], len(self._watch.seen) - ready)
         yield states

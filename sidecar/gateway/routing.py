@@ -7,12 +7,13 @@ adapter is loading from its first request to that request's answer, and then res
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from lora_fs.sidecar.gateway.choice import Choice, Peer, Reason, choose
 from lora_fs.sidecar.gateway.homes import Demand, Orders
+from lora_fs.sidecar.gateway.outliers import Outcome, Outliers
 from lora_fs.sidecar.gateway.prefix import Chain, Prefixes
 
 REPORT_LAG_S: Final = 0.2  # a report may be older than its request by so much
@@ -52,6 +53,7 @@ class Router:
 
     Attributes:
         chosen: how many requests were given a replica, by reason.
+        ejections: how often a replica was ejected.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -60,7 +62,9 @@ class Router:
         self._names: frozenset[str] = frozenset()
         self._orders, self._demand, self._prefixes = Orders(), Demand(), Prefixes()
         self._waiting: OrderedDict[str, list[Ticket]] = OrderedDict()
+        self._outliers = Outliers()
         self.chosen: Counter[Reason] = Counter()
+        self.ejections = 0
 
     @property
     def peers(self) -> Collection[Peer]:
@@ -71,6 +75,18 @@ class Router:
     def waiting(self) -> int:
         """How many requests wait for a replica that may load."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def ejected(self) -> Mapping[str, float]:
+        """The ready replicas that get no requests, since they failed, and for how many seconds more."""
+        return self._outliers.ejected(self._names, self._clock())
+
+    def told(self, name: str, outcome: Outcome) -> float | None:
+        """Note what an answer says of a replica. Return for how many seconds that ejects it, or None."""
+        seconds = self._outliers.answered(name, outcome, self._names, self._clock())
+        if seconds is not None:
+            self.ejections += 1
+        return seconds
 
     def ask(self, ticket: Ticket) -> None:
         """Give a request a replica: at once, or when one may load its adapter."""
@@ -156,14 +172,16 @@ class Router:
             self._pump()
         if emptied:
             self._prefixes.forget((name,))
+            self._outliers.forget(name)
 
     def _choose(self, ticket: Ticket) -> Choice:
         names, now = self._names - ticket.tried, self._clock()
+        names = names.difference(self._outliers.ejected(self._names, now)) or names
         if ticket.adapter is None:
             order: Iterable[str] = names
             copies = 1
         else:
-            # The order of all is kept; a retry leaves some out.
+            # The order of all is kept; a retry and an ejection leave some out.
             order = [one for one in self._orders.of(ticket.adapter, self._names) if one in names]
             copies = self._demand.copies(ticket.adapter, max(1, len(names)), now)
         prefix = self._prefixes.found(ticket.chain, names) if ticket.chain else {}

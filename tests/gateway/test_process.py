@@ -187,6 +187,28 @@ def test_a_hung_replica_is_left_and_its_requests_go_elsewhere(fleet: Stubs, comp
     until(lambda: len(ready(gateway)) == 2)
 
 
+def test_a_ready_replica_whose_engine_fails_every_request_loses_them(
+    fleet: Stubs, complete: Complete
+) -> None:
+    """Its adapters are answered by the other replica, and /health and the metrics say that it is ejected."""
+    for _ in range(2):
+        fleet.add()
+    gateway = started(fleet, replicas=2)
+    names = [f"a{number}" for number in range(8)]
+    assert {complete(gateway.url, name).status_code for name in names} == {200}
+    assert all(fleet.counts(number)["loads"] for number in (0, 1))
+    httpx.post(f"{fleet.engines[0]}/fail").raise_for_status()
+    assert 500 in {complete(gateway.url, name).status_code for name in names}
+
+    def are_answered() -> bool:
+        """By the other replica: the engine of this one fails on, and its ejection ends and begins anew."""
+        return {complete(gateway.url, name).status_code for name in names} == {200}
+
+    until(lambda: are_answered() and list(health(gateway)["ejected"]) == ["r0"], 120)
+    assert metric(gateway, "lora_fs_gateway_ejections_total") >= 1
+    assert ready(gateway) == ["r0", "r1"]
+
+
 def test_no_replica_is_503_and_says_why(fleet: Stubs, complete: Complete) -> None:
     """Without a replica a request is refused with Retry-After, and /health says what keeps each one out."""
     url = f"http://127.0.0.1:{free_port()}"
