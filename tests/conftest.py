@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# Helpers' assertions too: one that fails in CI tells its values.
+pytest.register_assert_rewrite(
+    *(f"tests.{one.name}" for one in Path(__file__).parent.iterdir() if one.is_dir())
+)
 
 # How long an example takes is the machine's to say, and no promise of ours: pytest's timeout is the bound.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])

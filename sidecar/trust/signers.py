@@ -90,7 +90,7 @@ class Authority:
         if not bundle.chain:
             return None
         try:
-            leaf, *others = map(x509.load_der_x509_certificate, bundle.chain)
+            leaf, *others = map(_certificate, bundle.chain)
             return self._verify(leaf, others, bundle, now())
         except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as error:
             raise Refusal("untrusted", "holds a certificate that cannot be read") from error
@@ -149,6 +149,18 @@ class Authority:
             return builder.build_client_verifier().verify(leaf, others).chain
         except (verification.VerificationError, ValueError):
             return None
+
+
+def _certificate(der: bytes) -> x509.Certificate:
+    """Read a certificate, all of whose bytes count.
+
+    Raises:
+        ValueError: it is none, or leaves bits of its signature unused: those could be any number.
+    """
+    certificate = x509.load_der_x509_certificate(der)
+    if not der.endswith(b"\x00" + certificate.signature):
+        raise ValueError("its signature is no whole number of bytes")
+    return certificate
 
 
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class Client:
         except openai.NotFoundError:
             answer = ABSENT
         except openai.OpenAIError as error:
-            self._failed(where, name, since, f"{type(error).__name__}: {error}")
+            self._failed(where, name, since, _told(error))
             return
         may = self.truth.could_be(name, since, time.monotonic())
         if answer not in may:
@@ -81,3 +81,11 @@ class Client:
             self.seen.disturbed[fault] += 1
         else:
             self.seen.failed.append(f"{since:.2f} to {until:.2f} {where} {name}: {why}")
+
+
+def _told(error: BaseException) -> str:
+    """An error and what caused it: the client's own says "Connection error." of all that may befall one."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    return ", of ".join(f"{type(one).__name__}: {one}" for one in causes)

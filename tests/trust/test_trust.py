@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lora_fs.sidecar.errors import InputError, TrustUnreadable
@@ -77,6 +78,30 @@ def test_every_byte_of_the_bundle_counts(adapter: Path, trusting: Trusting, how:
             continue
         passed.append(at)
     assert passed == []
+
+
+def test_the_unused_bits_of_a_certificates_signature_count(adapter: Path, trusting: Trusting) -> None:
+    """A certificate whose signature leaves a bit unused is another file, and refused as one.
+
+    A signature that ends with a zero bit means the same without that bit, and the issuer does not sign how
+    many bits there are.
+    """
+    root = new_authority()
+    trust = trusting({"name": "ops", "certificates": root.pem})
+    while True:
+        key = root.issue("build@acme")
+        raw = signed(adapter, key)
+        bundle = json.loads(raw)
+        (held,) = bundle["verificationMaterial"]["x509CertificateChain"]["certificates"]
+        der = bytearray(base64.b64decode(held["rawBytes"]))
+        if not der[-1] & 1:
+            break
+    assert check(trust, adapter, raw) == "ops (certificate build@acme)"
+    unused = len(der) - len(x509.load_der_x509_certificate(bytes(der)).signature) - 1
+    assert der[unused] == 0
+    der[unused] = 1
+    held["rawBytes"] = base64.b64encode(der).decode()
+    assert refused(trust, adapter, json.dumps(bundle).encode()).code == "untrusted"
 
 
 def test_every_byte_of_the_config_and_the_model_counts(adapter: Path, trusting: Trusting) -> None:
