@@ -144,7 +144,8 @@ class Stream:
         if "error" in event:
             raise Broken(str(event["error"]))
         with self._told:
-            now, lost_s = time.monotonic(), self._heartbeat.lost_s()
+            now = time.monotonic()
+            lost_s = self._heartbeat.lost_s(looks=now - self._last > GAP_LIMIT_S / 2)
             self.longest_gap_s = max(self.longest_gap_s, now - self._last - (lost_s - self._lost_s))
             self._count, self._last, self._lost_s = self._count + 1, now, lost_s
             self._told.notify_all()
