@@ -1,4 +1,4 @@
-"""Write ``docs/reference/``: the HTTP API from the sidecar's OpenAPI document, the JSON from ``schemas/``.
+"""Write ``docs/reference/``: the HTTP API from OpenAPI, the JSON from ``schemas/``, the chart's values.
 
 ``make schemas`` runs it; a test fails while the pages differ from what it would write.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,10 @@ from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.errors import AS_VLLM, KINDS, TABLE, VLLMS
 from lora_fs.sidecar.server.ports import ReplicaPort
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import chart_values
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
@@ -258,7 +263,7 @@ def tidy(lines: list[str]) -> str:
     return text.strip() + "\n"
 
 
-PAGES = {"schemas.md": schemas_page, "http.md": http_page}
+PAGES = {"schemas.md": schemas_page, "http.md": http_page, "chart-values.md": chart_values.page}
 
 
 def main() -> None:

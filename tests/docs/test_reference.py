@@ -38,6 +38,14 @@ def test_the_page_is_current(name: str) -> None:
     assert (ROOT / "docs/reference" / name).read_text() == REFERENCE.PAGES[name]()
 
 
+def test_every_value_of_the_chart_is_explained() -> None:
+    """Each has what it may be, its default and its meaning."""
+    text = REFERENCE.PAGES["chart-values.md"]()
+    rows = re.findall(r"^\| `[\w.]+` \|.*$", text, re.MULTILINE)
+    assert len(rows) > 60
+    assert [row for row in rows if not all(cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])] == []
+
+
 def test_every_route_has_its_section() -> None:
     """What OpenAPI tells, the page tells."""
     told = re.findall(r"^## ([A-Z]+ /\S*)$", (ROOT / "docs/reference/http.md").read_text(), re.MULTILINE)
