@@ -11,7 +11,7 @@ DOCS_VENV ?= .venv-docs
 TORCH_REQUIREMENT ?= torch==2.13.0
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-# Processes that share the tests; engines boot in one of them (tests/conftest.py), and often wait. 0: all in this one.
+# Processes that share the tests; engines boot in two of them (tests/conftest.py), and often wait. 0: all in this one.
 WORKERS ?= 3
 # Of the GPU part of bench-kernels: --quick for the rows that have targets, --seconds to end early.
 GPU_ARGS ?=

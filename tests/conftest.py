@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Helpers' assertions too: one that fails in CI tells its values.
 pytest.register_assert_rewrite(
@@ -19,14 +20,25 @@ pytest.register_assert_rewrite(
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 
-# What boots engines or mounts filesystems for all the tests of its folder; engines one folder at a time.
-# Five minutes of chaos are little work: they begin early, and not when all else has ended.
+# What boots engines or mounts filesystems for all the tests of its folder. Two groups boot engines: a
+# third of them at a time would take the memory and the processors that their tests count on.
 TOGETHER = {
-    "tests/e2e": "engines",
+    "tests/e2e": "replicas",
+    "tests/chaos": "engines",
     "tests/engine": "engines",
     "tests/filesystems": "filesystems",
-    "tests/chaos": "filesystems",
 }
+# Begun before all else, in this order: nothing long is left for one process alone at the end.
+FIRST = (
+    "engines",
+    "replicas",
+    "filesystems",
+    "tests/ops/test_compiled.py",
+    "tests/ops/test_interpreted.py",
+    "tests/packaging/test_installed_engine.py",
+    "tests/cli/test_evaluate.py",
+    "tests/ops/test_cpu.py",
+)
 
 
 def engine_minor() -> tuple[int, int] | None:
@@ -56,6 +68,12 @@ class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return TOGETHER.get("/".join(file.split("/")[:2]), file)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give out what is long first, then the scopes with the most tests."""
+        if first := next((scope for scope in FIRST if scope in self.workqueue), None):
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
