@@ -26,7 +26,7 @@ from lora_fs.demo.process import free_port, spawn
 
 sys.path.append(str(Path(__file__).parent))  # its own process is started with -P
 
-from stub_engine import StubEngine
+from stub_engine import StubEngine, asked_model, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class PacedEngine(StubEngine):
     async def _complete(self, request: Request) -> Response:
         if self._fails:
             return JSONResponse({"error": {"message": "it fails", "type": "InternalServerError"}}, 500)
-        body = await request.json()
-        model = body["model"]
+        body = await read(request)
+        model = asked_model(body)
         if model != "tiny" and model not in self._loaded:
             error = {"message": f"The model `{model}` does not exist.", "type": "NotFoundError", "code": 404}
             return JSONResponse({"error": error}, 404)

@@ -11,9 +11,11 @@ import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -23,6 +25,36 @@ from lora_fs.demo.process import free_port, spawn
 EVENTS, EVENT_S = 8, 0.001
 # As vLLM says it after its first step.
 _SLOTS = 'vllm:lora_requests_info{max_lora="4096",running_lora_adapters="",waiting_lora_adapters=""} 1\n'
+
+
+def asked_model(body: dict[str, Any]) -> str:
+    """Return the model that a request names; as to vLLM, none and an empty one are the base model.
+
+    Raises:
+        HTTPException: 400 in vLLM's words, since it is no text.
+    """
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise HTTPException(400, "model: Input should be a valid string")
+    return model or "tiny"
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """An error in vLLM's shape."""
+    assert isinstance(error, HTTPException)
+    told = {"message": error.detail, "type": "Bad Request", "param": None, "code": error.status_code}
+    return JSONResponse({"error": told}, error.status_code)
+
+
+async def read(request: Request) -> dict[str, Any]:
+    """Return a request's body. Raises HTTPException: it is no JSON object."""
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise HTTPException(400, f"JSON decode error: {error}") from error
+    if not isinstance(body, dict):
+        raise HTTPException(400, "Input should be a valid dictionary")
+    return body
 
 
 async def _events(answer: object) -> AsyncIterator[str]:
@@ -48,7 +80,8 @@ class StubEngine:
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
-            ]
+            ],
+            exception_handlers={HTTPException: _refused},
         )
 
     async def _version(self, _: Request) -> Response:
@@ -73,8 +106,8 @@ class StubEngine:
         return PlainTextResponse("Success")
 
     async def _complete(self, request: Request) -> Response:
-        body = await request.json()
-        answer = {"model": body["model"], "choices": [{"index": 0, "text": "stub"}]}
+        body = await read(request)
+        answer = {"model": asked_model(body), "choices": [{"index": 0, "text": "stub"}]}
         if body.get("stream"):
             return StreamingResponse(_events(answer), media_type="text/event-stream")
         return JSONResponse(answer)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import Process
-from lora_fs.demo.replica import PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.volume import LORA_FS
 
 Adapters = Callable[[int], Path]
 
@@ -108,3 +110,47 @@ def test_a_folder_under_no_allowed_source(pair: Pair[Replica], tmp_path: Path, a
     status, error = told(pair.a.openai, "/load_lora_adapter", lora_name="else", lora_path=str(folder))
     assert (status, error["type"]) == (400, "InvalidUserInput")
     assert "LORA_FS_ALLOWED_SOURCES" in error["message"]
+
+
+@pytest.fixture(scope="module")
+def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A gateway before one of the replicas."""
+    port = free_port()
+    command = [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), "--replica", pair.a.url]
+    log, url = tmp_path_factory.mktemp("gateway") / "gateway.log", f"http://127.0.0.1:{port}"
+    process = spawn("gateway", command, log=log, url=url, env={})
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
+        ("/tokenize", {"prompt": PROMPT}),
+    ],
+    ids=lambda one: one.rpartition("/")[2] if isinstance(one, str) else "",
+)
+def test_a_request_that_names_no_model_is_answered_as_vllm_answers_it(
+    pair: Pair[Replica], engine: Process, gateway: Process, path: str, body: dict[str, object]
+) -> None:
+    """None, null and an empty name are the base model where vLLM takes them so; what is no text is a 400."""
+    for model in ({}, {"model": None}, {"model": ""}, {"model": 5}, {"model": ["a"]}, {"model": {"id": "a"}}):
+        told = []
+        for url in (engine.url, pair.a.url, gateway.url):
+            answer = httpx.post(f"{url}{path}", json={**body, **model}, trust_env=False, timeout=60)
+            said = answer.json()
+            told.append((answer.status_code, *(said.get(one) for one in ("error", "tokens")), _texts(said)))
+        assert told[1:] == [told[0]] * 2, model
+        status, error, *_ = told[0]
+        assert status < 500, told[0]
+        assert (error is None) == (status == 200), told[0]
+        if path == "/v1/completions":
+            assert status == (400 if model.get("model") else 200), told[0]
+
+
+def _texts(said: dict[str, Any]) -> list[str]:
+    return [choice.get("text", "") for choice in said.get("choices", ())]
