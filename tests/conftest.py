@@ -1,4 +1,4 @@
-"""Which tests share a process where several run side by side (`make test`), and hypothesis's own bounds."""
+"""Which tests share a process where several run side by side (`make test`), hypothesis's bounds, marks."""
 
 from __future__ import annotations
 
@@ -53,13 +53,22 @@ def engine_minor() -> tuple[int, int] | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What this vLLM cannot do is left out, with the reason: `make test-versions` lists it."""
+    """What this vLLM cannot do is left out; a defect that it has mended must not be there any more.
+
+    `make test-versions` lists both, with the reason.
+    """
     here = engine_minor()
+    if here is None:
+        return
     for item in items:
         for mark in item.iter_markers("since"):
             first, why = mark.args
-            if here is not None and here < tuple(map(int, first.split("."))):
+            if here < tuple(map(int, first.split("."))):
                 item.add_marker(pytest.mark.skip(reason=f"vLLM {first}: {why}"))
+        for mark in item.iter_markers("until"):
+            first, why = mark.args
+            if here >= tuple(map(int, first.split("."))):
+                item.add_marker(pytest.mark.xfail(reason=f"vLLM {first} mended it: {why}", strict=True))
 
 
 class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]

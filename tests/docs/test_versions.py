@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from lora_fs.sidecar.validate.since import SINCE
 from lora_fs.worker_patch.compat import TESTED
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,12 @@ def test_the_sidecar_passes_on_each() -> None:
     assert older[0] == "0.26"
     for version in older:
         assert passed(version, "sidecar") > 25, version
+
+
+def test_what_an_older_engine_is_refused_is_needed() -> None:
+    """A row of the sidecar's table goes with the last vLLM that it is for."""
+    oldest = Version(script().versions()[0])
+    assert [field for field, since in SINCE.items() if since <= oldest] == []
 
 
 def test_a_fleet_is_upgraded_to_the_newest_and_back() -> None:

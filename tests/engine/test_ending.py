@@ -40,7 +40,6 @@ def test_it_is_stopped_while_it_answers(
         plugin.register("busy", adapters(1))
         assert plugin.client.complete("busy").status == 200
         body = {"model": "busy", "prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True}
-        answer = threads.submit(plugin.client.post, "/v1/completions", body)
         told = ""
         with (
             suppress(httpx.TransportError),
@@ -48,6 +47,7 @@ def test_it_is_stopped_while_it_answers(
         ):
             lines = stream.iter_lines()
             assert "text" in next(lines)
+            answer = threads.submit(plugin.client.post, "/v1/completions", body)
             wait_until("both are under way", lambda: plugin.client.metric(RUNNING) == 2, timeout_s=HELD_S)
             plugin.client.engine.stop()
             told = "\n".join(lines)

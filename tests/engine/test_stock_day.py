@@ -257,6 +257,7 @@ def test_unload_frees_nothing(stock: Client, put: Put, right: Right) -> None:
     assert stock.complete("oldest").text == right(4)
 
 
+@pytest.mark.until("0.33", "an adapter loaded in place is read once, not at every token")
 def test_load_inplace_sticks(stock: Client, folder: Path, put: Put, adapters: Adapters, right: Right) -> None:
     """The files are read at every token, and new bytes are served without a call."""
     made = put("inplace", 0)
@@ -284,6 +285,7 @@ def test_reload_mixes_old_and_new(stock: Client, put: Put) -> None:
     assert stock.unload("mixed").status == 200
 
 
+@pytest.mark.until("0.33", "on the CPU the base model's rows get no adapter")
 def test_base_model_beside_adapters(stock: Client, put: Put) -> None:
     """On the CPU its rows are given the last slot's adapter."""
     put("bystander", 1)

@@ -14,13 +14,16 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve import create_error_response
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core_client import MPClient
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.server.ports import Readiness
-from lora_fs.worker_patch.api.ending import Ending
+from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.endpoint import Endpoint
 from lora_fs.worker_patch.api.engine import InProcess
 from tests.plugin import test_engine
@@ -212,6 +215,72 @@ async def test_a_request_that_comes_while_the_engine_drains() -> None:
             assert "this server ends" in answer.json()["error"]["message"]
         ends.set()
         assert (await asyncio.wait_for(before, BOUND_S)).json()["asked"] == "sql"
+
+
+async def dead(scope: Scope, receive: Receive, send: Send) -> None:
+    """As vLLM answers what its engine's end cut."""
+    told = create_error_response(EngineDeadError())
+    await JSONResponse(told.model_dump(), told.error.code)(scope, receive, send)
+
+
+async def shut(*_: object) -> None:
+    """As vLLM's threads for prompts fail, which end first. It answers outside of the gate."""
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+async def torn_down(*_: object) -> None:
+    """As where vLLM's own end fails, and the loop is torn down."""
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("model", ["sql", "tiny"])
+@pytest.mark.parametrize("app", [dead, shut, torn_down])
+async def test_a_request_that_the_engines_end_cuts(app: ASGIApp, model: str) -> None:
+    """Is told to ask another one, as what comes after: it passed the gate, and vLLM waited for nothing."""
+    site = Site()
+
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        site.engine.ends = True
+        await app(scope, receive, send)
+
+    site.gate._app = cut
+    async with site.http:
+        answer = await site.http.post("/v1/completions", json={"model": model})
+        site.engine.ends = False
+        said = await site.http.post("/v1/messages", json={"model": model})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["message"] == TOLD
+    assert (said.status_code, said.json()["type"], said.json()["error"]["message"]) == (503, "error", TOLD)
+    assert site.replica.answers == ([("v1", 503)] * 2 if model == "sql" else [])
+
+
+@pytest.mark.parametrize("model", ["sql", "tiny"])
+async def test_an_answer_that_has_begun_stays_cut(model: str) -> None:
+    """When the engine ends in the middle of it: the server closes the connection."""
+    site, wire = Site(), Wire(model)
+
+    async def cut(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        site.engine.ends = True
+        await shut()
+
+    site.gate._app = cut
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await wire.ask(site.gate)
+    assert [message["type"] for message in wire.got] == ["http.response.start"]
+
+
+@pytest.mark.parametrize("model", ["sql", "tiny"])
+async def test_an_engine_that_does_not_end(model: str) -> None:
+    """What vLLM fails then is its own to answer."""
+    site = Site()
+    site.gate._app = dead
+    async with site.http:
+        answer = await site.http.post("/v1/completions", json={"model": model})
+        site.gate._app = shut
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await site.http.post("/v1/completions", json={"model": model})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, 500)
 
 
 def test_vllms_drain_is_seen_before_its_engine_is_told() -> None:

@@ -138,16 +138,31 @@ def test_every_difference_is_in_the_table() -> None:
     assert {name for name, one in own if one.__module__ == differences.__name__} <= rows
 
 
-def test_what_an_old_one_cannot_is_left_out_while_that_one_is_served() -> None:
-    """A mark ``since`` names a minor from which on a difference is gone: it goes with the difference."""
-    lasts = [minor(last) for last, _ in DIFFERENCES.values()]
-    ends = {f"{major}.{number + 1}" for major, number in lasts}
+def marked(name: str) -> set[str]:
+    """The minors that the tests' marks of a name give."""
     given: set[str] = set()
     for path in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.since":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{name}":
                 given.add(ast.literal_eval(node.args[0]))
-    assert given == ends
+    return given
+
+
+def test_what_an_old_one_cannot_is_left_out_while_that_one_is_served() -> None:
+    """A mark ``since`` names a minor from which on a difference is gone: it goes with the difference."""
+    lasts = [minor(last) for last, _ in DIFFERENCES.values()]
+    assert marked("since") == {f"{major}.{number + 1}" for major, number in lasts}
+
+
+def test_a_mended_defect_is_looked_for_while_one_that_has_it_is_served() -> None:
+    """A mark ``until`` names the minor that mended it: its test goes with the last vLLM before that."""
+    assert all(minor(TESTED[0]) < minor(mended) <= minor(TESTED[-1]) for mended in marked("until"))
+
+
+def test_a_kind_that_the_newest_lacks_is_of_no_other() -> None:
+    """So far names of layers were added alone: one that is gone needs a row among the differences."""
+    gone = [name for name in layers.NAMES if not hasattr(vllm.lora.layers, name)]
+    assert gone == [] or engine_minor() != minor(TESTED[-1])
 
 
 @pytest.mark.parametrize("pattern", ["rank_pattern", "alpha_pattern"])

@@ -1,6 +1,11 @@
-"""An answer on its way to a client: its headers name the adapter, and one that breaks says so."""
+"""An answer on its way to a client: its headers name the adapter, and one that breaks or is cut says so."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 
 from starlette.types import Message, Send
 
@@ -8,8 +13,39 @@ from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.server.middleware.answers import answered_by
 from lora_fs.sidecar.server.middleware.errors import respond
+from lora_fs.worker_patch.api.ending import TOLD
 
 EVENTS = b"text/event-stream"
+
+
+@contextmanager
+def uncut(send: Send, ends: Callable[[], bool]) -> Iterator[Send]:
+    """Keep back the 500 that vLLM answers to a request which the end of its engine cut.
+
+    Args:
+        ends: whether the engine has begun to end.
+
+    Raises:
+        EngineUnavailable: at the context's end, if that request got no other answer.
+    """
+    has_begun = is_cut = False
+
+    async def sending(message: Message) -> None:
+        nonlocal has_begun, is_cut
+        if message["type"] == "http.response.start":
+            is_cut = message["status"] == HTTPStatus.INTERNAL_SERVER_ERROR and ends()
+            has_begun = not is_cut
+        if not is_cut:
+            await send(message)
+
+    try:
+        yield sending
+    except (Exception, asyncio.CancelledError) as error:  # vLLM's answer to it is made outside of the gate
+        if has_begun or not ends():
+            raise
+        raise EngineUnavailable(TOLD) from error
+    if is_cut:
+        raise EngineUnavailable(TOLD)
 
 
 class Answer:

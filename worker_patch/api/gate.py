@@ -5,6 +5,7 @@ sender may not read, passes as it is: to vLLM that name is unknown. What a sende
 the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
 engine serves the rest. It waits until its client leaves or the server ends. What comes
 when vLLM shuts its engine down already is refused, whatever its model: vLLM would fail it, or answer nothing.
+What that end cuts, since vLLM may not wait for it, gets the same answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import counted, user_of
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
-from lora_fs.worker_patch.api.answer import Answer
+from lora_fs.worker_patch.api.answer import Answer, uncut
 from lora_fs.worker_patch.api.asked import Asked, asked
 from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.engine import InProcess
@@ -92,7 +93,7 @@ class Gate:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
             if chosen is None:
-                send = Unaborted(send)
+                await self._ask(behind.engine, scope, incoming, Unaborted(send))
             else:
                 count = partial(behind.replica.answered, chosen)
                 send = counted(send, count)
@@ -102,12 +103,17 @@ class Gate:
                 await self._pass(behind, str(asks.model), chosen, scope, incoming, whole)
         except (LoraFsError, HTTPException, ClientLeft) as error:
             await _refusal(scope, error)(scope, receive, send)
-            return
         finally:
             incoming.close()
-        if chosen is None:
-            with behind.engine.serving():
-                await self._app(scope, incoming.receive, send)
+
+    async def _ask(self, engine: InProcess, scope: Scope, incoming: Incoming, send: Send) -> None:
+        """Let vLLM answer.
+
+        Raises:
+            EngineUnavailable: its engine ended before the answer began.
+        """
+        with engine.serving(), uncut(send, lambda: engine.ends) as sending:
+            await self._app(scope, incoming.receive, sending)
 
     async def _pass(
         self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send
@@ -129,9 +135,8 @@ class Gate:
                             token = asked.set(Asked(name, request))
                             answer = Answer(chosen.record, send)
                             try:
-                                with engine.serving():
-                                    async with engine.answering(request):
-                                        await self._app(scope, incoming.receive, answer.send)
+                                async with engine.answering(request):
+                                    await self._ask(engine, scope, incoming, answer.send)
                             except EngineUnavailable as error:
                                 await answer.broken(error)
                             finally:

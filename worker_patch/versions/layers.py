@@ -42,6 +42,7 @@ _VLLMS = (
     "Step5SparseIndexerWWithLoRA",
     "TokenClassificationHeadWithLoRA",  # 0.33
 )
+NAMES = (*_LINEAR, *_WORDS, *_VLLMS_LINEAR, *_VLLMS)
 
 
 def _there(names: Iterable[str]) -> frozenset[type]:
