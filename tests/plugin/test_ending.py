@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve import create_error_response
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.core_client import MPClient
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.server.ports import Readiness
@@ -223,6 +223,12 @@ async def dead(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(told.model_dump(), told.error.code)(scope, receive, send)
 
 
+async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+    """As vLLM answers what it fails for another reason."""
+    told = create_error_response(EngineGenerateError("an error of one request"))
+    await JSONResponse(told.model_dump(), told.error.code)(scope, receive, send)
+
+
 async def shut(*_: object) -> None:
     """As vLLM's threads for prompts fail, which end first. It answers outside of the gate."""
     raise RuntimeError("cannot schedule new futures after shutdown")
@@ -272,15 +278,18 @@ async def test_an_answer_that_has_begun_stays_cut(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["sql", "tiny"])
 async def test_an_engine_that_does_not_end(model: str) -> None:
-    """What vLLM fails then is its own to answer."""
+    """What vLLM fails then is its own to answer; that it died is told as where it is stopped."""
     site = Site()
-    site.gate._app = dead
+    site.gate._app = failing
     async with site.http:
         answer = await site.http.post("/v1/completions", json={"model": model})
         site.gate._app = shut
         with pytest.raises(RuntimeError, match="after shutdown"):
             await site.http.post("/v1/completions", json={"model": model})
+        site.gate._app = dead
+        died = await site.http.post("/v1/completions", json={"model": model})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, 500)
+    assert (died.status_code, "the engine ended" in died.json()["error"]["message"]) == (503, True)
 
 
 def test_vllms_drain_is_seen_before_its_engine_is_told() -> None:

@@ -42,11 +42,15 @@ class Stopping:
 
     def __init__(self) -> None:
         self.text, self.why, self.breaks = "cut o", "abort", False
+        self.fails: str | None = None
         self.app = Starlette(routes=[Route("/v1/completions", self.complete, methods=["POST"])])
 
     async def complete(self, request: Request) -> Response:
         if (await request.json()).get("stream"):
             return StreamingResponse(self.events(), media_type="text/event-stream")
+        if self.fails is not None:
+            error = {"message": self.fails, "type": "InternalServerError", "param": None, "code": 500}
+            return JSONResponse({"error": error}, 500)
         if self.breaks:
             return StreamingResponse(self.broken(), media_type="application/json")
         return JSONResponse(answered(self.text, self.why))
@@ -114,6 +118,27 @@ def test_a_long_one_is_cut(http: httpx.Client, stopping: Stopping, replica: Fake
     with pytest.raises(httpx.RemoteProtocolError):
         http.post("/v1/completions", json={"model": "a1"})
     assert replica.answers == [("v1", 200), ("v1", 502)]
+
+
+@ANY_MODEL
+def test_the_engines_end_is_no_defect(
+    http: httpx.Client, stopping: Stopping, replica: FakeReplica, model: str
+) -> None:
+    """vLLM kills its engine right after the signal: where the abort did not come through it answers 500."""
+    stopping.fails = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    answer = http.post("/v1/completions", json={"model": model, "prompt": "x"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "the engine ended" in answer.json()["error"]["message"]
+    assert replica.looks == 1
+    assert replica.answers == ([("v1", 503)] if model == "a1" else [])
+
+
+@ANY_MODEL
+def test_any_other_failure_is_vllms(http: httpx.Client, stopping: Stopping, model: str) -> None:
+    """Also one whose text quotes that one."""
+    stopping.fails = 'it said: "message":"EngineCore encountered an issue"'
+    answer = http.post("/v1/completions", json={"model": model, "prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, stopping.fails)
 
 
 def test_an_engine_that_breaks_off(http: httpx.Client, stopping: Stopping) -> None:

@@ -113,6 +113,9 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "vllm.entrypoints.serve": ("create_error_response",),
     "vllm.entrypoints.serve.engine.protocol": ("ErrorResponse",),
     f"{_V1}.metrics.prometheus": ("get_prometheus_registry",),
+    "vllm.utils.torch_utils": (
+        *("LayerNameType", "_encode_layer_name", "_resolve_layer_name", "direct_register_custom_op"),
+    ),
     # What ``hooks`` puts something else in the place of.
     f"{_V1}.worker.lora_model_runner_mixin": ("LRUCacheWorkerLoRAManager",),
     f"{_LORA}.lora_model": ("PIN_MEMORY",),

@@ -1,8 +1,9 @@
-"""An answer that the engine aborted never looks whole.
+"""An answer that the engine aborted never looks whole, and one that its end cut is no defect of the server.
 
 A vLLM that gets SIGTERM ends what is under way: status 200, a text that is cut off, and the
 ``finish_reason`` "abort". Clients take that for an answer. Here it becomes 503, or an error event in a
 stream. Where more of it was sent than is kept here, the connection is closed in the middle.
+vLLM kills its engine right after the signal. If the abort does not come through, it answers 500: 503 here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from lora_fs.sidecar.server.middleware.errors import respond
 
 KEPT_BYTES: Final = 1 << 16
 """Of a JSON answer that is not whole, so many bytes are kept back, with its status."""
-_MARK = re.compile(rb'"finish_reason": ?"abort"')  # a text holds no unescaped quotes: this is a field
-_MARK_MOST_BYTES = 24
+# A text holds no unescaped quotes: these are fields.
+_ABORT = re.compile(rb'"finish_reason": ?"abort"')
+_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
+_MARK_MOST_BYTES = 64
 _TOLD = (
     "the engine aborted this request before its answer was whole, as vLLM does when it stops: send the "
     "request again"
 )
+_ENDED = "the engine ended before it answered this request: send the request again"
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Unaborted:
     def __init__(self, send: Send, aborted: Callable[[bool], object] = bool) -> None:
         self._send, self._aborted = send, aborted
         self._take: Callable[[bytes, bool], Awaitable[None]] = self._as_it_is
+        self._mark, self._why = _ABORT, _TOLD
         self._head: Message | None = None
         self._kept = b""
         self.has_begun = self._is_told = False
@@ -61,13 +66,15 @@ class Unaborted:
 
     def _reader(self, head: Message) -> Callable[[bytes, bool], Awaitable[None]]:
         headers = Headers(raw=[(name.lower(), value) for name, value in head.get("headers", ())])
-        if head["status"] != 200 or "content-encoding" in headers:
-            return self._as_it_is
-        match headers.get("content-type", "").partition(";")[0].strip().lower():
-            case "application/json":
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        match head["status"], kind, "content-encoding" in headers:
+            case 200, "application/json", False:
                 return self._json
-            case "text/event-stream":
+            case 200, "text/event-stream", False:
                 return self._events
+            case 500, "application/json", False:
+                self._mark, self._why = _DEAD, _ENDED
+                return self._json
         return self._as_it_is
 
     async def _begin(self) -> None:
@@ -84,11 +91,11 @@ class Unaborted:
 
     async def _json(self, data: bytes, more: bool) -> None:
         seen = self._kept + data
-        if _MARK.search(seen):
+        if self._mark.search(seen):
             self._tell()
             self._take = self._nothing
             if not self.has_begun:
-                answer = respond(EngineUnavailable(_TOLD), "model")
+                answer = respond(EngineUnavailable(self._why), "model")
                 self._head = {
                     "type": "http.response.start",
                     "status": answer.status_code,
@@ -117,7 +124,7 @@ class Unaborted:
             await self._as_it_is(whole + end, more)
 
     def _line(self, line: bytes) -> bytes:
-        if not _MARK.search(line):
+        if not _ABORT.search(line):
             return line
         self._tell()
         return b"data: " + bytes(respond(EngineUnavailable(_TOLD), "model").body)

@@ -21,9 +21,9 @@ from lora_fs.kernels import gpu
 from lora_fs.kernels.gpu.plan import DevicePlan
 from lora_fs.kernels.weights.layout import Layer
 
-NAME: Any = getattr(torch_utils, "LayerNameType", str)
-encode: Callable[[str], Any] = getattr(torch_utils, "_encode_layer_name", str)
-decode: Callable[[Any], str] = getattr(torch_utils, "_resolve_layer_name", str)
+NAME: Any = torch_utils.LayerNameType
+encode: Callable[[str], Any] = torch_utils._encode_layer_name
+decode: Callable[[Any], str] = torch_utils._resolve_layer_name
 
 LIBRARY = torch.library.Library("lora_fs", "FRAGMENT")  # kept: the operations live as long as it
 
