@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -20,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
+import httpx
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -107,6 +109,40 @@ async def small(gateway: Process, clients: int, seconds: float) -> None:
     print(f"{asked / seconds:.0f} requests/s; {each}: {asked / used:.0f} requests/s on one core", flush=True)
 
 
+def beside(gateway: Process, sidecars: list[Process], seconds: float) -> None:
+    """Time small requests alone, and while another process sends prompts of 10 MB to another replica."""
+    for name in POLICIES:
+        httpx.post(f"{gateway.url}/v1/completions", json={"model": name, "prompt": "x"}).raise_for_status()
+    holders = [set(httpx.get(f"{one.url}/metadata").json()["lora"]["loaded_loras"]) for one in sidecars]
+    assert sorted(map(len, holders)) == [1, 1], holders
+    for what, sender in (("nothing", None), ("text", "x" * 10_000_000), ("token ids", [12345] * 1_700_000)):
+        body = json.dumps({"model": POLICIES[0], "prompt": sender})
+        with multiprocessing.Pool(1) as pool:
+            sent = pool.apply_async(_send, (gateway.url, body, seconds if sender else 0.0))
+            took, end = list[float](), time.monotonic() + seconds
+            with httpx.Client(timeout=60) as client:
+                while time.monotonic() < end or not sent.ready():
+                    began = time.perf_counter()
+                    asked = {"model": POLICIES[1], "prompt": "x"}
+                    client.post(f"{gateway.url}/v1/completions", json=asked).raise_for_status()
+                    took.append(1000 * (time.perf_counter() - began))
+            took.sort()
+            told = f"median {statistics.median(took):.1f}, p99 {took[len(took) * 99 // 100]:.1f}"
+            count = sent.get()
+        print(f"small requests beside {what} ({count} prompts): {told}, worst {took[-1]:.0f} ms", flush=True)
+
+
+def _send(url: str, body: str, seconds: float) -> int:
+    """Send one large prompt after another; return how many."""
+    count, end = 0, time.monotonic() + seconds
+    with httpx.Client(timeout=60) as client:
+        while time.monotonic() < end:
+            headers = {"content-type": "application/json"}
+            client.post(f"{url}/v1/completions", content=body, headers=headers).raise_for_status()
+            count += 1
+    return count
+
+
 def processor_s(pid: int) -> float:
     """Return the processor time of a process and its threads, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -179,6 +215,8 @@ def main() -> None:
         with fleet(work, 1, Pace()) as (sidecars, gateway):
             hop(sidecars[0], gateway, given.rounds)
             asyncio.run(small(gateway, given.clients, given.seconds))
+        with fleet(work, 2, Pace()) as (sidecars, gateway):
+            beside(gateway, sidecars, given.seconds)
         with fleet(work, 1, Pace(each_s=EVENT_S)) as (sidecars, gateway):
             for name, one in (("sidecar", sidecars[0]), ("gateway", gateway)):
                 late = asyncio.run(streams(one.url, given.streams, 20))

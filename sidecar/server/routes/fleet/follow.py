@@ -27,6 +27,10 @@ class LoadHere(BaseModel):
     """Which revision is loaded."""
 
     revision: str = Field(description="Waited for until this replica sees it in the registry")
+    active: bool = Field(
+        True,
+        description="The name serves it: waited for, too, up to 10 s. False: it is loaded by its own name",
+    )
 
 
 class LoadedHere(BaseModel):
@@ -54,7 +58,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
         async with admitted as (_, what):
             scope_of(replica, namespace, model)
             public = name if len(replica.namespaces) == 1 else f"{namespace}/{name}"
-            served = await _seen(replica, public, body.revision, hold_timeout_s)
+            served = await _seen(replica, public, body, hold_timeout_s)
             digest = served.record.spec.digest
             what |= {"revision": body.revision, "digest": digest}
             async with replica.hold(served.name, hold_timeout_s):
@@ -63,16 +67,17 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
     return routes
 
 
-async def _seen(replica: ReplicaPort, name: str, revision: str, timeout_s: float) -> Served:
-    """Return what serves that revision: the plain name, for which a trainer asks next.
+async def _seen(replica: ReplicaPort, name: str, wanted: LoadHere, timeout_s: float) -> Served:
+    """Return what serves that revision: if it is active, the plain name, for which a trainer asks next.
 
-    A mount may show a revision before it shows that the name serves it. A name that still serves another
-    revision after ``ACTIVE_S`` was meant to: the revision is loaded by its own name.
+    A mount may show a revision before it shows that the name serves it. If the name still serves another
+    revision after ``ACTIVE_S``, that one was promoted since: the revision is loaded by its own name.
 
     Raises:
         WaitTimeout: this replica has not seen it in time.
     """
-    clock, since, patience_s = asyncio.get_running_loop().time, None, min(ACTIVE_S, timeout_s / 2)
+    revision, patience_s = wanted.revision, min(ACTIVE_S, timeout_s / 2) if wanted.active else 0.0
+    clock, since = asyncio.get_running_loop().time, None
     try:
         async with asyncio.timeout(timeout_s):
             while True:
