@@ -28,8 +28,9 @@ from tests.docs.reader import FILES, Reader, shows
 
 KINDS = {"console", "json", "yaml", "text", ""}
 
-# Pages whose commands are those of the help pages, which tests/cli/test_examples.py runs one by one.
-BY_TEST_EXAMPLES = {"docs/cli.md"}
+# Pages that other tests type: tests/cli/test_examples.py what the help says, tests/e2e/test_tutorials.py
+# the tutorials, on real engines.
+BY_OTHERS = {"docs/cli.md", "docs/tutorials/first-fleet.md", "docs/tutorials/first-canary.md"}
 # Minutes and real engines: tests/e2e/test_demo.py and test_release.py run them.
 BY_E2E = {("lora-fs", "demo"), ("lora-fs", "evaluate")}
 # What a page's reader did before.
@@ -131,7 +132,7 @@ def tried(command: Command, reader: Reader) -> None:
 @pytest.mark.parametrize("page", sorted({block.page for block in CONSOLE}), ids=name)
 def test_a_reader_can_type_it(page: Path, reader: Reader) -> None:
     """Every command of the page, from its top to its end, in one session."""
-    if name(page) in BY_TEST_EXAMPLES | LEFT.keys():
+    if name(page) in BY_OTHERS | LEFT.keys():
         return
     for line in BEFORE.get(name(page), []):
         assert reader.types(line)[0] == 0, line
@@ -145,7 +146,7 @@ def test_the_tables_are_in_use() -> None:
     """No entry outlives the page or the command that it is about."""
     lines = {command.text for block in CONSOLE for command in commands(block)}
     assert LEFT.keys() <= lines | {name(page) for page in PAGES}
-    assert BEFORE.keys() | BY_TEST_EXAMPLES <= {name(page) for page in PAGES}
+    assert BEFORE.keys() | BY_OTHERS <= {name(page) for page in PAGES}
 
 
 @pytest.mark.parametrize("block", told("") + told("text"))

@@ -90,7 +90,7 @@ def test_links_resolve(page: Path) -> None:
             assert anchor in anchors(target.read_text()), f"{page}: {link}"
 
 
-@pytest.mark.parametrize("folder", ["adr", "howto", "lab"])
+@pytest.mark.parametrize("folder", ["adr", "howto", "lab", "reference", "tutorials"])
 def test_every_page_is_linked(folder: str) -> None:
     """A page that no other page links to is not found by readers."""
     reached = {
