@@ -608,7 +608,7 @@ def test_the_pages_example_scales() -> None:
     kubernetes_validate.validate(kinds["HorizontalPodAutoscaler"], plain.VERSIONS[-1], strict=True)
     (metric,) = given["autoscaling"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["rules"]["custom"][0]["name"]["as"]
-    metrics = (plain.FOLDER.parents[1] / "docs/howto/metrics.md").read_text()
+    metrics = (plain.FOLDER.parents[1] / "docs/reference/metrics.md").read_text()
     for query in (
         rule["rules"]["custom"][0]["seriesQuery"],
         keda["spec"]["triggers"][0]["metadata"]["query"],

@@ -43,6 +43,11 @@ def page(name: str) -> str:
     return (HOWTO / name).read_text()
 
 
+def reference(name: str) -> str:
+    """One page of the reference."""
+    return (ROOT / "docs/reference" / name).read_text()
+
+
 def page_id(path: Path) -> str:
     """A page's name in a test's id."""
     return str(path.relative_to(ROOT))
@@ -116,8 +121,8 @@ def exposed_metrics() -> dict[str, set[str]]:
 
 
 def told_metrics() -> dict[str, set[str]]:
-    """Name → labels as the table of metrics.md has them."""
-    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", page("metrics.md"), re.MULTILINE)
+    """Name → labels as the page has them."""
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", reference("metrics.md"), re.MULTILINE)
     return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
 
 
@@ -138,7 +143,7 @@ def plugin_metrics() -> set[str]:
 
 def test_the_plugins_series_are_told() -> None:
     """Every one of them is in its table, and no other is."""
-    section = page("metrics.md").partition("## With the plugin")[2].partition("## Queries")[0]
+    section = reference("metrics.md").partition("## With the plugin")[2]
     assert set(re.findall(r"^\| `([\w:]+)` \|", section, re.MULTILINE)) == plugin_metrics()
 
 
@@ -149,7 +154,7 @@ def test_metrics_table_is_what_a_scrape_gives() -> None:
 
 def test_queries_name_metrics_that_exist() -> None:
     """No query or remark names a metric that is not exposed."""
-    named = set(re.findall(r"\b(?:lora_fs|lora_syncer)_\w+", page("metrics.md")))
+    named = set(re.findall(r"\b(?:lora_fs|lora_syncer)_\w+", page("metrics.md") + reference("metrics.md")))
     assert {
         re.sub("_(bucket|sum|count)$", "", name) for name in named
     } <= exposed_metrics().keys() | plugin_metrics()
@@ -251,14 +256,54 @@ def test_conditions_are_found() -> None:
 
 @pytest.mark.parametrize("name", sorted(told_reasons()))
 def test_reason_is_explained(name: str) -> None:
-    """Whatever an operator reads in a status or a log is in troubleshooting.md."""
-    assert f"`{name}`" in page("troubleshooting.md")
+    """Whatever an operator reads in a status or a log is in conditions.md."""
+    assert f"`{name}`" in reference("conditions.md")
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_phase_is_explained(phase: Phase) -> None:
-    """Every phase is in troubleshooting.md."""
-    assert f"`{phase.value}`" in page("troubleshooting.md")
+def rows(heading: str) -> set[str]:
+    """The names in the first column of a section's table in conditions.md."""
+    section = reference("conditions.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def told_events() -> set[str]:
+    """The reasons that ``sidecar/reconcile`` gives to ``tell``."""
+    calls = (
+        node
+        for path in RECONCILE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    )
+    texts = (
+        part.value
+        for call in calls
+        if cast(ast.Attribute, call.func).attr in {"tell", "_tell"} and call.args
+        for part in ast.walk(call.args[0])
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    )
+    return {text for text in texts if re.fullmatch(r"[A-Z]\w+", text)}
+
+
+def test_phases_are_those_of_the_code() -> None:
+    """Each has its row, and no other has one."""
+    assert rows("Phases") == {phase.value for phase in Phase}
+
+
+def test_events_are_those_of_the_code() -> None:
+    """Each reason of an event has its row, and no other has one."""
+    assert rows("Events") == told_events()
+
+
+@pytest.mark.parametrize(
+    "heading", ["Conditions", "Reasons of a failure", "Reasons in the log for an unload"]
+)
+def test_no_row_outlives_its_code(heading: str) -> None:
+    """What a table explains is a text, or a class, of the code."""
+    modules = (path for folder in ("sidecar", "worker_patch") for path in (ROOT / folder).rglob("*.py"))
+    code = "".join(path.read_text() for path in modules)
+    assert rows(heading)
+    assert {name for name in rows(heading) if not re.search(rf"\b{name}\b", code)} == set()
 
 
 # -- validation ----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_messages_exist(page: Path) -> None:
 def test_symptoms_have_a_cause_and_a_cure() -> None:
     """Each one is a heading, and under it stand why, what to do, and nothing else."""
     page = (ROOT / "docs/howto/troubleshooting.md").read_text()
-    groups = page.partition("\n## An adapter is not registered")[2].partition("\n## Conditions")[0]
+    groups = page.partition("\n## An adapter is not registered")[2].partition("\n## What a client gets")[0]
     symptoms = re.split(r"^### ", groups, flags=re.MULTILINE)[1:]
     assert len(symptoms) > 30
     told = re.compile(r".+\n\n\*\*Why:\*\* .+\n\n\*\*Do:\*\* .+\n(\n## .+\n)?\s*")
