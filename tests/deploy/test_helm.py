@@ -600,7 +600,7 @@ def test_what_scales_replicas_is_alone() -> None:
 
 def test_the_pages_example_scales() -> None:
     """The autoscaler that the page gives is one that the API takes, by a metric that a replica has."""
-    (given,), (rule,), (keda,) = (
+    (given,), (rule,), (keda, _) = (
         [one for one in values_of("kubernetes.md") if key in one or key == one.get("kind")]
         for key in ("autoscaling", "rules", "ScaledObject")
     )
@@ -614,6 +614,27 @@ def test_the_pages_example_scales() -> None:
         keda["spec"]["triggers"][0]["metadata"]["query"],
     ):
         assert f"`{re.findall('lora_fs_[a-z_]+', query)[0]}`" in metrics
+
+
+def test_the_pages_zero_is_left_again() -> None:
+    """Its values render a gateway that is ready without replicas and scraped; KEDA asks for its series."""
+    keda = [one for one in values_of("kubernetes.md") if one.get("kind") == "ScaledObject"][-1]
+    (given,) = (one for one in values_of("kubernetes.md") if "readyAtZero" in one.get("gateway", {}))
+    made = {(one["kind"], one["metadata"]["name"]): one for one in render(given)}
+    (gateway,) = (
+        one for kind, one in made.items() if kind[0] == "Deployment" and kind[1].endswith("-gateway")
+    )
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/metrics"
+    (monitor,) = (
+        one for kind, one in made.items() if kind[0] == "PodMonitor" and kind[1].endswith("-gateway")
+    )
+    labels = gateway["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert keda["spec"]["minReplicaCount"] == 0
+    series = (plain.FOLDER.parents[1] / "docs/howto/fleet.md").read_text()
+    for trigger in keda["spec"]["triggers"]:
+        assert f"`{re.findall('lora_fs_[a-z_]+', trigger['metadata']['query'])[0]}`" in series
 
 
 @pytest.mark.parametrize(

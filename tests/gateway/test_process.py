@@ -222,6 +222,7 @@ def test_no_replica_is_503_and_says_why(fleet: Stubs, complete: Complete) -> Non
     answer = complete(gateway.url, "a1")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "no replica is ready" in answer.json()["error"]["message"]
+    assert metric(gateway, 'lora_fs_gateway_choices_total{reason="none"}') == 1  # what starts one from zero
     assert httpx.get(f"{gateway.url}/health").status_code == 503
 
 
