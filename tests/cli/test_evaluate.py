@@ -78,6 +78,21 @@ def test_gate(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
     assert json.loads(kept(root).read_bytes())["passed"] is True
 
 
+def test_a_dry_run_keeps_nothing(lora_fs: LoraFs, root: Path, replica: Start, data: Data) -> None:
+    """It asks, compares and exits by the gate as ever; the last evaluation stays, and no journal is taken."""
+    words = ("evaluate", "a@v2", "--data", str(data()), "--gate", GATE, "--url")
+    assert lora_fs(*words, replica(same).url).code == 0
+    before = kept(root).read_bytes()
+    at = replica(worse(2)).url
+    rehearsed = lora_fs(*words, at, "--dry-run")
+    assert (rehearsed.code, "10 regressions" in rehearsed.out) == (5, True)
+    assert "dry run: the result is not kept" in rehearsed.out
+    assert kept(root).read_bytes() == before
+    assert lora_fs(*words, at, "--dry-run", "--journal", "j").code == 2
+    assert lora_fs(*words, at).err == rehearsed.err
+    assert kept(root).read_bytes() != before
+
+
 def test_twenty_runs(lora_fs: LoraFs, replica: Start, data: Data) -> None:
     """Two revisions of 200 cases: a planted regression of 10 % fails the gate in 20 of 20 runs, and no gate
     fails between two identical revisions in 20 of 20."""

@@ -8,10 +8,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from lora_fs.sidecar.cli.main import COMMANDS, cli
+from lora_fs.sidecar.cli.trail import ACTS
 from lora_fs.sidecar.model import Phase
+from lora_fs.sidecar.registry.format.layout import Layout
 from tests.cli.conftest import LORA_FS, LoraFs, seen
 
 Folder = Callable[[int], str]
@@ -45,6 +49,7 @@ def files(root: Path) -> dict[str, bytes]:
         "quota --remove",
         "gc",
         "init",
+        "fsck --repair",
     ],
 )
 def test_a_dry_run_changes_no_file(two: LoraFs, root: Path, line: str) -> None:
@@ -53,6 +58,31 @@ def test_a_dry_run_changes_no_file(two: LoraFs, root: Path, line: str) -> None:
     ran = two(*line.split(), "--dry-run")
     assert ran.code == 0, ran
     assert ran.out
+    assert files(root) == before
+
+
+def test_each_command_that_changes_something_can_be_rehearsed() -> None:
+    """Every command takes --dry-run, but those that only read, serve, or write a file that they make."""
+    without = {name for name in COMMANDS if "--dry-run" not in options(name)}
+    reads = {"validate", "verify", "list", "show", "get", "status", "top", "events", "wait", "doctor"}
+    assert without == reads | {"sidecar", "gateway", "demo", "export", "version", "help"}
+    assert not without & ACTS.keys()
+
+
+def options(name: str) -> set[str]:
+    """What a command takes, as it is written."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return {word for parameter in command.params for word in parameter.opts}
+
+
+def test_a_rehearsed_repair_mends_nothing(two: LoraFs, root: Path) -> None:
+    """It tells what --repair would do, as fsck without it, and exits as that does."""
+    Layout(root).head.write_text("damage")
+    before = files(root)
+    rehearsed, looked = two("fsck", "--repair", "--dry-run"), two("fsck")
+    assert (rehearsed.code, rehearsed.out) == (1, looked.out)
+    assert "--repair: it is made anew" in looked.out
     assert files(root) == before
 
 

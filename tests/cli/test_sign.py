@@ -47,6 +47,18 @@ def test_sign_then_verify(lora_fs: LoraFs, shop: Key, tmp_path: Path) -> None:
     )
 
 
+def test_a_rehearsed_signature(lora_fs: LoraFs, shop: Key, tmp_path: Path) -> None:
+    """--dry-run signs in memory and writes nothing; what the command refuses it refuses alike."""
+    words, bundle = ("sign", "lora-1", "--key", "key.pem"), tmp_path / "lora-1" / BUNDLE
+    ran = lora_fs(*words, "--dry-run")
+    assert (ran.code, ran.out, bundle.exists()) == (0, f"would sign lora-1: {bundle}\n", False)
+    assert lora_fs("sign", "lora-1", "--key", "key.pub", "--dry-run").code == 2
+    lora_fs(*words)
+    signed = bundle.read_bytes()
+    assert (lora_fs(*words, "--dry-run").code, lora_fs(*words, "--dry-run", "--force").code) == (4, 0)
+    assert bundle.read_bytes() == signed
+
+
 def test_a_certificate_and_a_password(lora_fs: LoraFs, shop: Key, tmp_path: Path) -> None:
     """A certificate stands for the key; an encrypted key takes its password from a file."""
     root = new_authority()

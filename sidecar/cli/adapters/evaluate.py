@@ -62,6 +62,7 @@ CONFIDENCE = 0.95
 @click.option("--journal", type=Place(), metavar="FILE", help="Keep each result; a later run goes on from it")
 @click.option("--score-command", metavar="CMD", help="Score answers by a command, from 0 to 1")
 @click.option("--api-key-file", type=Place(), metavar="FILE", help="The key that URL asks for")
+@click.option("--dry-run", is_flag=True, help="Ask and compare all the same, and keep no result")
 @parameters.output
 @click.pass_obj
 def evaluate(
@@ -77,6 +78,7 @@ def evaluate(
     journal: Path | None,
     score_command: str | None,
     api_key_file: Path | None,
+    dry_run: bool,
     output: Format,
 ) -> None:
     """Ask the same cases of NAME@REVISION and of another revision; compare, and hold it to a gate.
@@ -93,6 +95,8 @@ def evaluate(
     from lora_fs.sidecar.evaluation.running import by_expectation
     from lora_fs.sidecar.model.gates import parse
 
+    if dry_run and journal is not None:
+        raise click.UsageError("--dry-run keeps nothing, and --journal keeps answers: write one")
     url = url or context.server()
     if url is None:
         raise click.UsageError("say whom to ask: --url of a replica or a gateway")
@@ -110,9 +114,11 @@ def evaluate(
         unmet = wanted.unmet(evaluation.figures, evaluation.baseline_figures)
         told = {"gate": wanted.text, "passed": not unmet, "unmet": unmet}
         evaluation = evaluation.model_copy(update=told)
-    _keep(context, evaluation)
+    _keep(context, evaluation, dry_run=dry_run)
     if not context.printed(evaluation.model_dump(mode="json"), output, [f"{name}@{records[0].revision}"]):
         _show(context, evaluation)
+        if dry_run:
+            context.say("dry run: the result is not kept")
     if found.passed_by_none == read.cases:
         complain(f"no case of {data} was passed by anyone: is what they expect right?")
     if found.last_error:
@@ -230,11 +236,11 @@ def _key(file: Path | None) -> str | None:
     return read_token(file) if file is not None else None
 
 
-def _keep(context: Context, evaluation: Evaluation) -> None:
+def _keep(context: Context, evaluation: Evaluation, *, dry_run: bool) -> None:
     from lora_fs.sidecar.registry.lifecycle.acts import Evaluate
 
     context.noted.update(revision=evaluation.measured.revision, passed=evaluation.passed)
-    context.backend.do(context.scope(), evaluation.name, Evaluate(evaluation=evaluation))
+    context.backend.do(context.scope(), evaluation.name, Evaluate(evaluation=evaluation, dry_run=dry_run))
 
 
 def _show(context: Context, evaluation: Evaluation) -> None:

@@ -28,6 +28,7 @@ from lora_fs.sidecar.validate import validate
     "--certificate", type=Place(), help="The key's certificate, in PEM; its issuers may stand behind it"
 )
 @click.option("--force", is_flag=True, help="Replace a signature that is there")
+@parameters.dry_run
 @parameters.output
 @click.pass_obj
 def sign(
@@ -37,6 +38,7 @@ def sign(
     password_file: Path | None,
     certificate: Path | None,
     force: bool,
+    dry_run: bool,
     output: Format,
 ) -> None:
     """Sign every file of the folder PATH; the signature is PATH/model.sig.
@@ -60,9 +62,11 @@ def sign(
         raise Conflict(f"{target} is there: sign anew with --force")
     password = _bytes(password_file).strip() if password_file is not None else None
     certificates = _bytes(certificate) if certificate is not None else None
-    atomic.replace(target, signing.sign(folder, _bytes(key), password=password, certificates=certificates))
-    if not context.printed({"signature": str(target)}, output, [str(target)]):
-        context.say(f"signed {path}: {target}")
+    signature = signing.sign(folder, _bytes(key), password=password, certificates=certificates)
+    if not dry_run:
+        atomic.replace(target, signature)
+    if not context.printed({"dry_run": dry_run, "signature": str(target)}, output, [str(target)]):
+        context.say(f"{'would sign' if dry_run else 'signed'} {path}: {target}")
 
 
 @command()

@@ -183,6 +183,7 @@ def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: F
 
 @command("fsck")
 @click.option("--repair", is_flag=True, help="Mend what can be mended without losing or guessing anything")
+@click.option("--dry-run", is_flag=True, help="With --repair: name what it would mend; change nothing")
 @click.option("--quick", is_flag=True, help="Compare the sizes of files, do not read them")
 @click.option(
     "--older-than",
@@ -194,7 +195,9 @@ def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: F
 )
 @parameters.output
 @click.pass_obj
-def check_registry(context: Context, repair: bool, quick: bool, older_than: float, output: Format) -> None:
+def check_registry(
+    context: Context, repair: bool, dry_run: bool, quick: bool, older_than: float, output: Format
+) -> None:
     """Look for what is wrong in the whole registry: damaged records, lost or changed files, leftovers.
 
     \b
@@ -203,6 +206,7 @@ def check_registry(context: Context, repair: bool, quick: bool, older_than: floa
       lora-fs fsck --repair
       lora-fs fsck --quick -o json
     """
+    repair = repair and not dry_run
     with context.opened() as registry:
         state = survey.look(registry)
         found = list(fsck.find(registry, state, older_than_s=older_than, hash_files=not quick))
