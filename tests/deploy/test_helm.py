@@ -648,9 +648,11 @@ def test_the_stage_folder_is_kept_below_its_limit(limit: str, kept: int) -> None
     assert environment(ours)["LORA_FS_STAGE_MAX_BYTES"]["value"] == "7"
 
 
-def test_the_cluster_may_choose_the_user() -> None:
-    """OpenShift refuses a pod that names a user or a group; everything else stays locked."""
-    kinds = objects({"arbitraryUser": True, "gc": {"enabled": True}})
+@pytest.mark.parametrize("mode", MODES)
+def test_the_cluster_may_choose_the_user(mode: str) -> None:
+    """OpenShift refuses a pod that names a user or a group; the rest stays locked, and no home is root's."""
+    kinds = objects({"arbitraryUser": True, "gc": {"enabled": True}, "mode": mode})
+    assert plain.home_is_writable(pod(kinds)["containers"][0])
     jobs = kinds["Job"]["spec"]["template"], kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
     for template in (kinds["Deployment"]["spec"]["template"], *jobs):
         assert not re.search("runAsUser|runAsGroup|fsGroup'", str(template))

@@ -202,6 +202,18 @@ def test_the_containers_share_the_stage_folder_alone() -> None:
     assert not any(ours[volume].get("readOnly", False) for volume in ("adapters", "stage"))
 
 
+def home_is_writable(engine: Object) -> bool:
+    """Whether what the engine keeps in its user's home goes to a volume, whoever the user is."""
+    volume, told = mounts(engine)["cache"], environment(engine)
+    homes = {told[name]["value"] for name in ("HOME", "XDG_CACHE_HOME")}
+    return homes == {volume["mountPath"]} and not volume.get("readOnly", False)
+
+
+def test_the_engines_home_is_a_volume() -> None:
+    """A user that the cluster chose cannot write to /root, where vLLM's image has its home."""
+    assert home_is_writable(ENGINE)
+
+
 def test_every_mount_has_its_volume() -> None:
     """No mount without a volume, no volume without a mount; the claim is the one we ship."""
     volumes = {volume["name"]: volume for volume in POD["volumes"]}

@@ -85,6 +85,11 @@ def test_every_mount_has_its_volume() -> None:
     assert {volume["name"] for volume in POD["volumes"]} == set(mounts(INSTALL)) | set(mounts(ENGINE))
 
 
+def test_the_engines_home_is_a_volume() -> None:
+    """A user that the cluster chose cannot write to /root, where vLLM's image has its home."""
+    assert sidecar.home_is_writable(ENGINE)
+
+
 def test_settings_name_what_the_engine_can_write_to() -> None:
     """The plugin writes to the registry and to the stage folder from inside the engine's container."""
     for variable, volume in (("LORA_FS_ROOT", "adapters"), ("LORA_FS_STAGE_DIR", "stage")):
