@@ -134,7 +134,12 @@ def report(root: Path) -> Callable[..., None]:
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
         told = {
             name: AdapterStatus(
-                key=("default", MODEL, revision, name.removeprefix("default/")),
+                key=(
+                    "default",
+                    MODEL,
+                    name.partition("@")[2] or revision,
+                    name.removeprefix("default/").partition("@")[0],
+                ),
                 generation=generation,
                 phase=phase,
                 message=f"{phase.value} it is",

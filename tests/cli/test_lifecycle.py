@@ -82,7 +82,7 @@ def test_a_canary_is_waited_for(lora_fs: LoraFs, report: Report) -> None:
     assert ran.code == 6
     assert "pod-b" in ran.err
     assert "pod-a" not in ran.err
-    report("pod-b", recent=seen(pointer=3), phases={"a@v2": Phase.FAILED}, revision="v2")
+    report("pod-b", recent=seen(pointer=3), phases={"b@v2": Phase.FAILED})
     ran = lora_fs("canary", "a", "--percent", "6", "--wait", "0.2")
     assert (ran.code, "pod-b cannot load" in ran.err) == (6, False)  # pod-b told of another name
 
@@ -226,6 +226,15 @@ def test_events_of_all_replicas(lora_fs: LoraFs, publish: Callable[..., None], r
     ]
     assert "no\\x1broom" in text.out
     assert "pod-d" in text.err
+
+
+def test_events_of_one_revision(lora_fs: LoraFs, publish: Callable[..., None], two: LoraFs) -> None:
+    """NAME@R leaves out those of other revisions; with -A each name has its namespace."""
+    key = ("default", MODEL, "v2", "a")
+    publish("pod-a", event(1, "Loading"), event(2, "Loaded").model_copy(update={"key": key}))
+    assert lora_fs("events", "a@v2", "-o", "name").out == "a@v2\n"
+    assert lora_fs("events", "-A", "-o", "name").out == "default/a@v1\ndefault/a@v2\n"
+    assert "default/a@v2" in lora_fs("events", "-A").out
 
 
 @pytest.mark.usefixtures("two")

@@ -77,6 +77,8 @@ promote support v1 --require-evaluation --force
 promote support
 rollback support --wait 20
 rollback sql -n team-a
+rollback support@v1
+rollback support@v7
 canary support v2 --percent 5 --wait 20
 canary support
 canary support v1
@@ -91,7 +93,8 @@ unregister billing --revision r1 --all-revisions
 pin billing -o name
 pin billing --dry-run
 wait billing --for condition=Loaded --timeout 20
-unpin billing
+wait billing@r1 --for condition=Loaded --timeout 20
+unpin billing@r1
 set support --ttl 15m --priority 3
 set support --ttl soon
 set support --keep-revisions 5 --label old- --label new=1
@@ -317,18 +320,19 @@ def test_what_replicas_say_is_the_same(remote: Side) -> None:
     remote("register sql ./v2 -n team-a --policy eager --wait 20")
     assert remote("wait support --for condition=Loaded --timeout 20").code == 0
     assert remote("wait sql -n team-a --for condition=Loaded --timeout 20").code == 0
-    while not {"support@v1", "sql@v1"} <= set(remote("events -A -o name").out.split()):
+    while not {"default/support@v1", "team-a/sql@v1"} <= set(remote("events -A -o name").out.split()):
         pass  # a sidecar writes its events every few seconds
     age = re.compile(r'\d+ s ago|"seen_s": [\d.]+')
     for line in (
         "status",
         "status support -o name",
+        "status support@v1",
         "status -A",
         "status --exit-code",
         "status -n team-a",
         "events",
         "events -A",
-        "events support -o name",
+        "events support@v1 -o name",
         "list -A -o json",
         "show support -o yaml",
     ):

@@ -303,6 +303,35 @@ def test_status_of_what_is_no_longer_registered(lora_fs: LoraFs, folder: Folder,
     assert lora_fs("status").out.splitlines()[1].split()[:4] == ["a", "v1", "r", "Draining"]
 
 
+def test_one_revision(lora_fs: LoraFs, folder: Folder, report: Report) -> None:
+    """status and wait of NAME@R are of that revision, whether the plain name serves it or its own."""
+    lora_fs("register", "a", folder(1))
+    lora_fs("register", "a", folder(2), "--no-activate")
+    known = seen() | {"default/tiny/v2/a": 1}
+    report("r", recent=known, phases={"a": Phase.READY, "a@v2": Phase.LOADING})
+
+    def rows(*what: str) -> list[list[str]]:
+        return [line.split()[:4] for line in lora_fs("status", *what, "--no-headers").out.splitlines()]
+
+    served, tried = ["a", "v1", "r", "Ready"], ["a@v2", "v2", "r", "Loading"]
+    assert (rows("a"), rows("a@v1"), rows("a@v2")) == ([served, tried], [served], [tried])
+    assert (
+        lora_fs("wait", "a@v1", "--for", "condition=Loaded").out
+        == "a@v1: condition=Loaded on every replica\n"
+    )
+    ran = lora_fs("wait", "a@v2", "--timeout", "1ms")
+    assert (ran.code, "a@v2 is not ready after 0.001 s: r (Loading" in ran.err) == (6, True)
+    report("r", recent=known, phases={"a": Phase.READY})
+    assert rows("a@v2") == [["a@v2", "v2", "r", "Unloaded"]]
+    assert lora_fs("wait", "a@v2", "-o", "name").out == "a@v2\n"
+    assert lora_fs("wait", "a@v2", "--for", "condition=Loaded", "--timeout", "1ms").code == 6
+    assert lora_fs("wait", "a@v2", "--for", "deleted", "--timeout", "1ms").code == 6
+    assert lora_fs("unregister", "a@v2").code == 0
+    assert lora_fs("wait", "a@v2", "--for", "deleted").code == 0
+    assert "a@v9 is not registered" in lora_fs("wait", "a@v9").err
+    assert "says anything of a@v9" in lora_fs("status", "a@v9").err
+
+
 def test_a_report_that_cannot_be_read(lora_fs: LoraFs, folder: Folder, root: Path) -> None:
     """It is told as such: unknown is neither absent nor fine."""
     lora_fs("register", "a", folder(1))

@@ -163,7 +163,27 @@ def test_a_name_with_its_revision(two: LoraFs) -> None:
     assert two("show", "a@").code == 2
     twice = two("promote", "a@v1", "v2")
     assert (twice.code, "two revisions" in twice.err) == (2, True)
-    assert "without a revision" in two("rollback", "a@v1").err
+    assert (two("pin", "a").code, two("unpin", "a@v1", "-o", "name").out) == (0, "a@v1\n")
+    kinds = [one["spec"]["policy"] for one in two("show", "a", "-o", "json").json["revisions"]]
+    assert (kinds[0], kinds[1]["kind"]) == (None, "pinned")
+
+
+def test_every_name_may_have_its_revision() -> None:
+    """Whatever command takes a NAME takes a revision, too."""
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        taken = {parameter.name for parameter in command.params}
+        assert "name" not in taken or "revision" in taken, name
+
+
+def test_a_rollback_that_is_repeated(two: LoraFs) -> None:
+    """With its revision it changes nothing; without one the name is back where it was."""
+    assert two("rollback", "a@v1").out == "rolled back a: serves v1\n"
+    assert two("rollback", "a@v1", "-o", "json").json["pointer"]["revision"] == "v1"
+    ran = two("rollback", "a@v3")
+    assert (ran.code, "a served v2 before v1, not v3: `lora-fs promote a@v3`" in ran.err) == (4, True)
+    assert two("rollback", "a", "-o", "name").out == "a@v2\n"
 
 
 def test_a_revision_is_registered_by_its_full_name(lora_fs: LoraFs, folder: Folder) -> None:
@@ -199,6 +219,27 @@ def test_tables_without_headers(two: LoraFs, line: str) -> None:
     """--no-headers leaves the first line out, and nothing else."""
     whole, bare = (two(line, *more).out.splitlines() for more in ([], ["--no-headers"]))
     assert [row.split() for row in bare] == [row.split() for row in whole[1:]]
+
+
+def test_every_table_may_lack_its_headers() -> None:
+    """Each command that prints a table takes --no-headers; each that looks at adapters -A."""
+    tables = {"list", "get", "status", "events", "top", "quota", "evaluate", "doctor"}
+    assert {name for name in COMMANDS if "--no-headers" in options(name)} == tables
+    assert {name for name in COMMANDS if "-A" in options(name)} == tables - {"evaluate", "doctor"}
+
+
+def test_all_namespaces_at_once(two: LoraFs, folder: Folder, report: Report) -> None:
+    """top and quota, too, show each namespace's; a quota is set for one."""
+    assert two("register", "b", folder(3), "-n", "team-a").code == 0
+    report("pod-a", phases={"default/a": Phase.READY}, namespaces=("default", "team-a"))
+    assert two("top", "--once", "-A", "-o", "name").out == "default/a\nteam-a/b\n"
+    rows = [line.split()[:4] for line in two("top", "--once", "-A", "--no-headers").out.splitlines()]
+    assert rows[2:] == [["team-a/b", "v1", "·", "0"], ["default/a", "v2", "R", "1"]][::-1], rows
+    used = {one["namespace"]: one["used"]["adapters"] for one in two("quota", "-A", "-o", "json").json}
+    assert used == {"default": 1, "team-a": 1}
+    assert {line.split()[0] for line in two("quota", "-A", "--no-headers").out.splitlines()} == used.keys()
+    ran = two("quota", "-A", "--adapters", "3")
+    assert (ran.code, "only shows" in ran.err) == (2, True)
 
 
 def test_all_namespaces(two: LoraFs, folder: Folder) -> None:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lora_fs.sidecar.cli.look.top import AdapterLine, Rates, Sight, replica_line, screen
-from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.volume import atomic
@@ -48,7 +48,7 @@ def report(replica: str = "r0", after_s: float = 0, hits: float = 0, **phases: P
 def frame(sight: Sight, height: int = 24, width: int = 80) -> list[str]:
     """The lines that a terminal of that size is shown."""
     console = Console(record=True, width=width, file=io.StringIO())
-    console.print(screen(Scope("default", "tiny"), sight, height))
+    console.print(screen("default/tiny", sight, height))
     return console.export_text().splitlines()
 
 
@@ -94,6 +94,7 @@ def test_json(lora_fs: LoraFs, fleet: Path) -> None:
         "revision": "v1",
         "phases": ["Failed", "Unloaded"],
         "why": "torn is Failed",
+        "namespace": "default",
     }
 
 

@@ -13,17 +13,10 @@ from lora_fs.sidecar.cli.output import Format
 from lora_fs.sidecar.model import Pointer, PolicyKind, Record
 from lora_fs.sidecar.registry.lifecycle.acts import Done, Pin, Set, Unpin
 
-amended_revision = click.option(
-    "--revision",
-    metavar="R",
-    callback=parameters.segment("revision"),
-    help="This revision only, as NAME@R [default: every one]",
-)
-
 
 @command()
 @parameters.name
-@amended_revision
+@parameters.revision_option()
 @click.option("--priority", type=int, metavar="N", help="Greater stays where not all pinned ones have room")
 @parameters.dry_run
 @parameters.wait
@@ -54,13 +47,20 @@ def pin(
 
 @command()
 @parameters.name
+@parameters.revision_option()
 @parameters.dry_run
 @parameters.wait
 @parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def unpin(
-    context: Context, name: str, dry_run: bool, wait: float | None, min_replicas: int, output: Format
+    context: Context,
+    name: str,
+    revision: str | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
 ) -> None:
     """Restore the policy that NAME had before it was pinned.
 
@@ -68,13 +68,13 @@ def unpin(
     Examples:
       lora-fs unpin support
     """
-    done = context.backend.do(context.scope(), name, Unpin(dry_run=dry_run))
+    done = context.backend.do(context.scope(), name, Unpin(revision=revision, dry_run=dry_run))
     _tell(context, done, wait, min_replicas, output)
 
 
 @command("set")
 @parameters.name
-@amended_revision
+@parameters.revision_option()
 @click.option(
     "--policy",
     type=click.Choice([*(kind.value for kind in PolicyKind), "default"]),

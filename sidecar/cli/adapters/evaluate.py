@@ -63,6 +63,7 @@ CONFIDENCE = 0.95
 @click.option("--score-command", metavar="CMD", help="Score answers by a command, from 0 to 1")
 @click.option("--api-key-file", type=Place(), metavar="FILE", help="The key that URL asks for")
 @click.option("--dry-run", is_flag=True, help="Ask and compare all the same, and keep no result")
+@parameters.no_headers
 @parameters.output
 @click.pass_obj
 def evaluate(

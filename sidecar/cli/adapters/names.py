@@ -15,7 +15,7 @@ from lora_fs.sidecar.registry.lifecycle.acts import Done, Promote, Rollback, Unr
 
 @command()
 @parameters.name
-@parameters.revision_option
+@parameters.revision_option(default="the only one there is")
 @click.option("--all-revisions", is_flag=True, help="The name with everything it has")
 @click.option("--keep-files", is_flag=True, help="gc never removes its files")
 @click.option("--force", is_flag=True, help="Also the revision that NAME serves while others are registered")
@@ -101,21 +101,31 @@ def promote(
 
 @command()
 @parameters.name
+@parameters.revision_option(default="whichever it served before")
 @parameters.dry_run
 @parameters.wait
 @parameters.min_replicas
 @parameters.output
 @click.pass_obj
 def rollback(
-    context: Context, name: str, dry_run: bool, wait: float | None, min_replicas: int, output: Format
+    context: Context,
+    name: str,
+    revision: str | None,
+    dry_run: bool,
+    wait: float | None,
+    min_replicas: int,
+    output: Format,
 ) -> None:
     """Let NAME serve the revision it served before.
+
+    With NAME@R a second rollback changes nothing; exit 4 if it served another one before.
 
     \b
     Examples:
       lora-fs rollback support --wait 20
+      lora-fs rollback support@v1
     """
-    done = context.backend.do(context.scope(), name, Rollback(dry_run=dry_run))
+    done = context.backend.do(context.scope(), name, Rollback(revision=revision, dry_run=dry_run))
     _follow(context, done, "roll back", wait, min_replicas, output)
 
 

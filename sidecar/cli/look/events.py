@@ -20,24 +20,20 @@ from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.model import Event, Scope
 
 LOOK_S = 1.0
-Scopes = Collection[Scope]
 COLUMNS = ("LAST", "TYPE", "REASON", "ADAPTER", "REPLICA", "COUNT", "MESSAGE")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event and whose it is."""
+    """An event and whose it is. ``adapter``: what it is called here."""
 
     replica: str
     event: Event
+    adapter: str
 
     @property
     def identity(self) -> tuple[object, ...]:
         return self.replica, self.event.key, self.event.reason, self.event.message, self.event.first_at
-
-    @property
-    def adapter(self) -> str:
-        return f"{self.event.key[3]}@{self.event.key[2]}" if self.event.key is not None else "-"
 
     def cells(self) -> tuple[str, ...]:
         event = self.event
@@ -52,48 +48,76 @@ class Told:
         )
 
 
-def _read(backend: Backend, scopes: Scopes, name: str | None) -> tuple[list[Told], Mapping[str, str]]:
-    """Every replica's events of scopes in the order of their last time, and the files that cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events are asked for. ``name`` and ``revision`` None: any."""
+
+    scopes: Collection[Scope]
+    name: str | None
+    revision: str | None
+    all_namespaces: bool
+
+    def covers(self, event: Event, model: str) -> bool:
+        if all(scope.model != model for scope in self.scopes):
+            return False
+        if event.key is None:
+            return self.name is None and self.revision is None
+        *scope, revision, name = event.key
+        is_named = self.name in (None, name) and self.revision in (None, revision)
+        return is_named and Scope(*scope) in self.scopes
+
+    def called(self, event: Event) -> str:
+        """The adapter as ``NAME@REVISION``, with its namespace if all are shown."""
+        if event.key is None:
+            return "-"
+        namespace, _, revision, name = event.key
+        return f"{namespace}/{name}@{revision}" if self.all_namespaces else f"{name}@{revision}"
+
+
+def _read(backend: Backend, wanted: Wanted) -> tuple[list[Told], Mapping[str, str]]:
+    """Every replica's events in the order of their last time, and the files that cannot be read."""
     happened = backend.happened()
     found = [
-        Told(told.replica, one)
+        Told(told.replica, one, wanted.called(one))
         for told in happened.lists
         for one in told.events
-        if _is_of(one, told.model, scopes, name)
+        if wanted.covers(one, told.model)
     ]
     return sorted(found, key=lambda one: one.event.last_at), happened.unreadable
 
 
-def _is_of(event: Event, model: str, scopes: Scopes, name: str | None) -> bool:
-    if all(scope.model != model for scope in scopes):
-        return False
-    if event.key is None:
-        return name is None
-    return Scope(*event.key[:2]) in scopes and name in (None, event.key[3])
-
-
 @command()
 @parameters.name_or_all
+@parameters.revision_option()
 @click.option("--follow", is_flag=True, help="Go on with new events, until Ctrl-C; -o json: one a line")
 @parameters.all_namespaces
 @parameters.no_headers
 @parameters.output
 @click.pass_obj
-def events(context: Context, name: str | None, follow: bool, all_namespaces: bool, output: Format) -> None:
+def events(
+    context: Context,
+    name: str | None,
+    revision: str | None,
+    follow: bool,
+    all_namespaces: bool,
+    output: Format,
+) -> None:
     """Show recent events of every replica, of NAME or of all adapters.
 
     \b
     Examples:
       lora-fs events
+      lora-fs events support@v2
       lora-fs events support --follow
       lora-fs events -o json
     """
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
-    told, unreadable = _read(backend, scopes, name)
+    wanted = Wanted(scopes, name, revision, all_namespaces)
+    told, unreadable = _read(backend, wanted)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")
     if follow:
-        _follow(context, backend, scopes, name, told, output)
+        _follow(context, backend, wanted, told, output)
     rows = {"events": [_plain(one) for one in told], "unreadable": unreadable}
     if context.printed(rows, output, dict.fromkeys(one.adapter for one in told)):
         return
@@ -103,9 +127,7 @@ def events(context: Context, name: str | None, follow: bool, all_namespaces: boo
         complain(f"no replica of {where} has written events{f' of {name}' if name else ''} here")
 
 
-def _follow(
-    context: Context, backend: Backend, scopes: Scopes, name: str | None, told: list[Told], output: Format
-) -> NoReturn:
+def _follow(context: Context, backend: Backend, wanted: Wanted, told: list[Told], output: Format) -> NoReturn:
     def show(one: Told) -> None:
         if output.for_people:
             context.say("  ".join(one.cells()))
@@ -120,15 +142,13 @@ def _follow(
     seen = {one.identity: one.event.count for one in told}
     while True:
         time.sleep(LOOK_S)
-        for one in _news(backend, scopes, name, seen):
+        for one in _news(backend, wanted, seen):
             show(one)
 
 
-def _news(
-    backend: Backend, scopes: Scopes, name: str | None, seen: dict[tuple[object, ...], int]
-) -> Iterator[Told]:
+def _news(backend: Backend, wanted: Wanted, seen: dict[tuple[object, ...], int]) -> Iterator[Told]:
     try:
-        told, _ = _read(backend, scopes, name)
+        told, _ = _read(backend, wanted)
     except TemporaryError:
         return  # asked again in a moment
     for one in told:

@@ -115,7 +115,7 @@ def _list(
 
 @command()
 @parameters.name
-@parameters.revision_option
+@parameters.revision_option()
 @parameters.output
 @click.pass_obj
 def show(context: Context, name: str, revision: str | None, output: Format) -> None:
@@ -132,7 +132,7 @@ def show(context: Context, name: str, revision: str | None, output: Format) -> N
 
 @command()
 @parameters.name_or_pattern
-@parameters.revision_option
+@parameters.revision_option()
 @selector_option
 @parameters.all_namespaces
 @parameters.no_headers

@@ -16,7 +16,7 @@ from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.options.waiting import not_seen, public_name
 from lora_fs.sidecar.cli.output import Format, complain, is_terminal
 from lora_fs.sidecar.errors import OperatorError, TemporaryError
-from lora_fs.sidecar.model import AdapterStatus, Phase, ReplicaStatus, Scope
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatus, Scope
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
@@ -130,6 +130,7 @@ def _remarks(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tu
 
 @command()
 @parameters.name_or_all
+@parameters.revision_option()
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C")
 @click.option(
     "--exit-code",
@@ -142,13 +143,20 @@ def _remarks(replicas: Sequence[ReplicaStatus], reports: Reports) -> Iterator[tu
 @parameters.output
 @click.pass_obj
 def status(
-    context: Context, name: str | None, watch: bool, tells: bool, all_namespaces: bool, output: Format
+    context: Context,
+    name: str | None,
+    revision: str | None,
+    watch: bool,
+    tells: bool,
+    all_namespaces: bool,
+    output: Format,
 ) -> None:
     """Show every adapter on every replica; a line marked ! is a replica's problem.
 
     \b
     Examples:
       lora-fs status
+      lora-fs status support@v2
       lora-fs status --watch
       lora-fs status -A -o json
     """
@@ -158,13 +166,17 @@ def status(
     desired, reports = backend.desired(scopes), backend.reports()
     lost: TemporaryError | None = None
     while True:
-        rows = [row for scope in scopes for row in _of(scope, desired, reports, name)]
+        rows = [row for scope in scopes for row in _of(scope, desired, reports, name, revision)]
         replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
         if watch and output.for_people:
             context.out.clear()
         _show(context, rows, replicas, reports, output, all_namespaces=all_namespaces)
         if not rows and output.for_people:
-            context.nothing_in(scopes)
+            if name is None and revision is None:
+                context.nothing_in(scopes)
+            else:
+                what = "@".join(filter(None, (name or "*", revision)))
+                complain(f"no replica of {', '.join(map(str, scopes))} says anything of {what}")
         for problem in desired.problems.values():
             complain(f"unreadable, left out or shown as it was before: {problem}")
         if lost is not None:
@@ -180,11 +192,23 @@ def status(
             lost = error
 
 
-def _of(scope: Scope, desired: Desired, reports: Reports, name: str | None) -> Iterator[Row]:
+def _of(
+    scope: Scope, desired: Desired, reports: Reports, name: str | None, revision: str | None
+) -> Iterator[Row]:
+    """The rows that are asked for; of a name also those of its revisions, which have names of their own."""
     replicas = reports.of(scope)
-    for row in chain(_rows(scope, desired, replicas), _downloads(scope, replicas)):
-        if name in (None, row.adapter):
-            yield replace(row, namespace=scope.namespace)
+    rows = [
+        row
+        for row in chain(_rows(scope, desired, replicas), _downloads(scope, replicas))
+        if name in (None, row.adapter.partition("@")[0]) and revision in (None, row.revision)
+    ]
+    if name is not None and revision is not None:
+        record = desired.records.get(AdapterKey(*scope, revision, name))
+        silent = [] if record is None or not record.present else replicas
+        have = {row.replica for row in rows}
+        rows += [_row(one, f"{name}@{revision}", revision, None) for one in silent if one.replica not in have]
+    for row in rows:
+        yield replace(row, namespace=scope.namespace)
 
 
 def _show(
@@ -198,7 +222,8 @@ def _show(
 ) -> None:
     written = [replica.model_dump(mode="json") for replica in replicas]
     told = {"adapters": [asdict(row) for row in rows], "replicas": written, "unreadable": reports.unreadable}
-    if context.printed(told, output, dict.fromkeys(row.adapter for row in rows)):
+    names = (f"{row.namespace}/{row.adapter}" if all_namespaces else row.adapter for row in rows)
+    if context.printed(told, output, dict.fromkeys(names)):
         return
     columns = ("NAMESPACE", *COLUMNS) if all_namespaces else COLUMNS
     lines = [(row.namespace, *row.cells()) if all_namespaces else row.cells() for row in rows]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -95,6 +95,7 @@ class AdapterLine:
     revision: str
     phases: tuple[Phase, ...]
     why: str
+    namespace: str = ""
 
     def cells(self) -> tuple[str, ...]:
         letters = "".join(LETTERS[phase][0] for phase in self.phases)
@@ -153,15 +154,23 @@ def replica_line(status: ReplicaStatus, rates: Mapping[str, float] | None) -> Re
     )
 
 
-def adapter_lines(scope: Scope, desired: Desired, replicas: list[ReplicaStatus]) -> list[AdapterLine]:
+def adapter_lines(
+    desired: Desired, replicas: list[ReplicaStatus], *, all_namespaces: bool
+) -> list[AdapterLine]:
     """Every adapter, those in trouble first, then those that are busy, then by name."""
     lines = []
-    for _, name, record in desired.active():
-        told = [status.adapters.get(public_name(status, scope, name)) for status in replicas]
+    for scope, name, record in desired.active():
+        told = [
+            status.adapters.get(public_name(status, scope, name))
+            if scope.namespace in status.namespaces
+            else None
+            for status in replicas
+        ]
         phases = tuple(one.phase if one is not None else Phase.UNLOADED for one in told)
         failed = next((one for one in told if one is not None and one.phase is Phase.FAILED), None)
         why = "" if failed is None else " ".join((failed.message or failed.reason).split())
-        lines.append(AdapterLine(name, record.revision, phases, why))
+        called = f"{scope.namespace}/{name}" if all_namespaces else name
+        lines.append(AdapterLine(called, record.revision, phases, why, scope.namespace))
     return sorted(lines, key=lambda line: (_rank(line), line.adapter))
 
 
@@ -198,7 +207,9 @@ class Sight:
             yield f"the report of {replica} cannot be read: {problem}"
 
 
-def sights(scope: Scope, layout: Layout, view: RegistryView) -> Iterator[Sight]:
+def sights(
+    scopes: Sequence[Scope], layout: Layout, view: RegistryView, *, all_namespaces: bool
+) -> Iterator[Sight]:
     """What there is now, then again every second.
 
     Raises:
@@ -209,10 +220,11 @@ def sights(scope: Scope, layout: Layout, view: RegistryView) -> Iterator[Sight]:
         try:
             view.refresh()
             reports = read_reports(layout)
-            replicas = reports.of(scope)
+            replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
             of = rates.note(replicas)
             lines = [replica_line(status, of.get(status.replica)) for status in replicas]
-            sight = Sight(lines, adapter_lines(scope, view.desired, replicas), reports.unreadable)
+            adapters = adapter_lines(view.desired, replicas, all_namespaces=all_namespaces)
+            sight = Sight(lines, adapters, reports.unreadable)
         except TemporaryError as error:
             if sight is None:
                 raise
@@ -221,11 +233,11 @@ def sights(scope: Scope, layout: Layout, view: RegistryView) -> Iterator[Sight]:
         time.sleep(EVERY_S)
 
 
-def screen(scope: Scope, sight: Sight, height: int) -> Group:
+def screen(title: str, sight: Sight, height: int) -> Group:
     """What the terminal shows: replicas have half its height, those in trouble first if that is short."""
     lines, adapters, troubles = sight.replicas, sight.adapters, list(sight.troubles())
     failing = sum(Phase.FAILED in line.phases for line in adapters)
-    head = Text(f"{scope}   {len(adapters)} adapters   {len(lines)} replicas   ", style="bold")
+    head = Text(f"{title}   {len(adapters)} adapters   {len(lines)} replicas   ", style="bold")
     head.append(f"{failing} failing", style="bold red" if failing else "dim")
     told = [
         Text(printable(" ".join(trouble.split())), style="yellow", no_wrap=True, overflow="ellipsis")
@@ -268,18 +280,23 @@ def _table(columns: tuple[str, ...]) -> Table:
 
 @command()
 @click.option("--once", is_flag=True, help="Print it once, plainly; as where stdout is no terminal")
+@parameters.all_namespaces
+@parameters.no_headers
 @parameters.output
 @click.pass_obj
-def top(context: Context, once: bool, output: Format) -> None:
+def top(context: Context, once: bool, all_namespaces: bool, output: Format) -> None:
     """Watch replicas, what is loaded, rates, and the adapters that fail or are busy.
 
     \b
     Examples:
       lora-fs top
-      lora-fs top --once
+      lora-fs top --once -A
     """
-    scope, layout = context.scope(), Layout(context.root())
-    seen = sights(scope, layout, RegistryView(context.reader(), (scope,)))
+    layout = Layout(context.root())
+    scopes = context.scopes(all_namespaces=all_namespaces)
+    title = f"*/{context.scope().model}" if all_namespaces else str(context.scope())
+    view = RegistryView(context.reader(), scopes)
+    seen = sights(scopes, layout, view, all_namespaces=all_namespaces)
     first = next(seen)
     lines, adapters = ([asdict(one) for one in some] for some in (first.replicas, first.adapters))
     if context.printed(
@@ -287,16 +304,16 @@ def top(context: Context, once: bool, output: Format) -> None:
     ):
         return
     if once or not context.out.is_terminal:
-        _print(context, scope, first)
+        _print(context, title, first)
         return
     if context.out.is_dumb_terminal:  # it cannot be drawn on
         for sight in chain((first,), seen):
-            _print(context, scope, sight)
+            _print(context, title, sight)
             context.say("")
         return
 
     def drawn(sight: Sight) -> Group:
-        return screen(scope, sight, context.out.size.height)
+        return screen(title, sight, context.out.size.height)
 
     live = Live(drawn(first), console=context.out, screen=True, auto_refresh=False)
     try:  # not as a context: Ctrl-C at its first frame would leave the terminal in its other screen
@@ -307,12 +324,12 @@ def top(context: Context, once: bool, output: Format) -> None:
         live.stop()
 
 
-def _print(context: Context, scope: Scope, sight: Sight) -> None:
+def _print(context: Context, title: str, sight: Sight) -> None:
     context.table(REPLICAS, [line.cells() for line in sight.replicas])
     context.say("")
     context.table(ADAPTERS, [line.cells() for line in sight.adapters], folds="WHY")
     if not sight.replicas:
-        complain(f"no replica of {scope} has reported")
+        complain(f"no replica of {title} has reported")
     for trouble in sight.troubles():
         complain(trouble)
 

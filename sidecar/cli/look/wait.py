@@ -38,6 +38,7 @@ class Aim(click.ParamType[str]):
 
 @command("wait")
 @parameters.name
+@parameters.revision_option(default="the one that NAME serves; with --for deleted every one")
 @click.option(
     "--for",
     "aim",
@@ -57,40 +58,46 @@ class Aim(click.ParamType[str]):
 )
 @parameters.output
 @click.pass_obj
-def wait(context: Context, name: str, aim: str, timeout: float, output: Format) -> None:
+def wait(context: Context, name: str, revision: str | None, aim: str, timeout: float, output: Format) -> None:
     """Wait until every replica has NAME ready, or gone, or in a condition; exit 6 if one does not.
 
     \b
     Examples:
       lora-fs wait support
-      lora-fs wait support --for condition=Loaded --timeout 120
+      lora-fs wait support@v2 --for condition=Loaded --timeout 120
       lora-fs wait support --for deleted
     """
     scope, backend = context.scope(), context.backend
+    what = name if revision is None else f"{name}@{revision}"
     deadline, pause_s = time.monotonic() + timeout, LOOK_S
     while True:
         try:
-            lagging = list(_lagging(backend, scope, name, aim))
+            lagging = list(_lagging(backend, scope, name, revision, aim))
         except TemporaryError as error:
             lagging = [f"that cannot be told now ({error})"]
         if not lagging:
-            if not context.printed({"name": name, "for": aim}, output, [name]):
-                context.say(f"{name}: {aim} on every replica")
+            if not context.printed({"name": what, "for": aim}, output, [what]):
+                context.say(f"{what}: {aim} on every replica")
             return
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise WaitTimeout(f"{name} is not {aim} after {timeout:g} s: {', '.join(lagging)}")
+            raise WaitTimeout(f"{what} is not {aim} after {timeout:g} s: {', '.join(lagging)}")
         time.sleep(min(pause_s, remaining))
         pause_s = min(1.5 * pause_s, LOOK_MOST_S)
 
 
-def _lagging(backend: Backend, scope: Scope, name: str, aim: str) -> Iterator[str]:
+def _lagging(backend: Backend, scope: Scope, name: str, revision: str | None, aim: str) -> Iterator[str]:
     """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
     named = backend.named(scope, name)
     pointer, revisions = named.pointer, {record.revision: record for record in named.revisions}
-    record = revisions.get(pointer.revision) if pointer is not None and pointer.revision else None
+    serves = pointer.revision if pointer is not None else None
+    if revision is not None:
+        revisions = {one: record for one, record in revisions.items() if one == revision}
+        pointer = pointer if serves == revision else None
+    record = revisions.get(revision or serves or "")
     if record is None and aim != DELETED:
-        raise NotFound(f"{name} serves nothing in {scope}: `lora-fs list` shows what is registered")
+        what = f"{name} serves nothing" if revision is None else f"{name}@{revision} is not registered"
+        raise NotFound(f"{what} in {scope}: `lora-fs list` shows what is registered")
     if aim == DELETED and revisions:
         yield f"{', '.join(sorted(revisions))} {'is' if len(revisions) == 1 else 'are'} registered"
         return
@@ -103,20 +110,24 @@ def _lagging(backend: Backend, scope: Scope, name: str, aim: str) -> Iterator[st
     for status in live:
         if (unseen := not_seen(status, written)) is not None:
             yield f"{status.replica} has not seen it yet{unseen}"
-        elif (why := _not_yet(status, scope, name, aim)) is not None:
+        elif (why := _not_yet(status, scope, name, revision, aim)) is not None:
             yield f"{status.replica} {why}"
 
 
-def _not_yet(status: ReplicaStatus, scope: Scope, name: str, aim: str) -> str | None:
+def _not_yet(status: ReplicaStatus, scope: Scope, name: str, revision: str | None, aim: str) -> str | None:
     """Why a replica is not there; what it says nothing of is not loaded."""
     public = public_name(status, scope, name)
-    one = status.adapters.get(public)
+    of_name = {
+        told: one
+        for told, one in status.adapters.items()
+        if told.partition("@")[0] == public and revision in (None, one.key[2])
+    }
+    one = of_name.get(public) if revision is None else next(iter(of_name.values()), None)
     phase = one.phase if one is not None else Phase.UNLOADED
     said = (one.message or one.reason) if one is not None else ""
     why = f"({phase.value}{': ' + said if said else ''})"
     if aim == DELETED:
-        left = [told for told in status.adapters if told.partition("@")[0] == public]
-        return f"still has it {why}" if left else None
+        return f"still has it {why}" if of_name else None
     kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
     if wanted != "False" and status.engine != "ready":
         return "(no engine answers)"  # what it had is not known, and no request is answered

@@ -7,7 +7,7 @@ soon, nothing is proposed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,6 +20,8 @@ from lora_fs.sidecar.model import check_segment
 if TYPE_CHECKING:
     from lora_fs.sidecar.cli.backends.port import Backend
     from lora_fs.sidecar.model import Scope
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 def named(_: object, __: object, value: str | None) -> str | None:
@@ -140,13 +142,19 @@ other_revision = click.argument(
 )
 source = click.argument("source", shell_complete=_folders)
 path = click.argument("path", shell_complete=_folders)
-revision_option = click.option(
-    "--revision",
-    metavar="R",
-    callback=segment("revision"),
-    shell_complete=_revisions,
-    help="This revision only, as NAME@R [default: the only one there is]",
-)
+
+
+def revision_option(default: str = "every one") -> Callable[[_Decorated], _Decorated]:
+    """``--revision R``, the same as ``NAME@R``. ``default``: which are meant without it."""
+    return click.option(
+        "--revision",
+        metavar="R",
+        callback=segment("revision"),
+        shell_complete=_revisions,
+        help=f"This revision only, as NAME@R [default: {default}]",
+    )
+
+
 allow = click.option(
     "--allow",
     multiple=True,

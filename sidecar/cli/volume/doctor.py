@@ -157,6 +157,7 @@ def _show(context: Context, verdict: Verdict) -> None:
     help="The same folder on another mount of it: what is written in one is looked for in the other",
 )
 @click.option("--quick", is_flag=True, help="Try it for about 10 seconds rather than for minutes")
+@parameters.no_headers
 @parameters.output
 @click.pass_obj
 def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, output: Format) -> None:

@@ -19,6 +19,7 @@ from lora_fs.sidecar.registry.store.quota import Usage
 from lora_fs.sidecar.settings import writer_id
 
 BOUNDS = 3
+COLUMNS = ("NAMESPACE", "WHAT", "USED", "ALLOWED")
 
 
 @command()
@@ -45,6 +46,7 @@ BOUNDS = 3
     help="What an evaluation must show before a revision serves a plain name, or none",
 )
 @click.option("--remove", is_flag=True, help="Remove all quotas of the namespace")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show every namespace, one after the other")
 @parameters.dry_run
 @parameters.create
 @parameters.no_headers
@@ -58,6 +60,7 @@ def quota(
     keep_revisions: int | str | None,
     require_evaluation: str | None,
     remove: bool,
+    all_namespaces: bool,
     dry_run: bool,
     output: Format,
 ) -> None:
@@ -66,6 +69,7 @@ def quota(
     \b
     Examples:
       lora-fs quota
+      lora-fs quota -A
       lora-fs quota --adapters 100 --bytes 50Gi --per-minute 30
       lora-fs quota --bytes none
       lora-fs quota --keep-revisions 5
@@ -82,6 +86,11 @@ def quota(
     said = {name: None if value == NONE else value for name, value in given.items() if value is not None}
     if remove and said:
         raise click.UsageError("--remove and a bound exclude each other")
+    if all_namespaces and (remove or said):
+        raise click.UsageError("--all-namespaces only shows: set the quota of one namespace with -n")
+    if all_namespaces:
+        _show_all(context, output)
+        return
     namespace = check_segment("namespace", context.settings.namespace)
     with context.opened(create=bool(said) and not dry_run) as registry:
         accounts = registry.accounts
@@ -105,16 +114,29 @@ def quota(
                 accounts.write(changed)
         bounds = changed if dry_run and (said or remove) else accounts.quota(namespace)
         usage = accounts.usage(namespace)
+    if not context.printed(_told(namespace, bounds, usage, dry_run=dry_run), output, [namespace]):
+        context.table(COLUMNS, _rows(namespace, bounds, usage))
+
+
+def _show_all(context: Context, output: Format) -> None:
+    registry = context.registry()
+    found = [
+        (namespace, registry.accounts.quota(namespace), registry.accounts.usage(namespace))
+        for namespace in registry.namespaces()
+    ]
+    told = [_told(*one, dry_run=False) for one in found]
+    if not context.printed(told, output, [namespace for namespace, _, _ in found]):
+        context.table(COLUMNS, [row for one in found for row in _rows(*one)])
+
+
+def _told(namespace: str, bounds: Quota | None, usage: Usage, *, dry_run: bool) -> dict[str, Any]:
     used = {"adapters": len(usage.names), "size_bytes": usage.size_bytes}
-    told = {
+    return {
         "dry_run": dry_run,
         "namespace": namespace,
         "used": {**used, "registrations_per_minute": len(usage.recent)},
         "quota": bounds.model_dump(mode="json") if bounds is not None else None,
     }
-    if context.printed(told, output, [namespace]):
-        return
-    context.table(("NAMESPACE", "WHAT", "USED", "ALLOWED"), _rows(namespace, bounds, usage))
 
 
 def _rows(namespace: str, bounds: Quota | None, usage: Usage) -> list[tuple[str, ...]]:

@@ -128,8 +128,13 @@ class Rollback(Act):
 
     word = "rollback"
 
+    revision: str | None = Field(
+        None, description="Only to this one, and only if it served that before; null: whichever it was"
+    )
+
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
-        return self._done(pointer=release.rollback(registry, scope, name, writer=by.writer))
+        pointer = release.rollback(registry, scope, name, self.revision, writer=by.writer)
+        return self._done(pointer=pointer)
 
 
 class Try(Act):
@@ -187,8 +192,11 @@ class Unpin(Act):
 
     word = "unpin"
 
+    revision: str | None = Field(None, description=REVISION)
+
     def do(self, registry: Registry, scope: Scope, name: str, by: By) -> Done:
-        return self._done(*amend.unpin(registry, scope, name, writer=by.writer))
+        records = amend.unpin(registry, scope, name, writer=by.writer, revision=self.revision)
+        return self._done(*records)
 
 
 class Set(Act):

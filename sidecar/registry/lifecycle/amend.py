@@ -98,13 +98,15 @@ def amend(
     return done
 
 
-def unpin(registry: Registry, scope: Scope, name: str, *, writer: str) -> list[Record]:
-    """Give pinned revisions the policy back that they had before; raises as ``amend`` does."""
+def unpin(
+    registry: Registry, scope: Scope, name: str, *, writer: str, revision: str | None = None
+) -> list[Record]:
+    """Give pinned revisions, or one, the policy back that they had before; raises as ``amend`` does."""
 
     def change(record: Record) -> JsonObject:
         return {"policy": record.spec.model_dump(mode="json")["unpinned"]} if record.spec.is_pinned else {}
 
-    return amend(registry, scope, name, [change], writer=writer)
+    return amend(registry, scope, name, [change], writer=writer, revision=revision)
 
 
 def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | None, *, writer: str) -> Pointer:

@@ -105,17 +105,29 @@ def point(
     return registry.append(pointers, build, writer=writer, announce=False, checked=checked)
 
 
-def rollback(registry: Registry, scope: Scope, name: str, *, writer: str) -> Pointer:
+def rollback(
+    registry: Registry, scope: Scope, name: str, revision: str | None = None, *, writer: str
+) -> Pointer:
     """Let the plain name serve the revision it served before.
 
+    Args:
+        revision: only to this one; nothing changes if the name serves it already.
     Raises:
         NotFound: the name is not active; InputError: nothing to go back to.
+        Conflict: it served another revision before.
     """
     pointer = active(registry, scope, name)
     if pointer is None or pointer.revision is None:
         raise NotFound(f"{name} is not registered in {scope}")
+    if revision is not None and revision == pointer.revision:
+        return pointer
     if pointer.previous_revision is None:
         raise InputError(f"{name} serves {pointer.revision} and served nothing before it")
+    if revision not in (None, pointer.previous_revision):
+        raise Conflict(
+            f"{name} served {pointer.previous_revision} before {pointer.revision}, not {revision}: "
+            f"`lora-fs promote {name}@{revision}` serves that"
+        )
     return promote(registry, scope, name, pointer.previous_revision, writer=writer)
 
 
