@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi import FastAPI
@@ -13,9 +13,14 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.entrypoints.launchers.app import build_app
+from vllm.tasks import SupportedTask
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from lora_fs.sidecar.server.app import create_app
+from lora_fs.sidecar.server.middleware.access import Admin
+from lora_fs.sidecar.server.proxy.paths import INFERENCE, NOT_FORWARDED
 from lora_fs.worker_patch.compat import NAME
+from tests.server.conftest import FakeReplica
 
 # A body that every route which loads or unloads understands: vLLM's, SageMaker's, Dynamo's.
 ASKS = {
@@ -73,14 +78,26 @@ def updating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
     return value
 
 
-def built(monkeypatch: pytest.MonkeyPatch, plugins: str) -> FastAPI:
-    """As ``vllm serve`` makes it, before the engine is there."""
+def built(monkeypatch: pytest.MonkeyPatch, plugins: str, kinds: Sequence[str] = ("generate",)) -> FastAPI:
+    """As ``vllm serve`` makes it, before the engine is there. ``kinds``: what its model can do."""
     monkeypatch.setenv("VLLM_PLUGINS", plugins)
     parser = make_arg_parser(FlexibleArgumentParser())
-    app: FastAPI = build_app(parser.parse_args(["--model", "tiny", "--enable-lora"]), ("generate",), None)
+    app: FastAPI = build_app(parser.parse_args(["--model", "tiny", "--enable-lora"]), tuple(kinds), None)
     app.state.openai_serving_models = Serving()
     app.state.log_stats = False
     return app
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # vLLM has its two LoRA routes twice
+def test_every_route_of_an_engines_openapi_is_known(updating: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its model can do, development's routes included: a sidecar answers it, passes it on, or leaves
+    it to the engine's own port."""
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    theirs = built(monkeypatch, "", get_args(SupportedTask)).openapi()["paths"].keys()
+    sidecar = create_app(FakeReplica(), engine_url="http://127.0.0.1:9", admin=Admin(None))
+    known = {*INFERENCE, *NOT_FORWARDED, *sidecar.openapi()["paths"]}
+    assert {"/v1/completions", "/tokenize", "/v1/audio/transcriptions", "/collective_rpc"} <= theirs
+    assert {path for path in theirs - known if not path.startswith("/v1/")} == set()
 
 
 @pytest.fixture
