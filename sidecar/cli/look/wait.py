@@ -64,7 +64,7 @@ def wait(context: Context, name: str, revision: str | None, aim: str, timeout: f
     \b
     Examples:
       lora-fs wait support
-      lora-fs wait support@v2 --for condition=Loaded --timeout 120
+      lora-fs wait support@v1 --for condition=Loaded --timeout 120
       lora-fs wait support --for deleted
     """
     scope, backend = context.scope(), context.backend
