@@ -177,6 +177,14 @@ def test_every_name_may_have_its_revision() -> None:
         assert "name" not in taken or "revision" in taken, name
 
 
+def test_a_pattern_with_a_revision(two: LoraFs, folder: Folder) -> None:
+    """list and get show that revision alone, of every name that has it."""
+    two("register", "b", folder(3))
+    for line in ("list *@v1", "get *@v1", "list --revision v1", "get --revision v1"):
+        rows = [row.split()[:2] for row in two(*line.split(), "--no-headers").out.splitlines()]
+        assert rows == [["a", "v1"], ["b", "v1"]], line
+
+
 def test_a_rollback_that_is_repeated(two: LoraFs) -> None:
     """With its revision it changes nothing; without one the name is back where it was."""
     assert two("rollback", "a@v1").out == "rolled back a: serves v1\n"

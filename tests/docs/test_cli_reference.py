@@ -47,7 +47,8 @@ def test_every_option_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_arguments_are_told(name: str) -> None:
     """A section opens with the command and its arguments in their order."""
-    arguments = [str(p.name).upper() for p in cli.commands[name].params if isinstance(p, click.Argument)]
+    taken = [one for one in cli.commands[name].params if isinstance(one, click.Argument)]
+    arguments = [(one.metavar or str(one.name)).strip("[]").upper() for one in taken]
     assert SECTIONS[name].strip().splitlines()[0] == f"`{' '.join(['lora-fs', name, *arguments])}`"
 
 

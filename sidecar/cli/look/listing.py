@@ -47,14 +47,20 @@ selector_option = click.option(
 
 
 @command("list")
-@click.argument("pattern", required=False)
+@parameters.pattern
+@parameters.revision_option()
 @selector_option
 @parameters.all_namespaces
 @parameters.no_headers
 @parameters.output
 @click.pass_obj
 def list_adapters(
-    context: Context, pattern: str | None, selector: str | None, all_namespaces: bool, output: Format
+    context: Context,
+    name: str | None,
+    revision: str | None,
+    selector: str | None,
+    all_namespaces: bool,
+    output: Format,
 ) -> None:
     """List what is registered; * marks the revision that the plain name serves.
 
@@ -64,12 +70,13 @@ def list_adapters(
     Examples:
       lora-fs list -o wide
       lora-fs list 'support-*' -l team=sql
+      lora-fs list 'support-*@v2'
       lora-fs list -A -o name
     """
-    selection = Selection.parse(pattern, selector)
+    selection = Selection.parse(name, selector)
     scopes = context.scopes(all_namespaces=all_namespaces)
     with _read(context, scopes) as desired:
-        _list(context, desired, scopes, selection, output, all_namespaces=all_namespaces)
+        _list(context, desired, scopes, selection, revision, output, all_namespaces=all_namespaces)
 
 
 def _list(
@@ -77,12 +84,17 @@ def _list(
     desired: Desired,
     scopes: Sequence[Scope],
     selection: Selection,
+    revision: str | None,
     output: Format,
     *,
     all_namespaces: bool,
 ) -> None:
     everything = _rows(desired)
-    rows = [(record, active) for record, active in everything if selection.covers(record.name, record)]
+    rows = [
+        (record, active)
+        for record, active in everything
+        if selection.covers(record.name, record) and revision in (None, record.revision)
+    ]
     if not output.for_people:
         told = [{**record.model_dump(mode="json"), "active": active} for record, active in rows]
         names = {f"{r.namespace}/{r.name}" if all_namespaces else r.name for r, _ in rows}
@@ -163,7 +175,12 @@ def get(
         _write_documents(context, selection, revision, all_namespaces=all_namespaces)
     elif is_list:
         run.invoke(
-            list_adapters, pattern=name, selector=selector, all_namespaces=all_namespaces, output=output
+            list_adapters,
+            name=name,
+            revision=revision,
+            selector=selector,
+            all_namespaces=all_namespaces,
+            output=output,
         )
     else:
         run.invoke(show, name=name, revision=revision, output=output)

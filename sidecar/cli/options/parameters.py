@@ -136,6 +136,7 @@ dry_run = click.option("--dry-run", is_flag=True, help="Check and say what would
 name = click.argument("name", callback=named, shell_complete=_names)
 name_or_all = click.argument("name", required=False, callback=named, shell_complete=_names)
 name_or_pattern = click.argument("name", required=False, shell_complete=_names)
+pattern = click.argument("name", required=False, metavar="[PATTERN]", shell_complete=_names)
 revision = click.argument("revision", callback=segment("revision"), shell_complete=_revisions)
 other_revision = click.argument(
     "revision", required=False, callback=segment("revision"), shell_complete=_revisions
