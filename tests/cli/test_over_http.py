@@ -35,9 +35,12 @@ from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
 from tests.cli.conftest import MODEL, Ran, propose
+from tests.evaluation.conftest import Replica, data, replica
 from tests.reconcile.conftest import FakeEngine
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import serving
+
+__all__ = ["data", "replica"]  # fixtures
 
 SECRET = "all-of-it-4711"
 SAME = """
@@ -236,6 +239,30 @@ def test_the_same_session(mounted: Side, remote: Side) -> None:
     for line in SAME:
         here, there = (plain(side(line), side) for side in (mounted, remote))
         assert there == here, line
+
+
+def test_an_evaluation(
+    mounted: Side, remote: Side, replica: Callable[..., Replica], data: Callable[..., Path]
+) -> None:
+    """Its gate decides alike, and it is kept where the registry is, for a promotion that asks for it."""
+    echo, silent = replica(lambda _, body: str(body["prompt"])), replica(lambda *_: "")
+    evaluate = ["evaluate", "support@v2", "--data", str(data()), "--gate", "pass_rate>=0.9", "--url"]
+    told = []
+    for side in (mounted, remote):
+        side("register support ./v1")
+        side("register support ./v2 --no-activate")
+        lines: list[str | list[str]] = [
+            [*evaluate, echo.url, "--dry-run", "-o", "name"],
+            "promote support v2 --require-evaluation",
+            [*evaluate, silent.url, "-o", "name"],
+            "promote support v2 --require-evaluation",
+            [*evaluate, echo.url, "-o", "name"],
+            "promote support v2 --require-evaluation",
+        ]
+        ran = [side(line) for line in lines]
+        assert [one.code for one in ran] == [0, 5, 5, 5, 0, 0], ran
+        told.append([plain(one, side) for one in ran])
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("lost", [1, writer.RACES], ids=["one race", "every race"])
