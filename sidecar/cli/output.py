@@ -91,6 +91,7 @@ def table(
     if folded is not None:
         others = sum(widths) - widths[folded] + len(GAP) * (len(widths) - 1)
         widths[folded] = min(widths[folded], max(LEAST_FOLDED, shutil.get_terminal_size().columns - others))
+    printed = []
     for row in cells:
         lines = [""] if folded is None else textwrap.wrap(row[folded], widths[folded]) or [""]
         for number, line in enumerate(lines):
@@ -98,7 +99,8 @@ def table(
             if folded is not None:
                 shown[folded] = line
             padded = (cell + " " * (width - _width(cell)) for cell, width in zip(shown, widths, strict=True))
-            click.echo(GAP.join(padded).rstrip())
+            printed.append(GAP.join(padded).rstrip())
+    click.echo("\n".join(printed))  # one write, not one a line
 
 
 def _width(text: str) -> int:

@@ -31,6 +31,18 @@ def one(lora_fs: LoraFs, folder: Folder) -> LoraFs:
     return lora_fs
 
 
+def test_a_table_is_one_write(one: LoraFs, folder: Folder) -> None:
+    """Not one a row: a pipe that keeps writes apart has all rows in its first."""
+    assert one("register", "b", folder(2)).code == 0
+    read, write = os.pipe2(os.O_DIRECT)
+    try:
+        subprocess.run([LORA_FS, "list"], stdout=write, check=True, timeout=60)
+        assert len(os.read(read, 4096).splitlines()) == 3
+    finally:
+        os.close(read)
+        os.close(write)
+
+
 @pytest.mark.parametrize(
     "words", ["list", "show a", "status -o json", "doctor", "--help", "--version", "register --help"]
 )
