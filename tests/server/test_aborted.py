@@ -121,11 +121,19 @@ def test_a_long_one_is_cut(http: httpx.Client, stopping: Stopping, replica: Fake
 
 
 @ANY_MODEL
+@pytest.mark.parametrize(
+    "says",
+    [
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "The server had an error while processing your request.",
+    ],
+    ids=["0.32", "0.33"],
+)
 def test_the_engines_end_is_no_defect(
-    http: httpx.Client, stopping: Stopping, replica: FakeReplica, model: str
+    http: httpx.Client, stopping: Stopping, replica: FakeReplica, model: str, says: str
 ) -> None:
     """vLLM kills its engine right after the signal: where the abort did not come through it answers 500."""
-    stopping.fails = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    stopping.fails = says
     answer = http.post("/v1/completions", json={"model": model, "prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "the engine ended" in answer.json()["error"]["message"]

@@ -24,8 +24,10 @@ KEPT_BYTES: Final = 1 << 16
 """Of a JSON answer that is not whole, so many bytes are kept back, with its status."""
 # A text holds no unescaped quotes: these are fields.
 _ABORT = re.compile(rb'"finish_reason": ?"abort"')
-_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
-_MARK_MOST_BYTES = 64
+_DEAD = re.compile(  # vLLM's EngineDeadError, which answers the second from 0.33 on
+    rb'"message": ?"(EngineCore encountered an issue|The server had an error while processing your request)'
+)
+_MARK_MOST_BYTES = 80
 _TOLD = (
     "the engine aborted this request before its answer was whole, as vLLM does when it stops: send the "
     "request again"
