@@ -65,7 +65,6 @@ FAILS = {
     "test_they_say_what_one_engine_says": _TWO,
     "test_base_model_beside_adapters": _MENDED,
     "test_load_inplace_sticks": _MENDED,
-    "test_it_is_stopped_while_it_answers": "mended since: not run again on this version",
     "test_gateways_are_told_the_names_that_clients_know": (
         "a stream beside the test stood still for longer than it may; once, on a machine with other work"
     ),
