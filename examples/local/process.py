@@ -8,6 +8,7 @@ included: the kernel signals every child when its parent dies. Ready and ended a
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import select
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,6 +60,7 @@ class Process:
         self.name, self.pid, self.log, self.url = name, pid, log, url
         self._child = child
         self._pidfd: int | None = _open_pidfd(pid)
+        self._is_killed = False
 
     @property
     def alive(self) -> bool:
@@ -87,7 +90,10 @@ class Process:
                     raise ProcessFailed(self, f"is not ready after {timeout_s} s ({answer})")
 
     def wait_ended(self, *, timeout_s: float) -> bool:
-        """Wait until the leader has ended; False if it still runs after ``timeout_s``."""
+        """Wait until the leader has ended; False if it still runs after ``timeout_s``.
+
+        A child is not reaped before ``kill``: until then no other process gets its pid, or its group's.
+        """
         if self._pidfd is None:
             return True
         poller = select.poll()
@@ -96,8 +102,6 @@ class Process:
             return False
         os.close(self._pidfd)
         self._pidfd = None
-        if self._child is not None:
-            self._child.wait()
         return True
 
     def stop(self, *, grace_s: float = 10) -> None:
@@ -108,15 +112,18 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM to the leader alone, as a pod's end does; returns at once."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
         """``kill -9`` the group; returns when every member is gone and its ports are free.
 
         A forked engine core inherits the API server's listening socket, so the leader's end
-        alone does not free the port.
+        alone does not free the port. A second call does nothing: the pid may be another's by then.
         """
+        if self._is_killed:
+            return
         members = [fd for pid in _group(self.pid) if (fd := _open_pidfd(pid)) is not None]
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -124,6 +131,9 @@ class Process:
             select.select([member], [], [])
             os.close(member)
         self.wait_ended(timeout_s=5)
+        if self._child is not None:
+            self._child.wait()
+        self._is_killed = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -164,8 +174,8 @@ def spawn(
 ) -> Process:
     """Start ``command`` in its own group, to be signalled when this process dies.
 
-    Call it from a thread that lives as long as the process should: to the kernel, the
-    thread that forks is the parent.
+    To the kernel, the thread that forks is the parent. One that lives as long as this process does it, so
+    the caller's own may end before.
     """
 
     def follow_parent() -> None:
@@ -173,17 +183,28 @@ def spawn(
 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=child_environment(env),
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=follow_parent,
+        child = (
+            _forker(os.getpid())
+            .submit(
+                subprocess.Popen,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=child_environment(env),
+                start_new_session=True,
+                pass_fds=pass_fds,
+                preexec_fn=follow_parent,
+            )
+            .result()
         )
     return Process(name, child.pid, log, url, child)
+
+
+@functools.cache
+def _forker(_pid: int) -> ThreadPoolExecutor:
+    """The thread that starts processes, of this process: a fork of it has none of its threads."""
+    return ThreadPoolExecutor(1, "forker")
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -47,6 +47,19 @@ class Fleet:
         """Where clients ask."""
         return {"gateway": self.gateway.url, **{one.name: one.url for one in self.replicas}}
 
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The gateway, and each replica's."""
+        return self.gateway, *self.plugin.processes, *self.sidecar.processes
+
+    def ended(self) -> list[str]:
+        """Which of them do not run, each with the end of its log."""
+        return [f"{one.name}:\n{one.log_tail()}" for one in self.processes if not one.alive]
+
+    def log_tails(self) -> list[str]:
+        """The end of each one's log."""
+        return [f"{one.name}:\n{one.log_tail()}" for one in self.processes]
+
     def label_of(self, text: str) -> str | None:
         """The weights that answer so, if any do."""
         return next((label for label, said in self.texts.items() if said == text), None)

@@ -31,8 +31,12 @@ def test_no_answer_is_wrong_and_nothing_acknowledged_is_lost(
         fleet.started(farm, model_dir, adapters, room, tmp_path) as running,
     ):
         report = day.spend(running, MINUTES * 60, seed=SEED, rest_every_s=60, faults_every_s=(2, 8))
+        assert running.ended() == [], "nobody killed them"
+        logs = running.log_tails()
     print(report)
     print(*(f"{began:.2f} to {ended:.2f}: {what}" for began, ended, what in report.disturbed), sep="\n")
+    if report.seen.failed:
+        print(*logs, sep="\n")
     assert report.seen.wrong == []
     assert report.lost == []
     assert report.seen.failed == []

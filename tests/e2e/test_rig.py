@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from lora_fs.demo.engine import EngineFarm
-from lora_fs.demo.process import Process, child_environment, module_command
+from lora_fs.demo.process import Process, child_environment, module_command, spawn
 from lora_fs.demo.replica import PROMPT
 
 
@@ -67,6 +70,31 @@ def test_engines_die_with_the_program_that_started_them(model_dir: Path, tmp_pat
     assert ran.stdout, ran.stderr
     orphan = Process("orphan", int(ran.stdout), tmp_path / "orphan.log", "")
     assert orphan.wait_ended(timeout_s=5)
+
+
+def test_a_process_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    """It dies with the program. The kernel's signal would come when the thread ends that forked it."""
+
+    def start() -> Process:
+        return spawn("sleeps", ["sleep", "600"], log=tmp_path / "log", url="", env={})
+
+    with ThreadPoolExecutor(1) as pool:
+        process = pool.submit(start).result()
+    assert not process.wait_ended(timeout_s=1)
+    process.kill()
+    assert not process.alive
+
+
+def test_a_killed_process_is_not_signalled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pid may be another's by then."""
+    process = spawn("sleeps", ["sleep", "600"], log=tmp_path / "log", url="", env={})
+    process.stop()
+    signalled = list[int]()
+    monkeypatch.setattr(os, "killpg", lambda pid, _: signalled.append(pid))
+    monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))
+    process.stop()
+    process.kill()
+    assert signalled == []
 
 
 def test_a_vllm_started_by_its_own_command_answers_alike(
