@@ -60,7 +60,7 @@ class Process:
         self.name, self.pid, self.log, self.url = name, pid, log, url
         self._child = child
         self._pidfd: int | None = _open_pidfd(pid)
-        self._is_killed = False
+        self._is_gone = False
 
     @property
     def alive(self) -> bool:
@@ -90,10 +90,7 @@ class Process:
                     raise ProcessFailed(self, f"is not ready after {timeout_s} s ({answer})")
 
     def wait_ended(self, *, timeout_s: float) -> bool:
-        """Wait until the leader has ended; False if it still runs after ``timeout_s``.
-
-        A child is not reaped before ``kill``: until then no other process gets its pid, or its group's.
-        """
+        """Wait until the leader has ended; False if it still runs after ``timeout_s``."""
         if self._pidfd is None:
             return True
         poller = select.poll()
@@ -102,6 +99,9 @@ class Process:
             return False
         os.close(self._pidfd)
         self._pidfd = None
+        if self._child is not None:
+            self._child.wait()
+        self._is_gone = not _group(self.pid)
         return True
 
     def stop(self, *, grace_s: float = 10) -> None:
@@ -120,9 +120,10 @@ class Process:
         """``kill -9`` the group; returns when every member is gone and its ports are free.
 
         A forked engine core inherits the API server's listening socket, so the leader's end
-        alone does not free the port. A second call does nothing: the pid may be another's by then.
+        alone does not free the port. Where nobody is left nothing is signalled: the pid may be
+        another's by then.
         """
-        if self._is_killed:
+        if self._is_gone:
             return
         members = [fd for pid in _group(self.pid) if (fd := _open_pidfd(pid)) is not None]
         with suppress(ProcessLookupError):
@@ -131,9 +132,7 @@ class Process:
             select.select([member], [], [])
             os.close(member)
         self.wait_ended(timeout_s=5)
-        if self._child is not None:
-            self._child.wait()
-        self._is_killed = True
+        self._is_gone = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
