@@ -16,12 +16,12 @@ from tests.cli.test_examples import DOCUMENT
 from tests.trust.conftest import new_key
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-SHAPES = dict(re.findall(r"^## (\S+)\n(?:(?!^## ).*\n)*?JSON: `(.*)`$", PAGE, re.MULTILINE))
+SHAPES = dict(re.findall(r"^## (\S+)\n(?:(?!^## ).*\n)*?JSON: `([^`]*)`", PAGE, re.MULTILINE))
 
 
 def keys(shape: str) -> set[str]:
     """The names at the top of a promised shape, those inside left out."""
-    inner = shape.strip("{}")
+    inner = shape.removeprefix("{").removesuffix("}")
     while (less := re.sub(r"\{[^{}]*\}|\[[^\[\]]*\]", "", inner)) != inner:
         inner = less
     return set(re.findall(r'"(\w+)"', inner))
