@@ -57,14 +57,11 @@ SINCE = {"sidecar": "", "fleet": HERE}
 DEFAULT = ["plugin", "engine", "sidecar", "fleet"]
 Found = dict[str, dict[str, Any]]  # of a suite, by file
 _TWO = "two engines with data parallelism do not start over another version's compiled files"
-_MENDED = "the test states a defect of stock vLLM that this one has mended"
 # A test that fails on a version → why. One that is in no row is a defect to look into.
 FAILS = {
     "test_a_load_that_one_engine_fails": _TWO,
     "test_an_unload_frees_both": _TWO,
     "test_they_say_what_one_engine_says": _TWO,
-    "test_base_model_beside_adapters": _MENDED,
-    "test_load_inplace_sticks": _MENDED,
     "test_gateways_are_told_the_names_that_clients_know": (
         "a stream beside the test stood still for longer than it may; once, on a machine with other work"
     ),
