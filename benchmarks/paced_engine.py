@@ -39,23 +39,38 @@ class Pace:
 
 
 class PacedEngine(StubEngine):
-    """Counts its loads and completions. After ``POST /fail`` each completion is an error."""
+    """Counts its loads and completions.
+
+    After ``POST /fail`` each completion is an error. From ``POST /hold`` to ``POST /release`` no load ends.
+    """
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
         self._pace, self._loading = pace, asyncio.Lock()
         self._under_way = self._loads = self._completions = 0
-        self._fails = False
+        self._fails, self._asked, self._held = False, 0, asyncio.Event()
+        self._held.set()
 
     def app(self) -> Starlette:
         """The ASGI application."""
         app = super().app()
         app.router.routes.append(Route("/counts", self._counts))
-        app.router.routes.append(Route("/fail", self._fail, methods=["POST"]))
+        for path, call in (("/fail", self._fail), ("/hold", self._hold), ("/release", self._release)):
+            app.router.routes.append(Route(path, call, methods=["POST"]))
         app.router.routes.append(Route("/server_info", self._server_info))
         return app
 
+    async def _hold(self, _: Request) -> Response:
+        self._held.clear()
+        return Response()
+
+    async def _release(self, _: Request) -> Response:
+        self._held.set()
+        return Response()
+
     async def _load(self, request: Request) -> Response:
+        self._asked += 1
+        await self._held.wait()
         async with self._loading:
             await asyncio.sleep(self._pace.load_s)
         self._loads += 1
@@ -106,7 +121,12 @@ class PacedEngine(StubEngine):
 
     async def _counts(self, _: Request) -> Response:
         return JSONResponse(
-            {"loads": self._loads, "completions": self._completions, "under_way": self._under_way}
+            {
+                "asked": self._asked,
+                "loads": self._loads,
+                "completions": self._completions,
+                "under_way": self._under_way,
+            }
         )
 
 

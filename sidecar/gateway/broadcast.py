@@ -1,14 +1,16 @@
 """Calls that concern every replica: loads, unloads, pauses. All of them do it, or it is undone.
 
 A load is registered at one replica, by the caller's own credentials, and each other one then loads that very
-revision. So a registry that some mount shows late costs that delay and no failed try.
+revision. A hint lets the others begin as soon as they see it, while the first one loads. So a registry that
+some mount shows late costs that delay and no failed try.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -28,7 +30,8 @@ from lora_fs.sidecar.server.middleware.answers import ADAPTER
 MOST_BYTES: Final = 1 << 20  # of a call
 MARGIN_S: Final = 10.0  # over what a replica itself waits
 LEAVE_S: Final = 30.0  # in which an adapter leaves every replica
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.02  # then twice as long each time
+MOST_LOOK_S: Final = 0.5
 _PASSED: Final = ("authorization", HEADER, "content-type", "traceparent")
 
 Told = Mapping[str, str]
@@ -78,6 +81,25 @@ class Broadcast:
     async def load(self, request: Request) -> Response:
         """Register an adapter, and answer when every replica has it loaded. Undone where one refuses."""
         body, headers = await _object(request), _passed(request)
+        async with self._hinted(body["lora_name"], headers):
+            return await self._load(body, headers)
+
+    @asynccontextmanager
+    async def _hinted(self, name: str, headers: Told) -> AsyncIterator[None]:
+        """Let the other replicas load what ``name`` serves next, beside the first one. No answer counts."""
+        path, body = "/v1/lora_adapters/next", {"lora_name": name}
+        hints = [
+            asyncio.create_task(self._ask(one, "POST", path, body, headers), name=f"hint {one}")
+            for one in self._ready()[1:]
+        ]
+        try:
+            yield
+        finally:
+            for hint in hints:
+                hint.cancel()
+            await asyncio.gather(*hints, return_exceptions=True)
+
+    async def _load(self, body: dict[str, Any], headers: Told) -> Response:
         first, others, said = await self._first("/v1/load_lora_adapter", body, headers)
         if not said.is_done:
             return _as_it_is(said)
@@ -104,14 +126,15 @@ class Broadcast:
         _, others, said = await self._first("/v1/unload_lora_adapter", body, headers)
         if not said.is_done:
             return _as_it_is(said)
-        name = body["lora_name"]
+        name, pause_s = body["lora_name"], LOOK_S
         try:
             async with asyncio.timeout(LEAVE_S):
                 while True:
                     have = await self._have(name, others, headers)
                     if not have:
                         return _as_it_is(said)
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MOST_LOOK_S)
         except TimeoutError as error:
             raise TemporaryError(
                 f"{name} is unregistered; requests that began before still hold it at {', '.join(have)}"

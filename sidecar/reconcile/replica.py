@@ -192,6 +192,9 @@ class Replica:
         self._residents.forget(engine_name)
         self.wake()
 
+    async def changed(self) -> None:
+        await self._loop.changed()
+
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         record, undo = await self._registrations.register(request, writer)
         try:

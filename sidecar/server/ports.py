@@ -107,6 +107,9 @@ class ReplicaPort(Protocol):
             problem: why the engine takes no connection: not ready until it is read again; None: it broke off
         """
 
+    async def changed(self) -> None:
+        """Wait until a look-up may find something else: the volume was read anew, or a load ended."""
+
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         """Register what the request names, then load it here; bounded.
 

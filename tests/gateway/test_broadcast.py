@@ -73,6 +73,25 @@ def test_a_load_ends_when_every_replica_has_it_and_an_unload_when_none_does(
         assert complete(process.url, "policy-v1").status_code == 404
 
 
+def test_replicas_load_at_the_same_time(owned: Stubs, tmp_path: Path) -> None:
+    """Every engine is asked to load before one of them is done; the call ends when all are."""
+    for _ in range(3):
+        owned.add()
+    gateway = started(owned, replicas=3)
+    source = write_adapter(tmp_path / "published" / "policy")
+    for url in owned.engines:
+        httpx.post(f"{url}/hold").raise_for_status()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        path = "/v1/load_lora_adapter"
+        loading = pool.submit(call, gateway.url, path, lora_name="policy", lora_path=str(source))
+        until(lambda: [owned.counts(number)["asked"] for number in range(3)] == [1, 1, 1], 50)
+        assert not loading.done()
+        for url in owned.engines:
+            httpx.post(f"{url}/release").raise_for_status()
+        assert loading.result().status_code == 200, loading.result().text
+    assert loads(owned) == [1, 1, 1]
+
+
 def test_a_load_that_one_replica_refuses_is_undone_on_all(
     owned: Stubs, tmp_path: Path, complete: Complete
 ) -> None:

@@ -133,6 +133,9 @@ class FakeReplica:
         self.ready = self.ready and problem is None
         self.looks += 1
 
+    async def changed(self) -> None:
+        await asyncio.Event().wait()  # nothing ever does
+
     async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
         if self.load_refusal is not None:
             raise self.load_refusal

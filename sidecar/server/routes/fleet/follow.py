@@ -1,4 +1,7 @@
-"""``POST …/{name}/load``: how a fleet follows a load at one replica. Each other one loads that very revision.
+"""How a fleet follows a load at one replica: ``POST …/{name}/load`` loads that revision at each other one.
+
+``POST /v1/lora_adapters/next`` is a hint before that. What the name serves next is loaded as soon as it is
+seen, while the first replica loads it as well.
 
 A replica that has not read the registry since waits until it has: a mount that lags costs its lag, no error.
 """
@@ -6,20 +9,21 @@ A replica that has not read the registry since waits until it has: a mount that 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
 
 import asyncio
+from contextlib import suppress
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from lora_fs.sidecar.errors import WaitTimeout
+from lora_fs.sidecar.errors import LoraFsError, WaitTimeout
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
-from lora_fs.sidecar.server.ports import ReplicaPort, Served
+from lora_fs.sidecar.server.ports import ReplicaPort, Served, full_name
 from lora_fs.sidecar.server.routes.changes import ERRORS
 from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 
-LOOK_EVERY_S = 0.02
+MOST_HINTS = 64  # that wait at once; more are left out: what they are for is loaded a moment later
 ACTIVE_S = 10.0  # in which a mount that shows a revision shows that its name serves it
 
 
@@ -33,6 +37,12 @@ class LoadHere(BaseModel):
     )
 
 
+class LoadNext(BaseModel):
+    """Whose next revision is loaded."""
+
+    lora_name: str = Field(description="As in `POST /v1/load_lora_adapter`, which is under way elsewhere")
+
+
 class LoadedHere(BaseModel):
     """What was loaded."""
 
@@ -44,7 +54,8 @@ class LoadedHere(BaseModel):
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
     """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
     calls = AdminCalls(replica, admin, trail)
-    routes = APIRouter(tags=["fleet"], route_class=calls.token_first(load_here=Verb.REGISTER))
+    token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER)
+    routes = APIRouter(tags=["fleet"], route_class=token_first)
 
     @routes.post(
         f"{NAME}/load",
@@ -64,7 +75,40 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
             async with replica.hold(served.name, hold_timeout_s):
                 return LoadedHere(replica=replica.replica_id, revision=body.revision, digest=digest)
 
+    hints = set[asyncio.Task[None]]()
+
+    @routes.post(
+        "/v1/lora_adapters/next",
+        summary="Load what a name serves next, as soon as this replica sees it. Answers at once: a hint",
+        status_code=202,
+        responses=ERRORS,
+    )
+    async def load_next(body: LoadNext, request: Request) -> LoadNext:
+        name = full_name(body.lora_name, replica.namespaces)
+        # The call that registers the adapter is recorded, and this one is not.
+        async with calls.admitted(request, Verb.REGISTER, name, act="load", dry_run=True):
+            if len(hints) < MOST_HINTS:
+                hint = asyncio.create_task(
+                    _load_next(replica, name, hold_timeout_s), name=f"next {name[:200]}"
+                )
+                hints.add(hint)
+                hint.add_done_callback(hints.discard)
+        return body
+
     return routes
+
+
+async def _load_next(replica: ReplicaPort, name: str, timeout_s: float) -> None:
+    """Load what a name serves that it does not serve yet. Requests for the adapter report a failure."""
+    before = replica.lookup(name)
+    with suppress(TimeoutError, LoraFsError):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                served = replica.lookup(name)
+                if served is not None and (before is None or served.record.key != before.record.key):
+                    async with replica.hold(served.name, timeout_s):
+                        return
+                await replica.changed()
 
 
 async def _seen(replica: ReplicaPort, name: str, wanted: LoadHere, timeout_s: float) -> Served:
@@ -81,14 +125,17 @@ async def _seen(replica: ReplicaPort, name: str, wanted: LoadHere, timeout_s: fl
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                plain = replica.lookup(name)
+                plain, left_s = replica.lookup(name), None
                 if plain is not None and plain.record.revision == revision:
                     return plain
                 if (served := replica.lookup(f"{name}@{revision}")) is not None:
                     since = clock() if since is None else since
-                    if clock() - since >= patience_s:
+                    left_s = since + patience_s - clock()
+                    if left_s <= 0:
                         return served
-                await asyncio.sleep(LOOK_EVERY_S)
+                with suppress(TimeoutError):  # its own: the outer one ends the loop
+                    async with asyncio.timeout(left_s):
+                        await replica.changed()
     except TimeoutError as error:
         raise WaitTimeout(
             f"{name}@{revision} is not in the registry as this replica reads it: not in {timeout_s:g} s"
