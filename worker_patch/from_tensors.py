@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
-from lora_fs.worker_patch.api.calls import Answer, ask_all
+from lora_fs.worker_patch.api.calls import Answer, admission, ask_all
 from lora_fs.worker_patch.api.in_memory import Adapter, Config, files_of, judge
 from lora_fs.worker_patch.worker.hooks import RPC
 
@@ -138,7 +138,7 @@ def _load(adapter: Adapter, folder: Path, timeout_s: float, wait_s: float) -> Ca
         if error is not None:
             yield from _drop(adapter.identity)
             raise error
-        ask = {**ask, "again": False}
+        ask = {**ask, "again": False, "admit": admission(answers)}
 
 
 def _drop(identity: int) -> Calls:

@@ -11,11 +11,12 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,10 @@ MOST_BYTES = 4096
 
 
 class Notices:
-    """A worker's side; any thread may."""
+    """A worker's side; any thread may. ``name``: no other worker's."""
 
     def __init__(self) -> None:
+        self.name = secrets.token_hex(8)
         self._listeners: dict[str, str] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         weakref.finalize(self, self._socket.close)
@@ -39,9 +41,9 @@ class Notices:
         self._listeners[user] = path
         return True
 
-    def ended(self, adapter: int) -> None:
-        """A load ended, well or not."""
-        self._send({"ended": adapter})
+    def ended(self, adapter: int, load: str, size_bytes: int | None) -> None:
+        """A load ended, and what it brought takes so much; None: it failed."""
+        self._send({"ended": adapter, "load": load, "from": self.name, "bytes": size_bytes})
 
     def blank(self, adapter: int, reason: str) -> None:
         """A step ran an adapter without its weights."""
@@ -57,22 +59,25 @@ class Notices:
                 logger.warning("an API server was not notified, and looks again later: %r", error)
 
 
+End = tuple[str, str]  # of a load: its number, and the worker's name
+
+
 class Waiting:
-    """One who waits for loads of an adapter to end. ``count``: how many did since it was set to 0."""
+    """One who waits for loads of an adapter to end. ``ended``: which did, and the bytes that each brought."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.ended: dict[End, int | None] = {}
         self._more = asyncio.Event()
 
-    def add(self) -> None:
-        self.count += 1
+    def add(self, end: End, size_bytes: int | None) -> None:
+        self.ended[end] = size_bytes
         self._more.set()
 
-    async def until(self, count: int, most_s: float) -> None:
-        """Return when so many have ended, or after ``most_s``."""
+    async def until(self, ends: Collection[End], most_s: float) -> None:
+        """Return when all these have ended, or after ``most_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
-                while self.count < count:
+                while not self.ended.keys() >= set(ends):
                     self._more.clear()
                     await self._more.wait()
 
@@ -114,7 +119,7 @@ class Listener:
             if "blank" in said:
                 self._blank(int(said["blank"]), str(said["reason"]))
             for waiting in self._waiting.get(said.get("ended"), ()):
-                waiting.add()
+                waiting.add((str(said["load"]), str(said["from"])), said["bytes"])
         except (ValueError, KeyError, TypeError, AttributeError):
             logger.warning("a notice that is none: %r", notice[:100])
 

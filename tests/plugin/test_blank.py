@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.load.loader import Loader
+from lora_fs.worker_patch.worker.load.under_way import UnderWay
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.slots.layers import ModelLayers
 from lora_fs.worker_patch.worker.slots.tiers import Tiers
@@ -56,7 +57,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> TieredWorkerManager:
     found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
     found._adapter_manager = Models()
     found.notices = Notices()
-    found._loader, found._wanted, found.blank = Loader(), {}, set()
+    found._loader, found._alone, found.under_way, found.blank = Loader(), True, UnderWay(), set()
     found.failures, found.named, found.counters = {}, {}, defaultdict(float)
 
     def load(request: LoRARequest) -> None:
@@ -110,11 +111,17 @@ def test_what_ran_blank_is_not_the_adapter(
 ) -> None:
     manager.set_active_adapters({LOST}, None)
     begun = []
-    monkeypatch.setattr(manager, "begin_load", lambda request, ask: begun.append(request.lora_int_id))
-    monkeypatch.setattr(manager, "loading", lambda adapter: adapter in begun)
+
+    def begin(request: LoRARequest, ask: Any) -> None:
+        begun.append(request.lora_int_id)
+        manager.under_way.begin(request.lora_int_id, ask)
+
+    monkeypatch.setattr(manager, "begin_load", begin)
     ask = {"id": 7, "user": "api", "sequence": 1, "name": "lost", "path": "/gone", "again": True, "wait_s": 0}
     answer = rpc.CALLS[call](manager, ask)
-    assert answer == (
-        {"held": False} if call == "hold" else {"state": "loading", "reason": "", "notifies": False}
-    )
+    expected: dict[str, Any] = {"held": False}
+    if call == "load":
+        told = {"load": "api 1", "from": manager.notices.name}
+        expected = {"state": "loading", "reason": "", **told, "notifies": False}
+    assert answer == expected
     assert begun == ([] if call == "hold" else [7])

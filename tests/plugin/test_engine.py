@@ -6,8 +6,6 @@ import asyncio
 import itertools
 import os
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -23,11 +21,10 @@ from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api import engine as in_process
 from lora_fs.worker_patch.api.asked import Requests
 from lora_fs.worker_patch.api.engine import LINGER_S, LOOK_MOST_S, InProcess
-from lora_fs.worker_patch.notices import Notices
 from lora_fs.worker_patch.worker import rpc
-from lora_fs.worker_patch.worker.load.loader import Loader
-from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
-from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
+from lora_fs.worker_patch.worker.managers import STOCK
+from lora_fs.worker_patch.worker.slots.tiers import NoRoom
+from tests.plugin.without_tensors import Worker
 from tests.reconcile.test_plan import RECORD
 
 pytestmark = pytest.mark.anyio
@@ -46,82 +43,11 @@ def usual_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-class FakeManager:
-    """A worker's manager without tensors: adapters of 10 bytes, loads that wait for ``go``."""
-
-    def __init__(self) -> None:
-        self.tiers = Tiers(2, 20)
-        self.named: dict[int, tuple[str, str]] = {}
-        self.failures: dict[int, str] = {}
-        self.blank: set[int] = set()
-        self.counters: dict[str, float] = defaultdict(float)
-        self.go = threading.Event()
-        self.go.set()
-        self.broken: dict[int, str] = {}
-        self.loads: list[int] = []
-        self.brought: list[int] = []
-        self.notices = Notices()
-        self._loader: Loader[int] = Loader(self.notices.ended)
-        self._wanted: dict[int, Any] = {}
-
-    def bring(self, adapter: int) -> None:
-        self.brought.append(adapter)
-
-    def begin_load(self, request: LoRARequest, ask: Any) -> None:
-        self.failures.pop(request.lora_int_id, None)
-        self.tiers.reserve(request.lora_int_id, 10)
-        self._wanted[request.lora_int_id] = ask
-        self.loads.append(request.lora_int_id)
-
-        def prepare() -> int:
-            assert self.go.wait(20)
-            if request.lora_int_id in self.broken:
-                raise ValueError(self.broken[request.lora_int_id])
-            return 10
-
-        self._loader.start(request.lora_int_id, prepare)
-
-    @property
-    def counted(self) -> dict[str, float]:
-        return {**self.tiers.counters, **self.counters}
-
-    want, give_up = TieredWorkerManager.want, TieredWorkerManager.give_up
-
-    def rank(self, adapter: int) -> int:
-        return 8
-
-    def loading(self, adapter: int) -> bool:
-        return self._loader.loading(adapter)
-
-    def collect(self) -> None:
-        for done in self._loader.collect():
-            ask = self._wanted.pop(done.id)
-            if done.adapter is None:
-                self.tiers.cancel(done.id)
-                self.failures[done.id] = done.reason
-                continue
-            if ask["user"] is None:
-                self.tiers.cancel(done.id)
-                continue
-            self.tiers.admit(done.id, done.adapter, pinned=ask["pinned"])
-            self.tiers.entries[done.id].users.add(ask["user"])
-
-    def wait(self, adapter: int, most_s: float) -> None:
-        self._loader.wait(adapter, most_s)
-        self.collect()
-
-    def forget_blank(self, adapter: int) -> None:
-        assert adapter
-
-    def remove(self, adapter: int) -> None:
-        self.tiers.remove(adapter)
-
-
 class Site:
     """One worker, and the API servers that call it."""
 
     def __init__(self) -> None:
-        self.worker, self.now, self.down = FakeManager(), 100.0, False
+        self.worker, self.now, self.down = Worker(), 100.0, False
         self.calls: list[str] = []
         self.waits: list[float] = []
         self.asked = asyncio.Event()  # a second load was asked for
@@ -155,7 +81,7 @@ class Site:
             self.waits.append(args[1]["wait_s"])
         if self.calls.count("load") > 1:
             self.asked.set()
-        return [rpc.CALLS[args[0]](self.worker, args[1])]  # type: ignore[arg-type]
+        return [rpc.CALLS[args[0]](self.worker, args[1])]
 
 
 def record(number: int, policy: Policy | None = None) -> Record:
@@ -379,9 +305,9 @@ async def test_a_load_that_was_given_up(site: Site, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def second(site: Site, monkeypatch: pytest.MonkeyPatch) -> FakeManager:
+def second(site: Site, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """Another engine behind the first API server; vLLM's own call gives one's answers."""
-    second = FakeManager()
+    second = Worker()
 
     engines = [rank.to_bytes(2, "little") for rank in (2, 3)]
 
@@ -391,14 +317,14 @@ def second(site: Site, monkeypatch: pytest.MonkeyPatch) -> FakeManager:
         assert name == "collective_rpc"
         if engine == engines[0]:
             return await site.rpc(method, args)
-        return [rpc.CALLS[args[0]](second, args[1])]  # type: ignore[arg-type]
+        return [rpc.CALLS[args[0]](second, args[1])]
 
     core = SimpleNamespace(core_engines=engines, _call_utility_async=of_one)
     monkeypatch.setattr(site.api[0]._client, "engine_core", core, raising=False)
     return second
 
 
-async def test_every_engine_is_asked(site: Site, second: FakeManager) -> None:
+async def test_every_engine_is_asked(site: Site, second: Worker) -> None:
     """What another lacks is not there."""
     api = site.api[0]
     await api.load("sql", "/p", record(7))
@@ -410,7 +336,7 @@ async def test_every_engine_is_asked(site: Site, second: FakeManager) -> None:
         assert not await api.hold(request)
 
 
-async def test_every_engine_is_heard(site: Site, second: FakeManager) -> None:
+async def test_every_engine_is_heard(site: Site, second: Worker) -> None:
     """By vLLM's number of it; an adapter is in a slot where it is in any engine's."""
     api = site.api[0]
     await api.load("sql", "/p", record(7))
@@ -423,7 +349,7 @@ async def test_every_engine_is_heard(site: Site, second: FakeManager) -> None:
 
 @pytest.mark.parametrize("meanwhile", ["has it", "is loading it"])
 async def test_a_load_that_fails_in_one_engine_leaves_nothing_in_the_others(
-    site: Site, second: FakeManager, meanwhile: str
+    site: Site, second: Worker, meanwhile: str
 ) -> None:
     """No bytes and no pin, which nobody could ever take back; and it can be had once the cause is gone."""
     api, first, pinned = site.api[0], site.worker, Policy(kind=PolicyKind.PINNED)
@@ -445,8 +371,65 @@ async def test_a_load_that_fails_in_one_engine_leaves_nothing_in_the_others(
     assert [manager.tiers.entries[7].pinned for manager in (first, second)] == [True, True]
 
 
+@pytest.fixture
+def ranks(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """Two ranks of one engine, whose answers come with one call."""
+    ranks = [Worker(alone=False), Worker(alone=False)]
+
+    async def of_two(method: str, args: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        site.calls.append(args[0])
+        await asyncio.sleep(0)
+        return [rpc.CALLS[args[0]](worker, args[1]) for worker in ranks]
+
+    monkeypatch.setattr(site.api[0]._client, "collective_rpc", of_two)
+    return ranks
+
+
+async def test_ranks_take_an_adapter_in_together(site: Site, ranks: list[Worker]) -> None:
+    """In two calls, each as large as the largest share: so both evict the same."""
+    api = site.api[0]
+    for number in (1, 2):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+    assert site.calls == ["load"] * 4
+    site.now += 10 * LINGER_S
+    await api.loaded()
+    ranks[1].sizes[3] = 15
+    await api.load("a3", "/p3", record(3))
+    assert [worker.tiers.entries.keys() for worker in ranks] == [{3}, {3}]
+    assert [worker.tiers.used_bytes for worker in ranks] == [15, 15]
+
+
+async def test_where_one_rank_fails_none_keeps_its_room(site: Site, ranks: list[Worker]) -> None:
+    """Nobody is evicted for it; the reason is that rank's, and a later load is begun anew on each."""
+    api = site.api[0]
+    for number in (1, 2):
+        await api.load(f"a{number}", f"/p{number}", record(number))
+    site.now += 10 * LINGER_S
+    await api.loaded()
+    ranks[1].broken[3] = "no memory"
+    with pytest.raises(EngineRejected, match="no memory"):
+        await api.load("a3", "/p3", record(3))
+    assert (await api.loaded()).adapters.keys() == {"a1", "a2"}
+    assert [(worker.tiers.free_bytes, [*worker.under_way]) for worker in ranks] == [(0, []), (0, [])]
+    del ranks[1].broken[3]
+    await api.load("a3", "/p3", record(3))
+    assert [worker.tiers.entries.keys() for worker in ranks] == [{2, 3}, {2, 3}]
+
+
+async def test_what_one_rank_lost_none_keeps(site: Site, ranks: list[Worker]) -> None:
+    """As after a step that failed there: all begin anew, and go on to agree."""
+    api = site.api[0]
+    await api.load("sql", "/p", record(7))
+    ranks[1].tiers.remove(7)
+    site.now += 10 * LINGER_S
+    api._held.clear()
+    with api.using(api.requests["sql"]):
+        assert not await api.hold(api.requests["sql"])
+    assert [7 in worker.tiers.entries for worker in ranks] == [False, False]
+
+
 @pytest.mark.parametrize("name", ["sql", "a name that has it"])
-async def test_what_one_engine_lost_stays_in_no_other(site: Site, second: FakeManager, name: str) -> None:
+async def test_what_one_engine_lost_stays_in_no_other(site: Site, second: Worker, name: str) -> None:
     """From the next look on; but not while a request may be running from it."""
     api = site.api[0]
     await api.load("sql", "/p", record(7, Policy(kind=PolicyKind.PINNED)))
@@ -478,7 +461,7 @@ async def test_what_a_call_that_was_lost_brought_is_given_up(site: Site) -> None
     assert site.worker.tiers.entries.keys() == {8}  # another server's is not this one's business
 
 
-async def test_a_load_under_way_is_no_stray(site: Site, second: FakeManager) -> None:
+async def test_a_load_under_way_is_no_stray(site: Site, second: Worker) -> None:
     """It has ended in one engine, and not yet in the other, while a pass looks."""
     api = site.api[0]
     second.go.clear()

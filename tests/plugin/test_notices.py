@@ -25,26 +25,28 @@ async def test_who_waits_hears_of_each_load_that_ends() -> None:
     workers = [Notices(), Notices()]
     assert all(worker.reach("api", listener.path) for worker in workers)
     with listener.of(7) as waiting, listener.of(8) as other:
-        hears = asyncio.create_task(waiting.until(2, FOR_EVER))
-        workers[0].ended(7)
-        workers[1].ended(9)
-        await other.until(1, 0.01)
-        assert not hears.done()
-        workers[1].ended(7)
+        ends = [("api 1", worker.name) for worker in workers]
+        hears = asyncio.create_task(waiting.until(ends, FOR_EVER))
+        workers[0].ended(7, "api 1", 10)
+        workers[1].ended(9, "api 1", 10)
+        workers[1].ended(7, "api 0", 10)
+        await other.until(ends, 0.01)
+        assert not hears.done(), "another load of that worker's ended, and another adapter's"
+        workers[1].ended(7, "api 1", None)
         await hears
-        assert (waiting.count, other.count) == (2, 0)
+        assert {end: waiting.ended[end] for end in ends} == {ends[0]: 10, ends[1]: None}
+        assert other.ended == {}
 
 
 async def test_a_notice_that_came_before_the_wait_counts() -> None:
     listener, worker = Listener(lambda adapter, reason: None), Notices()
     worker.reach("api", listener.path)
     with listener.of(7) as waiting:
-        worker.ended(7)
-        await waiting.until(1, FOR_EVER)
-        await waiting.until(1, FOR_EVER)
-        waiting.count = 0
-        await waiting.until(1, 0.01)
-        assert waiting.count == 0
+        worker.ended(7, "api 1", 10)
+        await waiting.until([("api 1", worker.name)], FOR_EVER)
+        await waiting.until([("api 1", worker.name)], FOR_EVER)
+        await waiting.until([("api 2", worker.name)], 0.01)
+        assert waiting.ended == {("api 1", worker.name): 10}
 
 
 async def test_a_step_without_the_weights_is_heard_of_with_its_reason() -> None:
@@ -63,25 +65,27 @@ async def test_a_server_that_is_gone_or_elsewhere() -> None:
     assert not worker.reach("api", "/on/another/machine")
     assert worker.reach("api", listener.path)
     os.unlink(listener.path)
-    worker.ended(7)
+    worker.ended(7, "api 1", 10)
     again = Listener(lambda adapter, reason: None)
     worker.reach("api", again.path)
     with again.of(7) as waiting:
-        worker.ended(7)
-        await waiting.until(1, FOR_EVER)
-        assert waiting.count == 1
+        worker.ended(7, "api 2", 10)
+        await waiting.until([("api 2", worker.name)], FOR_EVER)
+        assert waiting.ended == {("api 2", worker.name): 10}
 
 
-@pytest.mark.parametrize("notice", [b"", b"{", b"[]", b"7", b'{"blank": 7}', b'{"ended": {}}', b"\xff"])
+@pytest.mark.parametrize(
+    "notice", [b"", b"{", b"[]", b"7", b'{"blank": 7}', b'{"ended": {}}', b'{"ended": 7}', b"\xff"]
+)
 async def test_what_is_no_notice_is_ignored(notice: bytes) -> None:
     listener, worker = Listener(lambda adapter, reason: pytest.fail(reason)), Notices()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         stranger.sendto(notice, listener.path)
     worker.reach("api", listener.path)
     with listener.of(7) as waiting:
-        worker.ended(7)
-        await waiting.until(1, FOR_EVER)
-        assert waiting.count == 1
+        worker.ended(7, "api 1", 10)
+        await waiting.until([("api 1", worker.name)], FOR_EVER)
+        assert waiting.ended == {("api 1", worker.name): 10}
 
 
 async def test_its_folder_is_the_users_alone() -> None:

@@ -22,6 +22,7 @@ from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.load.alike import Alike
 from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident
+from lora_fs.worker_patch.worker.load.under_way import UnderWay
 from lora_fs.worker_patch.worker.managers import STOCK, TieredWorkerManager
 from tests.plugin.block import WHOLE, WORDS, Make, Model
 
@@ -65,7 +66,8 @@ def worker(make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32) ->
         Alike(),
     )
     found.notices = Notices()
-    found._wanted, found.named, found.failures, found._too_big, found.blank = {}, {}, {}, {}, set()
+    found._alone, found.under_way = True, UnderWay()
+    found.named, found.failures, found._too_big, found.blank = {}, {}, {}, set()
     found.counters = defaultdict(float)
     found.lora_config, found.vocab_size, found.max_position_embeddings = manager.lora_config, WORDS, 128
     found.embedding_modules = Model.embedding_modules
@@ -122,7 +124,7 @@ def test_what_never_fits_is_told_so(make: Make, files: Files, dtype: str) -> Non
     answer = load(manager, files, dtype=dtype)
     assert answer["state"] == "failed"
     assert answer["reason"] == f"it takes {files.size_bytes} bytes, and LORA_FS_HOST_BYTES is 1000"
-    assert (manager.tiers.free_bytes, manager._wanted) == (1000, {})
+    assert (manager.tiers.free_bytes, [*manager.under_way]) == (1000, [])
 
 
 def test_what_turns_out_to_be_too_large(make: Make, files: Files) -> None:
@@ -143,7 +145,7 @@ def test_a_load_that_cannot_be_begun(make: Make, files: Files, monkeypatch: pyte
             threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread"))
         )
         assert "no thread" in load(manager, files)["error"]
-    assert (manager.tiers.free_bytes, manager._wanted) == (files.size_bytes, {})
+    assert (manager.tiers.free_bytes, [*manager.under_way]) == (files.size_bytes, [])
     assert sys.getswitchinterval() == usual
     assert load(manager, files)["state"] == "ready"
 

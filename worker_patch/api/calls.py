@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
@@ -33,3 +33,15 @@ async def ask_all(client: EngineClient, call: str, body: Mapping[str, Any]) -> l
         for rank, answers in zip(ranks, of_engines, strict=True)
         for answer in answers
     ]
+
+
+def admission(answers: Iterable[Answer]) -> Answer | None:
+    """Return what the next ``load`` is to admit, once no worker is without its share; None before.
+
+    Each counts as much as the largest share takes. So all workers evict the same adapters.
+    """
+    loaded = [answer for answer in answers if answer["state"] != "ready"]
+    if not loaded or any(answer["state"] != "loaded" for answer in loaded):
+        return None
+    numbers = sorted({answer["load"] for answer in loaded})
+    return {"loads": numbers, "bytes": max(answer["bytes"] for answer in loaded)}

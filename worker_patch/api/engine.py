@@ -27,9 +27,9 @@ from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
-from lora_fs.worker_patch.api.calls import Answer, ask_all
+from lora_fs.worker_patch.api.calls import Answer, admission, ask_all
 from lora_fs.worker_patch.api.ending import Ending
-from lora_fs.worker_patch.notices import Listener, Waiting
+from lora_fs.worker_patch.notices import End, Listener, Waiting
 
 LINGER_S = 5.0
 UNHEARD_S = 1.0  # before another look at a load whose workers say when it ends
@@ -145,15 +145,17 @@ class InProcess:
 
     async def _load_heard(self, name: str, ask: Answer, waiting: Waiting) -> None:
         started, again, look_s = self._clock(), True, LOOK_S
+        admit: Answer | None = None
         while True:
-            waiting.count = 0
             alone = self._only and not self._serving and self._loading.total() == 1
-            answers = await self._call("load", **ask, again=again, wait_s=ALONE_S if alone else 0)
+            answers = await self._call(
+                "load", **ask, again=again, admit=admit, wait_s=ALONE_S if alone else 0
+            )
             states = {answer["state"]: answer["reason"] for answer in answers}
             waited_s = self._clock() - started
             if "failed" in states:
                 reason = states["failed"].replace(ask["path"], "its staged copy")
-                if len(states) > 1:  # another worker has it, or will
+                if len(answers) > 1:  # another worker has it, or will; or keeps its room for it
                     await self._give_up(ask["id"])
                 raise EngineRejected(f"the engine cannot load {name}: {reason}", reason=reason)
             if states.keys() == {"ready"}:
@@ -171,8 +173,10 @@ class InProcess:
                 await self._sync(0)  # what nobody uses now makes room
             under_way = [answer for answer in answers if answer["state"] == "loading"]
             if not again and all(answer["notifies"] for answer in under_way):
-                await waiting.until(len(under_way), UNHEARD_S)
+                await waiting.until([_end(answer) for answer in under_way], UNHEARD_S)
+                admit = admission(_heard(answer, waiting) for answer in answers)
                 continue
+            admit = None
             await asyncio.sleep(FULL_S if again else look_s)
             look_s = min(1.5 * look_s, LOOK_MOST_S)
 
@@ -276,6 +280,10 @@ class InProcess:
             return True
         answers = await self._call("hold", id=adapter)
         if not all(answer["held"] for answer in answers):
+            engines = {answer["engine"] for answer in answers}
+            disagree = len({(answer["engine"], answer["held"]) for answer in answers}) > len(engines)
+            if disagree and not self._loading[adapter]:  # one rank lost it: all begin anew, and agree again
+                await self._call("drop", id=adapter)
             return False
         self._held[adapter] = self._clock()
         return True
@@ -328,3 +336,13 @@ class InProcess:
             if "error" in answer:
                 raise EngineUnavailable(f"the engine did not do it ({call}): {answer['error']}")
         return answers
+
+
+def _end(answer: Answer) -> End:
+    return answer["load"], answer["from"]
+
+
+def _heard(answer: Answer, waiting: Waiting) -> Answer:
+    """What a worker that was loading would answer now that its load has ended."""
+    size_bytes = waiting.ended.get(_end(answer)) if answer["state"] == "loading" else None
+    return answer if size_bytes is None else {**answer, "state": "loaded", "bytes": size_bytes}

@@ -12,7 +12,7 @@ import ctypes
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -27,8 +27,9 @@ from lora_fs.worker_patch.versions.differences import modules_to_save
 from lora_fs.worker_patch.worker.ids import check_room
 from lora_fs.worker_patch.worker.load.alike import WEIGHTS, Alike, Kind
 from lora_fs.worker_patch.worker.load.fits import check_finite, check_patterns
-from lora_fs.worker_patch.worker.load.loader import Done, Loader
+from lora_fs.worker_patch.worker.load.loader import Loader
 from lora_fs.worker_patch.worker.load.resident import AsOnDisk, Resident, size_bytes
+from lora_fs.worker_patch.worker.load.under_way import Load, UnderWay
 from lora_fs.worker_patch.worker.models import TieredModelManager
 from lora_fs.worker_patch.worker.ops.punica import check_whole_steps
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
@@ -57,9 +58,10 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         check_whole_steps(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         self.notices = Notices()
-        self._loader: Loader[Resident] = Loader(self.notices.ended)
+        self._loader: Loader[Resident] = Loader()
+        self._alone = vllm_config.parallel_config.world_size == 1
         self._alike = Alike()
-        self._wanted: dict[int, Mapping[str, Any]] = {}
+        self.under_way: UnderWay[Resident] = UnderWay()
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
         self._too_big: dict[int, int] = {}  # adapter → bytes: was loaded, and found no room
@@ -177,49 +179,122 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     # -- loads in threads ------------------------------------------------------------------------
 
-    def begin_load(self, request: LoRARequest, wanted: Mapping[str, Any]) -> None:
-        """Start to load.
+    def begin_load(self, request: LoRARequest, asked: Mapping[str, Any]) -> None:
+        """Start to load, with room for this rank's share. A load that failed is begun anew.
 
         Args:
-            wanted: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare``, the
-                ``user``, and whether the files are ``passing``.
+            asked: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare``, the
+                ``user``, the ``sequence`` of the call, and whether the files are ``passing``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
         """
         adapter = request.lora_int_id
+        self._end_given_up(but=adapter)
         self.failures.pop(adapter, None)
-        size = self._too_big.get(adapter) or self._packed_bytes(wanted)
-        self.tiers.reserve(adapter, size, spare=wanted["spare"])
-        for gone in self.named.keys() - self.tiers.entries.keys():
+        if adapter not in self.under_way:
+            size = self._too_big.get(adapter) or self._packed_bytes(asked)
+            self.tiers.reserve(adapter, size, spare=asked["spare"])
+        for gone in self.named.keys() - self.tiers.entries.keys() - {*self.under_way}:
             del self.named[gone]
         self.blank &= self.tiers.entries.keys()
-        self._wanted[adapter], self.named[adapter] = wanted, (request.lora_name, request.lora_path)
+        load = self.under_way.begin(adapter, asked)
+        self.named[adapter] = request.lora_name, request.lora_path
+
+        def tell(brought: Resident | None) -> None:
+            self.notices.ended(adapter, load.number, None if brought is None else size_bytes(brought))
+
         try:
-            passing = wanted.get("passing", False)
-            self._loader.start(adapter, lambda: self._prepare(request, passing=passing))
+            passing = asked.get("passing", False)
+            self._loader.start(adapter, lambda: self._prepare(request, passing=passing), tell)
         except Exception:  # no thread is left
-            self.tiers.cancel(adapter)
-            del self._wanted[adapter]
+            self._end(adapter)
             raise
 
-    def _packed_bytes(self, wanted: Mapping[str, Any]) -> int:
+    def _packed_bytes(self, asked: Mapping[str, Any]) -> int:
         """What files come to in memory, where they are of a wider type than the engine's."""
-        size, files = int(wanted["size_bytes"]), getattr(torch, str(wanted.get("dtype")), None)
+        size, files = int(asked["size_bytes"]), getattr(torch, str(asked.get("dtype")), None)
         engine: torch.dtype = self.lora_config.lora_dtype
         if not isinstance(files, torch.dtype) or files.itemsize <= engine.itemsize:
             return size
         return int(size * engine.itemsize / files.itemsize)
 
-    def want(self, adapter: int, wanted: Mapping[str, Any]) -> None:
-        """Keep what a load under way brings, which its user had given up, for this one."""
-        if adapter in self._wanted and self._wanted[adapter]["user"] is None:
-            self._wanted[adapter] = wanted
+    def loading(self, adapter: int) -> bool:
+        """Whether a load of it is under way, or ended well and waits for its admission."""
+        load = self.under_way.get(adapter)
+        return load is not None and not load.failed
 
-    def give_up(self, adapter: int, user: str) -> None:
-        """Let what a load under way brings go, if it is for this user."""
-        if adapter in self._wanted and self._wanted[adapter]["user"] == user:
-            self._wanted[adapter] = {**self._wanted[adapter], "user": None}
+    def wait(self, adapter: int, most_s: float) -> None:
+        """Wait for a load while the engine has nothing to do."""
+        self._loader.wait(adapter, most_s)
+        self.collect()
+
+    def collect(self) -> None:
+        """See which loads ended. One rank alone admits them; of several each waits for ``admit``."""
+        for done in self._loader.collect():
+            self.counters["host_load_seconds"] += done.took_s
+            if done.adapter is None:
+                self._fail(done.id, done.reason)
+            self.under_way.ended(done)
+            load = self.under_way.get(done.id)
+            if self._alone and load is not None:
+                if load.failed or load.user is None:
+                    self._end(done.id)
+                else:
+                    self.admit(done.id, [load.number], 0)
+
+    def admit(self, adapter: int, numbers: Collection[str], most_bytes: int) -> None:
+        """Take a load that ended into the host tier, if it is one of those ``numbers``.
+
+        Args:
+            most_bytes: what the largest of all ranks' shares takes: each counts as much, so that all evict
+                the same.
+        """
+        load = self.under_way.take(adapter, numbers)
+        if load is not None and load.adapter is not None:
+            self._admit(adapter, load, load.adapter, max(most_bytes, size_bytes(load.adapter)))
+
+    def _admit(self, adapter: int, load: Load[Resident], brought: Resident, size: int) -> None:
+        self.forget_blank(adapter)  # of a step that could not wait for this
+        self.failures.pop(adapter, None)
+        if adapter in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
+            self.tiers.cancel(adapter)
+            self.tiers.entries[adapter].users.add(str(load.user))
+            return
+        try:
+            how = {key: load.asked[key] for key in ("priority", "pinned", "spare")}
+            self._adapter_manager.admit(brought, size, **how)
+        except NoRoom:  # the next request gets the error, or finds room for its true size
+            self._too_big = _latest({**self._too_big, adapter: size})
+            return
+        self.tiers.entries[adapter].users.add(str(load.user))
+        self.counters["host_loads"] += 1
+        self.counters["host_loads_alike"] += brought.alike
+        self.counters["host_load_bytes"] += size
+        layers, packed, room = self._adapter_manager.layers, brought.slab.data.nbytes, self.tiers.free_bytes
+        self._loader.later(lambda: layers.prepare(packed, room))
+
+    def end_unmeant(self, user: str, meant: Collection[int], sequence: int) -> None:
+        """Of a user's loads keep those of ``meant``, as ``Tiers.keep_holds`` its holds; end all given up."""
+        self.under_way.give_up_unmeant(user, meant, sequence)
+        self._end_given_up()
+
+    def _end_given_up(self, but: int | None = None) -> None:
+        if self._alone:  # when it ends: somebody may want it before
+            return
+        for adapter in self.under_way.given_up():
+            if adapter != but:
+                self._end(adapter)
+
+    def _end(self, adapter: int) -> None:
+        self.tiers.cancel(adapter)
+        self.under_way.forget(adapter)
+        self._loader.forget(adapter)
+
+    def _fail(self, adapter: int, reason: str) -> None:
+        self.failures = _latest({**self.failures, adapter: reason})
+
+    # -- what is in the host tier ----------------------------------------------------------------
 
     def bring(self, adapter: int) -> None:
         """Have an adapter of the host tier on the device before the step that needs it, if there is room."""
@@ -230,51 +305,6 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
 
     def rank(self, adapter: int) -> int:
         return int(self._adapter_manager.get_adapter(adapter).rank)
-
-    def loading(self, adapter: int) -> bool:
-        return self._loader.loading(adapter)
-
-    def wait(self, adapter: int, most_s: float) -> None:
-        """Wait for a load while the engine has nothing to do."""
-        self._loader.wait(adapter, most_s)
-        self.collect()
-
-    def collect(self) -> None:
-        """Admit the loads that ended."""
-        for done in self._loader.collect():
-            wanted = self._wanted.pop(done.id)
-            self.counters["host_load_seconds"] += done.took_s
-            if done.adapter is None:
-                self.tiers.cancel(done.id)
-                self._fail(done.id, done.reason)
-            elif wanted["user"] is None:
-                self.tiers.cancel(done.id)
-            else:
-                self._admit(done, done.adapter, wanted)
-
-    def _admit(self, done: Done[Resident], adapter: Resident, wanted: Mapping[str, Any]) -> None:
-        size = size_bytes(adapter)
-        self.forget_blank(done.id)  # of a step that could not wait for this
-        self.failures.pop(done.id, None)
-        if done.id in self.tiers.entries:  # by a call of vLLM's own meanwhile, whose holds count
-            self.tiers.cancel(done.id)
-            self.tiers.entries[done.id].users.add(wanted["user"])
-            return
-        try:
-            how = {key: wanted[key] for key in ("priority", "pinned", "spare")}
-            self._adapter_manager.admit(adapter, size, **how)
-        except NoRoom:  # the next request gets the error, or finds room for its true size
-            self._too_big = _latest({**self._too_big, done.id: size})
-            return
-        self.tiers.entries[done.id].users.add(wanted["user"])
-        self.counters["host_loads"] += 1
-        self.counters["host_loads_alike"] += adapter.alike
-        self.counters["host_load_bytes"] += size
-        layers, packed, room = self._adapter_manager.layers, adapter.slab.data.nbytes, self.tiers.free_bytes
-        self._loader.later(lambda: layers.prepare(packed, room))
-
-    def _fail(self, adapter: int, reason: str) -> None:
-        self.failures = _latest({**self.failures, adapter: reason})
 
     def remove(self, adapter: int) -> None:
         """Remove an adapter from slot and host tier, and give its memory back to the system."""

@@ -13,6 +13,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 
 from lora_fs.worker_patch import processors
+from lora_fs.worker_patch.worker.load.resident import size_bytes
 from lora_fs.worker_patch.worker.managers import TieredWorkerManager
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom, TooLarge
 
@@ -26,14 +27,18 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
     ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (evicts no other),
     ``again`` (a failure is forgotten); ``wait_s``: so long the engine has nothing better to do;
-    ``passing``: the files are removed once it is ready; ``notices``: where the end of the load is sent to.
-    Returns ``{"state": "ready" | "loading" | "failed" | "full", "reason": str}``.
+    ``passing``: the files are removed once it is ready; ``notices``: where the end of the load is sent to;
+    ``admit``: as ``calls.admission`` makes it, once every rank has its share.
+    Returns ``{"state": "ready" | "loaded" | "loading" | "failed" | "full", "reason": str}``. "loaded": it
+    waits for the other ranks. "loaded" and "loading" have the ``load``'s number, and whom it is ``from``.
     """
     manager.collect()
     adapter = ask["id"]
     manager.forget_blank(adapter)
+    manager.under_way.want(adapter, ask)
+    if admit := ask.get("admit"):
+        manager.admit(adapter, admit["loads"], admit["bytes"])
     known = adapter in manager.tiers.entries or manager.loading(adapter)
-    manager.want(adapter, ask)
     if not known and (ask["again"] or adapter not in manager.failures):
         try:
             manager.begin_load(LoRARequest(ask["name"], adapter, ask["path"]), ask)
@@ -50,8 +55,14 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
         return {"state": "ready", "reason": ""}
     if adapter in manager.failures and not manager.loading(adapter):
         return {"state": "failed", "reason": manager.failures[adapter]}
+    load = manager.under_way.get(adapter)
+    if load is None:  # it ended, and was gone before it could be held: the next call begins it anew
+        return {"state": "loading", "reason": "", "load": "", "from": manager.notices.name, "notifies": False}
+    told = {"reason": "", "load": load.number, "from": manager.notices.name}
+    if load.adapter is not None:
+        return {"state": "loaded", **told, "bytes": size_bytes(load.adapter)}
     notifies = manager.notices.reach(ask["user"], ask.get("notices", ""))
-    return {"state": "loading", "reason": "", "notifies": notifies}
+    return {"state": "loading", **told, "notifies": notifies}
 
 
 def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
@@ -66,7 +77,7 @@ def hold(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
 def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """``user`` wants an adapter no more, loaded or not; it goes when nobody does. ``ask``: ``id, user``."""
-    manager.give_up(ask["id"], ask["user"])
+    manager.under_way.give_up(ask["id"], ask["user"])
     gone = manager.tiers.drop(ask["id"], ask["user"])
     if gone:
         manager.remove(ask["id"])
@@ -83,6 +94,7 @@ def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     tiers = manager.tiers
     tiers.prefer({int(adapter): tuple(policy) for adapter, policy in ask["policies"].items()})
     tiers.keep_holds(ask["user"], set(ask["holds"]), ask["sequence"])
+    manager.end_unmeant(ask["user"], set(ask["holds"]), ask["sequence"])
     resident = {
         str(adapter): {
             "name": manager.named.get(adapter, ("", ""))[0],

@@ -44,23 +44,38 @@ class Done(Generic[Prepared]):
 
 
 class Loader(Generic[Prepared]):
-    """Used by one thread, the engine's; ``prepare`` runs in others, which call ``ended`` after it."""
+    """Used by one thread, the engine's; ``prepare`` runs in others."""
 
-    def __init__(self, ended: Callable[[int], None] = lambda adapter: None) -> None:
-        self._ended = ended
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS + 1, "lora-fs-load", initializer=_step_aside)
         self._jobs: dict[int, tuple[Future[Prepared], float]] = {}
         self._usual_switch_s = sys.getswitchinterval()
 
-    def start(self, adapter: int, prepare: Callable[[], Prepared]) -> None:
-        """Begin a load, unless there is one of this adapter."""
+    def start(
+        self,
+        adapter: int,
+        prepare: Callable[[], Prepared],
+        ended: Callable[[Prepared | None], None] = lambda brought: None,
+    ) -> None:
+        """Begin a load, unless there is one of this adapter.
+
+        Args:
+            ended: called by the load's thread with what the load brought, None if it failed.
+        """
         if adapter not in self._jobs:
             job = self._threads.submit(prepare), time.monotonic()
             if not self._jobs:
                 self._usual_switch_s = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_switch_s, SWITCH_S))
             self._jobs[adapter] = job
-            job[0].add_done_callback(lambda _: self._ended(adapter))
+            job[0].add_done_callback(lambda future: ended(_brought(future)))
+
+    def forget(self, adapter: int) -> None:
+        """Collect nothing of a load, if there is one: it is not begun, or what it brings is dropped."""
+        job = self._jobs.pop(adapter, None)
+        if job is not None:
+            job[0].cancel()
+            self._rest()
 
     def later(self, work: Callable[[], object]) -> None:
         """Run ``work`` in a thread that nobody waits for; an error is logged."""
@@ -89,9 +104,17 @@ class Loader(Generic[Prepared]):
             else:
                 logger.warning("adapter %d is not loaded: %r", adapter, error)
                 ended.append(Done(adapter, took_s, None, str(error) or type(error).__name__))
-        if ended and not self._jobs:
-            sys.setswitchinterval(self._usual_switch_s)
+        if ended:
+            self._rest()
         return ended
+
+    def _rest(self) -> None:
+        if not self._jobs:
+            sys.setswitchinterval(self._usual_switch_s)
+
+
+def _brought(future: Future[Prepared]) -> Prepared | None:
+    return None if future.cancelled() or future.exception() is not None else future.result()
 
 
 def _tell(done: Future[object]) -> None:
