@@ -54,10 +54,12 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path / "support")
 
 
-def worker(make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32) -> TieredWorkerManager:
+def worker(
+    make: Make, budget_bytes: int, dtype: torch.dtype = torch.float32, *, rank: int = 0, size: int = 1
+) -> TieredWorkerManager:
     """A worker's manager, of a model with a host tier of so many bytes."""
     found: Any = TieredWorkerManager.__new__(TieredWorkerManager)
-    manager = found._adapter_manager = make("torch", dtype=dtype)
+    manager = found._adapter_manager = make("torch", rank, size, dtype=dtype)
     manager.tiers.budget_bytes = budget_bytes
     found._cached_dummy_lora, found._lora_model_cls, found._loader, found._alike = (
         False,

@@ -32,6 +32,7 @@ from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.notices import End, Listener, Waiting
 
 LINGER_S = 5.0
+TARGETS_MOST = 64  # of an adapter with more the worker reserves room for the whole
 UNHEARD_S = 1.0  # before another look at a load whose workers say when it ends
 LOOK_S = 0.001  # else before the first look, longer and longer before the next
 LOOK_MOST_S = 0.005
@@ -119,13 +120,15 @@ class InProcess:
 
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         spec = record.spec
-        policy = spec.policy
+        policy, targets = spec.policy, spec.lora.target_modules
         ask = {
             "id": spec.int_id,
             "name": public_of(name),  # for people: its metrics, its messages
             "path": path,
             "size_bytes": spec.size_bytes,
             "dtype": spec.lora.dtype,
+            "rank": spec.lora.rank,
+            "target_modules": [*targets] if len(targets) <= TARGETS_MOST else [],
             "priority": policy.priority if policy is not None else 0,
             "pinned": policy is not None and policy.kind is PolicyKind.PINNED,
             "spare": spare,

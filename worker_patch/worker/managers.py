@@ -183,8 +183,9 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Start to load, with room for this rank's share. A load that failed is begun anew.
 
         Args:
-            asked: ``size_bytes`` and ``dtype`` of its files, ``priority``, ``pinned``, ``spare``, the
-                ``user``, the ``sequence`` of the call, and whether the files are ``passing``.
+            asked: ``size_bytes``, ``dtype``, ``rank`` and ``target_modules`` of its files, ``priority``,
+                ``pinned``, ``spare``, the ``user``, the ``sequence`` of the call, and whether the files are
+                ``passing``.
 
         Raises:
             NoRoom: all that could be evicted for it is in use.
@@ -212,12 +213,14 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             raise
 
     def _packed_bytes(self, asked: Mapping[str, Any]) -> int:
-        """What files come to in memory, where they are of a wider type than the engine's."""
+        """What this rank's share of the files comes to in memory, as far as that is known before."""
         size, files = int(asked["size_bytes"]), getattr(torch, str(asked.get("dtype")), None)
         engine: torch.dtype = self.lora_config.lora_dtype
-        if not isinstance(files, torch.dtype) or files.itemsize <= engine.itemsize:
-            return size
-        return int(size * engine.itemsize / files.itemsize)
+        if isinstance(files, torch.dtype) and files.itemsize > engine.itemsize:
+            size = int(size * engine.itemsize / files.itemsize)
+        manager, kept = self._adapter_manager, engine.itemsize
+        share = manager.shares.size_bytes(size, asked.get("target_modules", ()), asked.get("rank", 0), kept)
+        return manager.layers.allocated_bytes(share)
 
     def loading(self, adapter: int) -> bool:
         """Whether a load of it is under way, or ended well and waits for its admission."""

@@ -29,6 +29,7 @@ from lora_fs.worker_patch.worker.load.fits import (
 from lora_fs.worker_patch.worker.load.resident import Resident, convert
 from lora_fs.worker_patch.worker.ops.punica import Planned
 from lora_fs.worker_patch.worker.slots.layers import DeviceLayers, ModelLayers
+from lora_fs.worker_patch.worker.slots.shares import Shares
 from lora_fs.worker_patch.worker.slots.stacks import StackedLayers
 from lora_fs.worker_patch.worker.slots.tiers import NoRoom, Tiers
 
@@ -61,6 +62,10 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
             config = self.lora_config
             self.layers = ModelLayers(self.lora_slots, config.max_lora_rank, config.lora_dtype)
         self.tiers.copies = self.layers.copies
+        # With layers that stayed vLLM's nobody here knows the whole.
+        ours = len(self.layers.targets) == len(self.modules)
+        parts = self.layers.parts(lambda name: self.packed_modules.get(name, [name])) if ours else {}
+        self.shares = Shares(parts)
         if self._ours:
             for name, target in self.layers.targets.items():
                 target.module.set_mapping(target.module.punica_wrapper.bind(name, target))

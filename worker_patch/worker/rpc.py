@@ -26,6 +26,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
     ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (evicts no other),
+    ``rank`` and ``target_modules`` of its files, if they are known;
     ``again`` (a failure is forgotten); ``wait_s``: so long the engine has nothing better to do;
     ``passing``: the files are removed once it is ready; ``notices``: where the end of the load is sent to;
     ``admit``: as ``calls.admission`` makes it, once every rank has its share.

@@ -9,7 +9,7 @@ Source: vllm/lora/layers, 0.32.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.utils.torch_utils import PIN_MEMORY
 
 from lora_fs.kernels.memory.arena import Arena
@@ -25,6 +26,7 @@ from lora_fs.kernels.memory.host import HostMemory
 from lora_fs.kernels.weights.layout import Layer, Shape
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Draft, Slab, Weights
 from lora_fs.worker_patch.versions.layers import LINEAR, TAKEN_OVER
+from lora_fs.worker_patch.worker.slots.shares import Part
 
 _CACHED = ("qkv", "k_proj", "v_proj", "kv_a_proj", "kv_b_proj", "query_key_value", "c_attn")
 
@@ -113,6 +115,31 @@ class ModelLayers:
         if self._pinned:
             return draft.slab(torch.empty(elements, dtype=dtype, pin_memory=True))
         return draft.slab(self._memory.empty(elements, dtype))
+
+    def allocated_bytes(self, size: int) -> int:
+        """What ``pack`` takes for so many: torch rounds pinned memory up to a power of two."""
+        return 1 << (size - 1).bit_length() if self._pinned and size else size
+
+    def parts(self, names: Callable[[str], Sequence[str]]) -> dict[str, Part]:
+        """How much of each layer this rank has.
+
+        Args:
+            names: of a layer's slices, as an adapter has them; else of the layer.
+        """
+        found: dict[str, Part] = {}
+        for layer, target in self.targets.items():
+            module, shape = target.module, target.shape
+            linear = isinstance(module, BaseLinearLayerWithLoRA)
+            inputs = module.base_layer.input_size if linear else shape.inputs
+            outputs = whole_outputs(module) if linear else shape.outputs
+            slices = names(layer)
+            if len(slices) != len(outputs):  # all are in one matrix
+                slices, local, whole = [layer], [shape.width], [sum(outputs)]
+            else:
+                local, whole = [*shape.outputs], [*outputs]
+            for name, here, width in zip(slices, local, whole, strict=True):
+                found[name] = Part(shape.inputs + here, inputs + width)
+        return found
 
     def prepare(self, size: int, room: int) -> None:
         """Have memory ready for the next adapter of so many bytes; for a thread with nothing else to do.
@@ -249,6 +276,16 @@ def shape_of(module: Any) -> Shape | None:
     if isinstance(module, LogitsProcessorWithLoRA):
         return Shape(module.hidden_size, (base.vocab_size,))
     return Shape(base.org_vocab_size, (base.embedding_dim,), lookup=True)
+
+
+def whole_outputs(module: Any) -> tuple[int, ...]:
+    """N of each output slice in the whole model, of a linear layer."""
+    base: Any = module.base_layer
+    if isinstance(base, QKVParallelLinear):
+        heads = base.total_num_heads, base.total_num_kv_heads, base.total_num_kv_heads
+        return tuple(count * base.head_size for count in heads)
+    sizes = getattr(base, "output_sizes", None)
+    return tuple(sizes) if sizes is not None and len(sizes) == module.n_slices else (base.output_size,)
 
 
 def _weights(target: Target, weights: LoRALayerWeights, scale: float, *, whole: bool) -> Weights:
