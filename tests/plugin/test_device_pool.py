@@ -78,6 +78,7 @@ def test_residency_says_gpu_beside_the_slots_too(pool: Callable[..., TieredModel
     for number in range(1, SLOTS + 2):
         step(manager, number)
     asked = SimpleNamespace(
+        end_unmeant=lambda user, meant, sequence: None,
         collect=lambda: None,
         tiers=manager.tiers,
         named={},

@@ -74,7 +74,7 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     _CLIENT: ("core_engines", "_finalizer", "client_index"),
     "vllm.config.parallel:ParallelConfig": (
         *("_api_process_count", "local_engines_only", "data_parallel_index"),
-        *("pipeline_parallel_size", "enable_expert_parallel", "use_ubatching"),
+        *("pipeline_parallel_size", "world_size", "enable_expert_parallel", "use_ubatching"),
     ),
     "vllm.config.vllm:VllmConfig": (
         *("use_v2_model_runner", "lora_config", "parallel_config", "model_config"),
@@ -108,7 +108,9 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     f"{_LORA}.punica_wrapper.punica_base:PunicaWrapperBase": ("token_lora_indices", "is_prefill"),
     f"{_LORA}.punica_wrapper.punica_gpu:PunicaWrapperGPU": (),
     f"{_V1}.worker.worker_base:WorkerBase": (),
-    "vllm.model_executor.layers.linear:QKVParallelLinear": ("total_num_heads", "total_num_kv_heads"),
+    "vllm.model_executor.layers.linear:QKVParallelLinear": (
+        *("total_num_heads", "total_num_kv_heads", "head_size"),
+    ),
     "vllm.engine.protocol:EngineClient": ("collective_rpc", "errored"),
     "vllm.entrypoints.serve": ("create_error_response",),
     "vllm.entrypoints.serve.engine.protocol": ("ErrorResponse",),
