@@ -1,7 +1,7 @@
 """From an adapter's one block on the device to every padded stack of a slot, in one launch.
 
-Each program takes a share of one stack. What the adapter does not write is zeroed in the same launch. It is
-left where the adapter before wrote to the same places.
+Each program takes a share of one stack, 16 bytes at a time where rows are multiples of that. What the adapter
+does not write is zeroed in the same launch. It is left where the adapter before wrote to the same places.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -25,6 +25,7 @@ def scatter_kernel(
     slot,
     WHOLE: tl.constexpr,  # zero what is not written
     BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,  # elements in 16 bytes
 ):
     stack = tl.program_id(0)
     target = targets_ptr + stack * 4
@@ -34,15 +35,31 @@ def scatter_kernel(
     offset, live_rows, live_columns = tl.load(source), tl.load(source + 1), tl.load(source + 2)
     high = rows if WHOLE else live_rows
     width = columns if WHOLE else live_columns
-    y_ptr = address.to(tl.pointer_type(block_ptr.dtype.element_ty)) + slot * slot_stride
-    x_ptr = block_ptr + offset
-    for first in range(tl.program_id(1) * BLOCK, high * width, tl.num_programs(1) * BLOCK):
-        index = first + tl.arange(0, BLOCK)
-        inside = index < high * width
-        row, column = index // width, index % width
-        live = inside & (row < live_rows) & (column < live_columns)
-        x = tl.load(x_ptr + row * live_columns + column, mask=live, other=0.0)
-        tl.store(y_ptr + row * columns + column, x, mask=inside)
+    y_stacks = address.to(tl.pointer_type(block_ptr.dtype.element_ty))
+    uneven = offset % VECTOR + live_columns % VECTOR + columns % VECTOR + slot_stride % VECTOR
+    if uneven + address % 16 == 0:  # every row is whole vectors, here and there
+        # What the compiler cannot see: the stacks, and each row, begin at whole vectors.
+        y_stacks = tl.multiple_of(address.to(tl.pointer_type(block_ptr.dtype.element_ty)), 16)
+        lanes = tl.arange(0, VECTOR)[None, :]
+        share: tl.constexpr = BLOCK // VECTOR
+        of_row = width // VECTOR
+        for first in range(tl.program_id(1) * share, high * of_row, tl.num_programs(1) * share):
+            index = first + tl.arange(0, share)
+            inside = index < high * of_row
+            row, column = index // of_row, index % of_row * VECTOR
+            live = inside & (row < live_rows) & (column < live_columns)
+            x_begin = tl.multiple_of(row * live_columns + column + offset, VECTOR)
+            y_begin = tl.multiple_of(row * columns + column + slot * slot_stride, VECTOR)
+            x = tl.load(block_ptr + x_begin[:, None] + lanes, mask=live[:, None], other=0.0)
+            tl.store(y_stacks + y_begin[:, None] + lanes, x, mask=inside[:, None])
+    else:
+        for first in range(tl.program_id(1) * BLOCK, high * width, tl.num_programs(1) * BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            inside = index < high * width
+            row, column = index // width, index % width
+            live = inside & (row < live_rows) & (column < live_columns)
+            x = tl.load(block_ptr + offset + row * live_columns + column, mask=live, other=0.0)
+            tl.store(y_stacks + slot * slot_stride + row * columns + column, x, mask=inside)
 
 
 def scatter(
@@ -57,4 +74,5 @@ def scatter(
         whole: zero what the adapter does not write.
     """
     grid = (targets.shape[0], PROGRAMS)
-    scatter_kernel[grid](block, targets, sources, slot, WHOLE=whole, BLOCK=BLOCK, num_warps=4)
+    sizes = {"BLOCK": BLOCK, "VECTOR": 16 // block.itemsize}
+    scatter_kernel[grid](block, targets, sources, slot, WHOLE=whole, **sizes, num_warps=4)

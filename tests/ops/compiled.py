@@ -128,6 +128,7 @@ def scatters() -> Iterator[dict[str, Any]]:
             "slot": 3,
             "WHOLE": whole,
             "BLOCK": BLOCK,
+            "VECTOR": 16 // dtype.itemsize,
             "num_warps": 4,
         }
 

@@ -112,6 +112,13 @@ def test_outputs_are_stored_as_vectors(kernels: list[dict[str, Any]]) -> None:
     assert stores == {"STG 128"}
 
 
+def test_a_slot_is_filled_by_vectors(compiled: list[dict[str, Any]]) -> None:
+    """Where rows are whole vectors, 16 bytes at a time; the other way stands beside it."""
+    for kernel in compiled:
+        if kernel["name"].startswith("scatter_kernel"):
+            assert {"LDG 128", "STG 128"} <= kernel["operations"].keys(), kernel["name"]
+
+
 def test_half_types_use_the_tensor_cores(kernels: list[dict[str, Any]]) -> None:
     """Small tiles multiply with HMMA, large ones with Hopper's own HGMMA."""
     for kernel in kernels:
