@@ -133,7 +133,7 @@ class ModelLayers:
             inputs = module.base_layer.input_size if linear else shape.inputs
             outputs = whole_outputs(module) if linear else shape.outputs
             slices = names(layer)
-            if len(slices) != len(outputs):  # all are in one matrix
+            if not len(slices) == len(outputs) == len(shape.outputs):  # all are in one matrix
                 slices, local, whole = [layer], [shape.width], [sum(outputs)]
             else:
                 local, whole = [*shape.outputs], [*outputs]
