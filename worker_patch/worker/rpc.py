@@ -33,6 +33,7 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     Returns ``{"state": "ready" | "loaded" | "loading" | "failed" | "full", "reason": str}``. "loaded": it
     waits for the other ranks. "loaded" and "loading" have the ``load``'s number, and whom it is ``from``.
     """
+    notifies = manager.notices.reach(ask["user"], ask.get("notices", ""))  # before anything can end
     manager.collect()
     adapter = ask["id"]
     manager.forget_blank(adapter)
@@ -62,7 +63,6 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     told = {"reason": "", "load": load.number, "from": manager.notices.name}
     if load.adapter is not None:
         return {"state": "loaded", **told, "bytes": size_bytes(load.adapter)}
-    notifies = manager.notices.reach(ask["user"], ask.get("notices", ""))
     return {"state": "loading", **told, "notifies": notifies}
 
 
