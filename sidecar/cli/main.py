@@ -64,8 +64,8 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "Look": {
         "list": ("look.listing", "List what is registered; * marks the revision that the plain name serves"),
-        "show": ("look.listing", "Show NAME: what it serves, and each of its revisions"),
-        "get": ("look.listing", "List the registered adapters, or show NAME"),
+        "show": ("look.show", "Show NAME: what it serves, and each of its revisions"),
+        "get": ("look.get", "List the registered adapters, or show NAME"),
         "status": (
             "look.status",
             "Show every adapter on every replica; a line marked ! is a replica's problem",

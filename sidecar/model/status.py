@@ -55,6 +55,7 @@ class AdapterStatus(Stored):
     Attributes:
         since: RFC 3339, of the phase.
         signer: who signed the bytes, as this replica checked when it loaded them.
+        effect: whether the bytes change the base model's answers; None: not known.
     """
 
     key: tuple[str, str, str, str]
@@ -66,6 +67,7 @@ class AdapterStatus(Stored):
     retry_in_s: float | None = None
     since: str = ""
     signer: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    effect: Literal["some", "none"] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Download(Stored):

@@ -111,10 +111,11 @@ def _conflicts(catalog: Catalog) -> Iterator[tuple[str, AdapterStatus]]:
 def _status(served: Served, residents: Residents, now: float, catalog: Catalog) -> AdapterStatus:
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
-        signer = residents.signer_of(record)
-        if residents.effects.get(record.spec.digest) is Effect.NONE:
-            return _make(record, Phase.READY, "NoEffect", NO_EFFECT, signer=signer)
-        return _make(record, Phase.READY, "Loaded", signer=signer)
+        signer, effect = residents.signer_of(record), residents.effects.get(record.spec.digest)
+        if effect is Effect.NONE:
+            return _make(record, Phase.READY, "NoEffect", NO_EFFECT, signer=signer, effect=effect.value)
+        known = effect.value if effect is not None else None
+        return _make(record, Phase.READY, "Loaded", signer=signer, effect=known)
     if name in residents.phases:
         return _make(record, residents.phases[name])
     failure = residents.failures.get(name)

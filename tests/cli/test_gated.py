@@ -110,7 +110,57 @@ def test_damaged(lora_fs: LoraFs, root: Path) -> None:
     ran = lora_fs("promote", "a", "v2")
     assert ran.code == 1
     assert "evaluate a@v2 again" in ran.err
-    assert lora_fs("show", "a").code == 0
+    shown = lora_fs("show", "a")
+    assert shown.code == 0
+    lines = [line for line in shown.out.splitlines() if line.startswith("  evaluated")]
+    assert lines[0] == "  evaluated  no"
+    assert lines[1].startswith("  evaluated  cannot be read: ")
+    assert lines[1].endswith("evaluate a@v2 again")
+    told = lora_fs("show", "a", "-o", "json").json
+    assert (told["evaluations"], list(told["unreadable_evaluations"])) == ({}, ["v2"])
+
+
+@pytest.mark.parametrize(
+    ("rate", "gate", "text"),
+    [
+        (0.95, GATE, "passed pass_rate>=0.9; 200 cases of cases.jsonl"),
+        (0.8, GATE, "failed pass_rate>=0.9: pass_rate is 0.8, the bound is 0.9; 200 cases"),
+        (0.8, None, "without a gate; 200 cases of cases.jsonl"),
+    ],
+)
+def test_shown(lora_fs: LoraFs, root: Path, rate: float, gate: str | None, text: str) -> None:
+    """`show` has each revision's newest evaluation: the verdict of its gate, its cases and its figures."""
+    evaluated(root, rate, gate=gate)
+    out = lora_fs("show", "a@v2").out
+    assert f"  evaluated  {text}" in out
+    assert f"  figures    pass_rate {rate}" in out
+    told = lora_fs("show", "a", "-o", "json").json
+    assert list(told["evaluations"]) == ["v2"]
+    assert told["evaluations"]["v2"]["measured"]["figures"]["pass_rate"] == rate
+    assert lora_fs("show", "a@v1", "-o", "json").json["evaluations"] == {}
+
+
+def test_effect_and_signer_are_shown(lora_fs: LoraFs, report: Report, root: Path) -> None:
+    """`show` says which live replicas found an effect or none, and that nobody looked; and who signed."""
+    out = lora_fs("show", "a@v2").out
+    assert "  effect     not known\n" in out
+    assert "  signed by  not known\n" in out
+    for replica, age_s in (("pod-a", 0), ("pod-b", 0), ("pod-c", 0), ("pod-d", 0), ("gone", 3600)):
+        report(replica, age_s=age_s)
+        said = AdapterStatus(
+            key=("default", MODEL, "v2", "a"),
+            generation=1,
+            phase=Phase.READY,
+            effect="some" if replica == "pod-a" else "none",
+        )
+        rewrite(root, {"adapters": {"a@v2": said}}, replica)
+    out = lora_fs("show", "a@v2").out
+    assert (
+        "  effect     none: it answers as the base model does (pod-b, pod-c, pod-d); it changes answers (pod-a)"
+    ) in out
+    told = lora_fs("show", "a", "-o", "json").json
+    others = dict.fromkeys(("pod-b", "pod-c", "pod-d"), "none")
+    assert told["effects"] == {"v1": {}, "v2": {"pod-a": "some", **others}}
 
 
 def test_asked_for_by_the_command(lora_fs: LoraFs, root: Path) -> None:
@@ -305,9 +355,9 @@ def test_steps_and_others(lora_fs: LoraFs, more: tuple[str, ...]) -> None:
     assert serves(lora_fs) == ("v1", None)
 
 
-def rewrite(root: Path, changes: dict[str, Any]) -> None:
-    """Let pod-a report something else."""
-    path = root / ".replicas" / "pod-a.json"
+def rewrite(root: Path, changes: dict[str, Any], replica: str = "pod-a") -> None:
+    """Let a replica report something else."""
+    path = root / ".replicas" / f"{replica}.json"
     status = decode(ReplicaStatus, path.read_bytes())
     atomic.replace(path, seal(status.model_copy(update=changes)))
 

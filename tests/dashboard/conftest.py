@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -16,11 +17,14 @@ import uvicorn
 
 from lora_fs.sidecar.cli.serve.sidecar import Server
 from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, RevisionUsage, Scope
+from lora_fs.sidecar.model.evaluation import Evaluation, Measured
+from lora_fs.sidecar.model.gates import parse
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.server.app import create_app
@@ -53,11 +57,33 @@ class Live:
         wanted = Registration(name, folder, folder.as_uri(), labels=labels or {})
         ingest.register(self.registry, scope, wanted, Expectation(("tiny",)), writer="test")
 
-    def revise(self, name: str, *, activate: bool = True) -> None:
+    def revise(self, name: str, *, activate: bool = True, seed: int = 1) -> None:
         """Register other bytes under a name that is there: its next revision."""
-        folder = write_adapter(self.sources / f"{name}-again", seed=hash(name) % 1000 + 1)
+        folder = write_adapter(self.sources / f"{name}-again{seed}", seed=hash(name) % 1000 + seed)
         wanted = Registration(name, folder, folder.as_uri(), activate=activate)
         ingest.register(self.registry, SCOPE, wanted, Expectation(("tiny",)), writer="another")
+
+    def evaluate(self, name: str, revision: str, rate: float, gate: str, **more: Any) -> Path:
+        """Keep an evaluation as the command does; returns its file."""
+        record = release.chosen_of(self.registry, SCOPE, name, revision)[revision]
+        figures = {"pass_rate": rate, "cases": 200.0}
+        unmet = parse(gate).unmet(figures, {})
+        evaluation = Evaluation(
+            namespace=SCOPE.namespace,
+            model=SCOPE.model,
+            name=name,
+            data="cases.jsonl",
+            data_sha256=64 * "0",
+            cases=200,
+            concurrency=4,
+            measured=Measured(revision=revision, digest=record.spec.digest, figures=figures),
+            gate=gate,
+            passed=not unmet,
+            unmet=unmet,
+            **more,
+        )
+        evaluations.write(self.registry, evaluation)
+        return self.registry.layout.evaluation(record.key)
 
     def unregister(self, name: str, scope: Scope = SCOPE) -> None:
         """As the command does."""
@@ -104,6 +130,7 @@ class Live:
         scope: Scope = SCOPE,
         usage: Mapping[str, RevisionUsage] | None = None,
         usage_left_out: int = 0,
+        effect: Literal["some", "none"] | None = None,
     ) -> None:
         """Write what another replica would."""
         at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
@@ -115,7 +142,11 @@ class Live:
             updated_at=at.isoformat(),
             adapters={
                 name: AdapterStatus(
-                    key=(*scope, "v1", name.partition("@")[0]), generation=1, phase=phase, message=message
+                    key=(*scope, "v1", name.partition("@")[0]),
+                    generation=1,
+                    phase=phase,
+                    message=message,
+                    effect=effect,
                 )
                 for name, phase in phases.items()
             },

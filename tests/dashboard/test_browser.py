@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import Download, Phase, RevisionUsage
+from lora_fs.sidecar.model.evaluation import Measured
 from lora_fs.sidecar.reconcile.telemetry.events import KEPT
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.server.app import create_app
@@ -33,6 +34,7 @@ from tests.server.conftest import FakeReplica, serving
 
 SCRIPT = Path(__file__).parents[2] / ".ci/chromium.py"
 Open = Callable[..., Page]
+DIGEST = f"sha256:{64 * '0'}"
 WITHIN_MS = 15_000  # an expectation is waited for; how long a busy machine takes to draw is not promised
 expect.set_options(timeout=WITHIN_MS)
 
@@ -262,6 +264,33 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     details.get_by_role("button", name="Copy lora-fs status a -n default").click()
     expect(details.get_by_role("button", name="Copy lora-fs status a -n default")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "lora-fs status a -n default"
+
+
+def test_evaluations_and_effect_are_shown(live: Live, open_page: Open) -> None:
+    """Each revision has its newest evaluation, or why it cannot be read; replicas say if it does anything."""
+    live.register("a")
+    for revision, rate, against in (("v2", 0.95, "v1"), ("v3", 0.8, None), ("v4", 1.0, None)):
+        live.revise("a", activate=False, seed=int(revision[1:]))
+        measured = {"baseline": Measured(revision=against, digest=DIGEST, figures={})} if against else {}
+        file = live.evaluate("a", revision, rate, "pass_rate>=0.9", **measured)
+    file.write_text("{}", encoding="utf-8")
+    live.report("other", {"a": Phase.READY}, effect="none")
+    page = open_page(live.url)
+    row(page, "a").click()
+    details = page.get_by_role("complementary", name="a", exact=True)
+    lines = details.locator(".revisions li")
+    expect(lines).to_have_count(4)
+    expect(lines.filter(has_text="v1 serves").locator(".evaluation")).to_have_text("not evaluated")
+    passed, failed, broken = (lines.filter(has_text=one).locator(".evaluation") for one in ("v2", "v3", "v4"))
+    expect(passed).to_have_text(
+        "passed pass_rate>=0.9 · 200 cases of cases.jsonl, against v1 · pass_rate 0.95"
+    )
+    expect(passed).to_have_class("evaluation passed")
+    expect(failed).to_contain_text("failed pass_rate>=0.9 · pass_rate>=0.9: pass_rate is 0.8")
+    expect(failed).to_have_class("evaluation failed")
+    expect(broken).to_contain_text("its evaluation cannot be read")
+    expect(details).to_contain_text("none: it answers as the base model does (other)")
+    assert violations(page) == []
 
 
 def test_an_adapters_requests_and_load_time_are_shown(live: Live, open_page: Open) -> None:

@@ -49,7 +49,7 @@ class GivesLogprobs(Protocol):
 
 
 class EffectProbe:
-    """Of one replica. ``on_verdict`` is called when an adapter is found to have no effect."""
+    """Of one replica. ``on_verdict`` is called when an adapter's effect becomes known."""
 
     def __init__(
         self,
@@ -145,6 +145,7 @@ class EffectProbe:
         self._residents.effects[digest] = found
         if found is Effect.NONE:
             self._tell(name, record)
+        self._on_verdict()
 
     async def _asked(self, name: str, prompt: str) -> tuple[Scores, Scores] | None:
         answers = []
@@ -163,7 +164,6 @@ class EffectProbe:
         told = event("effect.none", adapter=public_of(name), revision=record.revision)
         logger.warning("%s answers as the base model does", public_of(name), extra=told)
         self._events.tell("NoEffect", NO_EFFECT, record.key, warning=True)
-        self._on_verdict()
 
 
 NO_EFFECT: Final = (

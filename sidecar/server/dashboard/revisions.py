@@ -1,22 +1,30 @@
-"""An adapter's revisions over time: which serves, which is tried by what share, how each is used. Pure."""
+"""An adapter's revisions over time: which serves, which is tried, how each is used, evaluated, signed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.reconcile.catalog import Catalog
+from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.server.dashboard.usage import Totals
 from lora_fs.sidecar.server.ports import Served
 
 
 def revisions_of(
-    catalog: Catalog, served: Served, usage: Mapping[str, Totals], *, whole: bool
+    catalog: Catalog,
+    served: Served,
+    usage: Mapping[str, Totals],
+    evaluations: Evaluations,
+    *,
+    whole: bool,
 ) -> list[dict[str, Any]]:
     """List every revision of what ``served`` is, the one registered last first.
 
     Args:
         usage: counts by revision.
+        evaluations: of the registered revisions.
         whole: a revision without counts was not asked for; if not so, its counts are unknown, and None.
     """
     record = served.record
@@ -37,10 +45,22 @@ def revisions_of(
             "share": shares.get(one.revision, 0) if one.present else 0,
             "registered_at": one.registered_at or one.updated_at,
             "writer": one.writer,
+            "signer": one.spec.signer,
+            "evaluation": _evaluated(evaluations.found.get(one.revision)),
+            "evaluation_problem": evaluations.unreadable.get(one.revision),
             **_used(usage.get(one.revision, Totals() if whole else None)),
         }
         for one in found
     ]
+
+
+def _evaluated(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    kept = {"data", "cases", "gate", "passed", "unmet", "updated_at"}
+    against = evaluation.baseline.revision if evaluation.baseline is not None else None
+    told = evaluation.model_dump(mode="json", include=kept)
+    return {**told, "figures": evaluation.figures, "against": against}
 
 
 def _used(totals: Totals | None) -> dict[str, Any]:

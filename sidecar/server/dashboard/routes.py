@@ -16,13 +16,14 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.errors import LoraFsError, NotFound
+from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
 from lora_fs.sidecar.server.dashboard.revisions import revisions_of
 from lora_fs.sidecar.server.dashboard.usage import totals_of
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.ports import ReplicaPort
+from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -91,12 +92,16 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
             raise NotFound(f"The model `{name[:200]}` does not exist.")
         said = await board.described(served)
         usage, whole = totals_of(said.values())
+        evaluations = await _evaluations(replica, served)
         told: dict[str, Any] = {
             "name": name,
             "record": served.record.model_dump(mode="json"),
             "residency": replica.residency().get(name),
             "staged": replica.staged(served),
-            "revisions": revisions_of(replica.catalog(), served, usage, whole=whole),
+            "revisions": revisions_of(
+                replica.catalog(), served, usage, evaluations or Evaluations(), whole=whole
+            ),
+            "evaluations_known": evaluations is not None,
             "usage_whole": whole,
             "replicas": {
                 other: one.status.model_dump(mode="json") for other, one in said.items() if one.status
@@ -105,6 +110,14 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
         return JSONResponse(told, headers={"Cache-Control": "no-store"})
 
     return routes
+
+
+async def _evaluations(replica: ReplicaPort, served: Served) -> Evaluations | None:
+    """Those of a name's revisions, read afresh; None if they cannot be read now."""
+    try:
+        return (await replica.administration.named(served.record.key.scope, served.record.name))[2]
+    except LoraFsError:
+        return None
 
 
 async def _unless_left(request: Request, answer: Coroutine[Any, Any, bytes | None]) -> bytes | None:

@@ -22,6 +22,8 @@ export async function drawDetails(name, fleet, signal) {
     ["Labels", Object.entries(spec.labels).map(([key, value]) => `${key}=${value}`).join(" ")],
     ["Source", spec.source.uri],
     ["Digest", spec.digest],
+    ["Signed by", spec.signer],
+    ["Effect", effectOf(Object.entries(told.replicas))],
     ["Written", `${record.updated_at} by ${record.writer}`],
   ].filter(([, value]) => value);
   const list = el("dl", {}, ...facts.flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)]));
@@ -39,6 +41,13 @@ export async function drawDetails(name, fleet, signal) {
   const everywhere = el("table", {}, head, el("tbody", {}, ...lines));
   const parts = [list, ...laneOf(told), el("h3", {}, "Replicas"), everywhere, ...historyOf(told), ...commandsFor(record, told.revisions)];
   byId("details-body").replaceChildren(...parts);
+}
+
+/** What the replicas found out about the bytes that serve; nothing where none of them looked. */
+function effectOf(replicas) {
+  const by = (kind) => replicas.filter(([, one]) => one.effect === kind).map(([id]) => id).join(", ");
+  const parts = [by("none") && `none: it answers as the base model does (${by("none")})`, by("some") && `it changes answers (${by("some")})`];
+  return parts.filter(Boolean).join("; ");
 }
 
 function progressOf(text) {
@@ -70,11 +79,27 @@ function laneOf({ revisions, usage_whole: whole }) {
   return [title, el("div", { class: "lane" }, side(serves, "serves"), bar, side(canary, "canary"))];
 }
 
-function historyOf({ revisions, usage_whole: whole }) {
+const FIGURES = ["pass_rate", "score", "errors", "regressions", "improvements", "p_worse", "ttft_p99_ms"];
+
+/** The newest evaluation of a revision: its gate, its cases and its figures. */
+function evaluationOf({ role, evaluation, evaluation_problem: problem }, known) {
+  if (role === "withdrawn") return null;
+  if (problem || !known) return el("p", { class: "evaluation failed" }, problem ? `its evaluation cannot be read: ${problem}` : "evaluations cannot be read now");
+  if (!evaluation) return el("p", { class: "evaluation" }, "not evaluated");
+  const { gate, passed, unmet, cases, data, against, figures, updated_at: at } = evaluation;
+  const verdict = passed === null ? "evaluated without a gate" : `${passed ? "passed" : "failed"} ${gate}`;
+  const of = `${count(cases)} cases of ${data}${against ? `, against ${against}` : ""}`;
+  const numbers = FIGURES.filter((one) => one in figures).map((one) => `${one} ${Number(figures[one].toPrecision(4))}`);
+  const kind = passed === null ? "evaluation" : `evaluation ${passed ? "passed" : "failed"}`;
+  return el("p", { class: kind }, [verdict, ...unmet, of, ...numbers, at && clock(Date.parse(at) / 1000)].filter(Boolean).join(" · "));
+}
+
+function historyOf({ revisions, usage_whole: whole, evaluations_known: known }) {
   const lines = revisions.map((one) => {
     const load = one.load_s === null ? "" : `load ${seconds(one.load_s)}`;
-    const told = [`${clock(Date.parse(one.registered_at) / 1000)} by ${one.writer}`, requestsOf(one, whole), errorsOf(one), load].filter(Boolean);
-    return el("li", { class: one.role }, el("strong", {}, one.revision), ` ${one.role} `, el("span", {}, told.join(" · ")));
+    const signed = one.signer && `signed by ${one.signer}`;
+    const told = [`${clock(Date.parse(one.registered_at) / 1000)} by ${one.writer}`, requestsOf(one, whole), errorsOf(one), load, signed].filter(Boolean);
+    return el("li", { class: one.role }, el("strong", {}, one.revision), ` ${one.role} `, el("span", {}, told.join(" · ")), evaluationOf(one, known));
   });
   return [el("h3", {}, "Revisions"), el("ol", { class: "revisions", role: "list" }, ...lines)];
 }
