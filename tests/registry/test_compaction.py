@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import Conflict, UnknownOutcome
 from lora_fs.sidecar.model import AdapterKey, Policy, Record, Scope
-from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 from lora_fs.sidecar.registry.drops.adopt import RETRY_S, Adopter
 from lora_fs.sidecar.registry.format.layout import Generation, generation_name
 from lora_fs.sidecar.registry.lifecycle import amend, release
 from lora_fs.sidecar.registry.maintenance import compaction, fsck, gc, survey
 from lora_fs.sidecar.registry.maintenance.garbage import What, collect
-from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.head import parse_head, read_head
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -151,31 +149,6 @@ def test_of_what_came_and_went_nothing_is_left(
     assert [name for _, name in view.desired.pointers] == ["kept"]
     state = survey.look(volume)
     assert list(fsck.find(volume, state, older_than_s=0.0, hash_files=True)) == []
-
-
-def test_an_evaluation_goes_with_its_revision(
-    volume: Registry, scope: Scope, make_adapter: MakeAdapter
-) -> None:
-    """With the tombstone, not before; another revision's stays."""
-    beside = []
-    for name in ("kept", "gone"):
-        record = put(volume, scope, make_adapter(name), name=name, revision="v1").record
-        found = Evaluation(
-            namespace=scope.namespace,
-            model=scope.model,
-            name=name,
-            data="cases.jsonl",
-            data_sha256=64 * "0",
-            cases=1,
-            concurrency=1,
-            measured=Measured(revision="v1", digest=record.spec.digest, figures={"pass_rate": 1.0}),
-        )
-        evaluations.write(volume, found)
-        beside.append(volume.layout.evaluation(record.key))
-    release.unregister(volume, scope, "gone", writer="test")
-    assert [path.exists() for path in beside] == [True, True]
-    compact_whole(volume, scope)
-    assert [path.exists() for path in beside] == [True, False]
 
 
 def test_what_is_young_stays(volume: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:

@@ -1,9 +1,9 @@
 """Reads an export: one tar that holds a registry and proves that it is whole.
 
-The tar begins and ends with a sealed object. Between them lie the newest records and pointers, at their
-paths on the volume, and the adapters' files. The last object counts and hashes all others, so a copy that was
-cut is never read as a smaller registry. This module extracts nothing, and parses each segment of a member's
-name before it becomes a path.
+The tar begins and ends with a sealed object. Between them lie the newest records, evaluations and pointers,
+at their paths on the volume, and the adapters' files. The last object counts and hashes all others, so a copy
+that was cut is never read as a smaller registry. This module extracts nothing, and parses each segment of a
+member's name before it becomes a path.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, check_segment
 from lora_fs.sidecar.registry.format.layout import (
     Generation,
     generation_name,
+    parse_evaluation,
     parse_generation,
     parse_place,
 )
 from lora_fs.sidecar.registry.format.sealed import MAX_SEALED_BYTES, decode
 from lora_fs.sidecar.registry.lifecycle.artifacts import digest_of
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.validate import packed
 
 BEGIN = "lora-fs-export.json"
@@ -105,6 +107,7 @@ class Contents:
     Attributes:
         bodies: every record, then every pointer. raw: their sealed bytes.
         files: the size in bytes and the hash of each file.
+        evaluations: their sealed bytes.
     """
 
     begin: Begin
@@ -112,6 +115,7 @@ class Contents:
     bodies: dict[AdapterKey, Record | Pointer]
     raw: dict[AdapterKey, bytes]
     files: dict[AdapterKey, dict[str, tuple[int, str]]]
+    evaluations: dict[AdapterKey, bytes]
 
     @property
     def records(self) -> dict[AdapterKey, Record]:
@@ -158,6 +162,7 @@ def read(path: Path) -> Contents:
     bodies: dict[AdapterKey, Record | Pointer] = {}
     raw: dict[AdapterKey, bytes] = {}
     files: dict[AdapterKey, dict[str, tuple[int, str]]] = {}
+    found_evaluations: dict[AdapterKey, bytes] = {}
     seen: set[str] = set()
     with opened(path) as members:
         for name, reader in members:
@@ -169,6 +174,14 @@ def read(path: Path) -> Contents:
             try:
                 if name == END:
                     end = decode(End, _whole(path, name, reader))
+                    continue
+                if (evaluated := parse_evaluation(name)) is not None:
+                    data = _whole(path, name, reader)
+                    tally.add(name, len(data), hashlib.sha256(data).hexdigest())
+                    evaluations.parse(evaluated, data)
+                    if evaluated not in bodies:
+                        raise CorruptRecord(f"is of {evaluated}, which is not in the export")
+                    found_evaluations[evaluated] = data
                     continue
                 key, what = parse(name) if name != BEGIN else (None, "")
                 if key is not None and isinstance(what, str):
@@ -192,7 +205,7 @@ def read(path: Path) -> Contents:
         raise InputError(f"{path} is no whole export: it does not end with {END}; take another copy")
     if (end.members, end.digest) != (tally.members, tally.digest):
         raise InputError(f"{path}: its members are not those that were exported; take another copy")
-    return Contents(begin, end, bodies, raw, files)
+    return Contents(begin, end, bodies, raw, files, found_evaluations)
 
 
 def check(name: str, body: Record | Pointer) -> None:

@@ -1,4 +1,4 @@
-"""Exports the newest good generation of every record and pointer, and the adapters' files, as one tar.
+"""Exports the newest good generation of every record and pointer, evaluations and files, as one tar.
 
 Writers go on meanwhile. Pointers are read before records, so the export has every revision that a name
 serves. A file that changes while it is read is reported, and its adapter counts as left out. The tar stays
@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.backup.archive import BEGIN, END, Begin, End, Tall
 from lora_fs.sidecar.registry.format.layout import Generation, Layout, generation_name
 from lora_fs.sidecar.registry.format.sealed import seal
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED, open_regular
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -115,6 +116,9 @@ def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifa
         for name in records:
             members.add(name, seen[name][1])
         for record in records.values():
+            if record.present:
+                _add_evaluation(members, registry.layout, record, done)
+        for record in records.values():
             if artifacts and record.present:
                 _add_files(members, registry.layout, record, done)
         for name, (_, data) in seen.items():
@@ -125,6 +129,19 @@ def write(registry: Registry, scopes: Iterable[Scope], out: IO[bytes], *, artifa
         end = End(members=tally.members, digest=tally.digest, left_out=len(done.left_out))
         members.add(END, seal(end))
     return done
+
+
+def _add_evaluation(members: _Members, layout: Layout, record: Record, done: Exported) -> None:
+    path = layout.evaluation(record.key)
+    if path.name not in (atomic.list_names(path.parent) or ()):
+        return
+    try:
+        data = atomic.read_bytes(path)
+        if data is not None:  # else gc removed it meanwhile
+            evaluations.parse(record.key, data)
+            members.add(str(path.relative_to(layout.root)), data)
+    except (CorruptRecord, atomic.NotRegular) as error:
+        done.left_out.append(f"{path} is left out: {error}")
 
 
 def _add_files(members: _Members, layout: Layout, record: Record, done: Exported) -> None:

@@ -62,6 +62,9 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
             if isinstance(home, Record) and home is not body and key not in lost:
                 following = _next(home)
                 _lay(folder, following, seal(following), tier, names)
+        for key, data in contents.evaluations.items():
+            atomic.make_folder(layout.evaluation(key).parent)
+            atomic.replace(layout.evaluation(key), data, sync=True)
         write_marker(path, Marker(registry_uuid=identity, tier=tier, epoch=epoch), names)
         advance_head(path, epoch)
     finally:

@@ -95,6 +95,19 @@ def parse_place(path: str) -> Place | None:
     return Place(Scope(namespace, model), None if folder == ACTIVE else folder, *parsed)
 
 
+def parse_evaluation(path: str) -> AdapterKey | None:
+    """Parse the path of an evaluation, relative to the root. Returns None if it is not one."""
+    segments, suffix = path.removesuffix(".json").split("/"), path.endswith(".json")
+    if (
+        not suffix
+        or len(segments) != 5
+        or segments.pop(2) != EVALUATIONS
+        or not all(map(is_segment, segments))
+    ):
+        return None
+    return AdapterKey(*segments)
+
+
 def is_segment(name: str) -> bool:
     """Return whether a folder's name may be a namespace, model, revision or adapter."""
     return SEGMENT.fullmatch(name) is not None
@@ -183,9 +196,13 @@ class Layout:
     def incoming(self, scope: Scope) -> Path:
         return self.scope(scope) / INCOMING
 
+    def evaluations(self, scope: Scope) -> Path:
+        """Return the folder that has a folder of evaluations for each revision."""
+        return self.scope(scope) / EVALUATIONS
+
     def evaluation(self, key: AdapterKey) -> Path:
         """Return the file of a revision's newest evaluation."""
-        return self.scope(key.scope) / EVALUATIONS / key.revision / f"{key.name}.json"
+        return self.evaluations(key.scope) / key.revision / f"{key.name}.json"
 
     def artifact(self, key: AdapterKey) -> Path:
         """Return the folder of a revision's own files; a linked adapter's files are elsewhere."""

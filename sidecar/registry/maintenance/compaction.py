@@ -9,8 +9,6 @@ above what it has seen (``RegistryView.refresh``).
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -23,7 +21,7 @@ from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.format.ids import natural_order
 from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name, parse_generation
 from lora_fs.sidecar.registry.lifecycle.retention import serving
-from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, age_s, size_of
+from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, age_s, remove_empty, size_of
 from lora_fs.sidecar.registry.store.head import current_head, raise_floor
 from lora_fs.sidecar.registry.store.reader import Body, ScopeListing, Series
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -107,15 +105,13 @@ def find(
         first = 1 + max((one.body.generation for one in withdrawn), default=0)
         floor = head.seq if head is not None else 0
         tell = partial(raise_floor, registry.layout.root, registry.marker.epoch, floor, first)
-        names = cache(lambda folder: frozenset(atomic.list_names(folder) or ()))  # one listing a revision
         for one in withdrawn:
             why = f"withdrawn at {one.body.updated_at}, and nothing is left of it"
-            remove = partial(_forget, one, tell, _evaluation_of(registry, one.body, names))
-            found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), remove))
+            found.append(Garbage(one.path, What.HISTORY, why, size_of(one.path), partial(_forget, one, tell)))
     for revision, entries in listing.revisions.items():
         folder = registry.layout.revision(scope, revision)
         if not entries.packed and age_s(folder) >= older_than_s:
-            remove = partial(_remove_empty, folder)
+            remove = partial(remove_empty, folder)
             found.append(Garbage(folder, What.HISTORY, "an empty revision", 0, remove))
     return found
 
@@ -193,37 +189,15 @@ def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) 
             path.unlink(missing_ok=True)
 
 
-def _evaluation_of(
-    registry: Registry, body: Record | Pointer, names: Callable[[Path], frozenset[str]]
-) -> Path | None:
-    """The file of a revision's evaluation; None: it has none, or ``body`` is a pointer."""
-    if not isinstance(body, Record):
-        return None
-    path = registry.layout.evaluation(body.key)
-    return path if path.name in names(path.parent) else None
+def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
+    """Remove a tombstone, once HEAD tells readers that some may be gone.
 
-
-def _forget(tombstone: _Newest, tell: Callable[[], None], evaluation: Path | None) -> None:
-    """Remove a tombstone and its evaluation, once HEAD tells readers that some may be gone.
-
-    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile. The
-    evaluation goes first: no later gc would know whose it was. Its folder stays until it is empty.
+    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile.
     """
     tell()
     if tombstone.is_there():
-        if evaluation is not None:
-            evaluation.unlink(missing_ok=True)
-            _remove_empty(evaluation.parent)
         tombstone.path.unlink(missing_ok=True)
         tell()
-
-
-def _remove_empty(folder: Path) -> None:
-    try:
-        os.rmdir(folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
 
 
 def _histories(entries: Listing) -> dict[str, list[Generation]]:

@@ -28,9 +28,10 @@ from lora_fs.sidecar.registry.format.layout import REGISTERING, generation_name
 from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import artifacts
 from lora_fs.sidecar.registry.lifecycle.mending import lies
-from lora_fs.sidecar.registry.maintenance import gc
+from lora_fs.sidecar.registry.maintenance import evaluated, gc
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, is_older
 from lora_fs.sidecar.registry.maintenance.survey import State, names_in, noted, series_of
+from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.head import READ_BYTES, Head
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
@@ -52,6 +53,7 @@ class Kind(StrEnum):
     QUOTA = "quota"  # it bounds nothing that can be told, so nothing is registered in its namespace
     MARKER = "marker"  # of the registry: nothing may be written
     REPORT = "report"
+    EVALUATION = "evaluation"  # it cannot be read, so it passes no gate; or no record is of it
     UNKNOWN = "unknown"  # it could not be looked at
 
 
@@ -91,6 +93,7 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
             yield from _files(registry, key, record, hash_files=hash_files)
     yield from _unregistered(registry, state, older_than_s)
     yield from _left(registry, state, older_than_s)
+    yield from _evaluations(registry, state, older_than_s)
     yield from _hints(registry, state)
     for path, error in state.unknown.items():
         yield Finding(Kind.UNKNOWN, path, str(error))
@@ -250,6 +253,28 @@ def _left(registry: Registry, state: State, older_than_s: float) -> Iterator[Fin
                 if item.path not in seen:
                     seen.add(item.path)
                     yield Finding(Kind.HALF, item.path, item.why, "it is removed", garbage=item)
+
+
+def _evaluations(registry: Registry, state: State, older_than_s: float) -> Iterator[Finding]:
+    list_names = partial(names_in, state=state)
+    for scope, listing in state.listings.items():
+        for path, key in evaluated.files(registry.layout, scope, list_names):
+            record = state.records.get(key)
+            if record is None or not record.present:
+                continue
+            with noted(state, path):
+                try:
+                    data = atomic.read_bytes(path)
+                    if data is not None:
+                        evaluations.parse(key, data)
+                except (CorruptRecord, atomic.NotRegular) as error:
+                    again = f"`lora-fs evaluate {key.name}@{key.revision}` again"
+                    text = f"cannot be read, and no gate is passed by it: {error}: {again}"
+                    yield Finding(Kind.EVALUATION, path, text, key=key)
+        home = registry.layout.scope(scope)
+        if not any(path.is_relative_to(home) for path in state.unknown):  # else a record may be unseen
+            for item in evaluated.orphans(registry, scope, listing, older_than_s, list_names):
+                yield Finding(Kind.EVALUATION, item.path, item.why, "it is removed", garbage=item)
 
 
 def _hints(registry: Registry, state: State) -> Iterator[Finding]:

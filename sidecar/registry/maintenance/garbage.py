@@ -110,6 +110,15 @@ def _remove_artifact(path: Path, still: Callable[[], bool]) -> None:
         shutil.rmtree(aside)  # register missed it and placed its own copy
 
 
+def remove_empty(folder: Path) -> None:
+    """Remove a folder, unless something came into it."""
+    try:
+        os.rmdir(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
 def age_s(path: Path) -> float:
     """Seconds since it was changed last; what is gone, or unknown, is young."""
     with suppress(OSError):

@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.format.sealed import decode
 from lora_fs.sidecar.registry.lifecycle import retention
 from lora_fs.sidecar.registry.lifecycle.artifacts import CARRIED
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
-from lora_fs.sidecar.registry.maintenance import compaction, survey
+from lora_fs.sidecar.registry.maintenance import compaction, evaluated, survey
 from lora_fs.sidecar.registry.maintenance.compaction import HISTORY_S
 from lora_fs.sidecar.registry.maintenance.garbage import Garbage, What, artifact, is_older, leftover
 from lora_fs.sidecar.registry.store.reader import ScopeListing
@@ -88,6 +88,7 @@ def find(
     older_than_s, history_s = older_than_s + ahead_s, history_s + ahead_s
     listing = registry.scan(scope)
     found = [*left_by_writers(registry, scope, listing, older_than_s)]
+    found += evaluated.orphans(registry, scope, listing, older_than_s)
     found += _old_hints(registry, older_than_s)
     if in_use is not None:
         found += unfinished(registry, scope, listing, older_than_s)
@@ -107,6 +108,7 @@ def left_by_writers(
     layout = registry.layout
     folders = [layout.root, layout.leases, layout.replicas, layout.events, layout.active(scope)]
     folders += [layout.revision(scope, revision) for revision in listing.revisions]
+    folders += evaluated.folders(layout, scope, list_names)
     left = "a temporary name left by a writer that died"
     rows = [*((folder, TEMPORARY, left) for folder in folders)]
     rows.append((layout.incoming(scope), "", "a copy that was never finished"))

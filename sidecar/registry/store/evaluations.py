@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from lora_fs.sidecar.errors import CorruptRecord, OperatorError
+from lora_fs.sidecar.errors import CorruptRecord, OperatorError, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Record
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.format.sealed import decode, seal
 from lora_fs.sidecar.registry.store.reader import Reader
 from lora_fs.sidecar.registry.volume import atomic
+
+TRIES: Final = 3  # gc may remove an old folder that is empty, and never the one that is made then
+_WENT: Final = (FileNotFoundError, FileExistsError)  # before or after it was found to exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,19 @@ def of(reader: Reader, records: Iterable[Record]) -> Evaluations:
 
 
 def write(reader: Reader, evaluation: Evaluation) -> None:
-    """Let an evaluation be its revision's newest. It survives a power loss."""
-    path = reader.layout.evaluation(_key(evaluation))
-    atomic.make_folder(path.parent)
-    atomic.replace(path, seal(evaluation), sync=True)
+    """Let an evaluation be its revision's newest. It survives a power loss.
+
+    gc may remove the folder if it was empty for long: it is then made anew.
+    """
+    path, data = reader.layout.evaluation(_key(evaluation)), seal(evaluation)
+    for attempt in range(TRIES):
+        try:
+            atomic.make_folder(path.parent)
+            atomic.replace(path, data, sync=True)
+            return
+        except VolumeUnavailable as error:
+            if attempt == TRIES - 1 or not isinstance(error.__cause__, _WENT):
+                raise
 
 
 def read(reader: Reader, record: Record) -> Evaluation | None:
@@ -52,11 +65,17 @@ def read(reader: Reader, record: Record) -> Evaluation | None:
         return None  # not opened to know it: see ``atomic``
     try:
         data = atomic.read_bytes(path)
-        found = decode(Evaluation, data) if data is not None else None
+        found = parse(record.key, data) if data is not None else None
     except (CorruptRecord, atomic.NotRegular) as error:
         raise OperatorError(f"{path}: {error}: evaluate {record.name}@{record.revision} again") from error
-    if found is None or _key(found) != record.key or found.measured.digest != record.spec.digest:
-        return None  # of other bytes
+    return found if found is not None and found.measured.digest == record.spec.digest else None
+
+
+def parse(key: AdapterKey, data: bytes) -> Evaluation:
+    """Decode what lies in the place of a revision's evaluation. Raises CorruptRecord."""
+    found = decode(Evaluation, data)
+    if _key(found) != key:
+        raise CorruptRecord(f"holds an evaluation of {_key(found)}, which is not what its path says")
     return found
 
 

@@ -1,4 +1,4 @@
-"""An adapter's revisions over time: which serves, which is tried, how each is used, evaluated, signed. Pure."""
+"""An adapter's revisions over time: role, share, use, evaluation and signer of each. Pure."""
 
 from __future__ import annotations
 
