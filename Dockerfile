@@ -19,7 +19,7 @@ COPY worker_patch worker_patch
 COPY kernels kernels
 COPY examples/local examples/local
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# Sources of adapters besides the hub and web servers, and traces: --build-arg EXTRAS=s3,gcs,otel
+# Sources of adapters besides the hub and web servers, signatures, and traces: --build-arg EXTRAS=s3,gcs,sign,otel
 ARG EXTRAS=
 # The lists only constrain here: the wheel's own requirements are installed, at tested versions.
 RUN python -m venv /opt/lora-fs \

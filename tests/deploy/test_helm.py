@@ -23,12 +23,14 @@ import yaml
 
 from lora_fs.sidecar.server.middleware import tokens
 from lora_fs.sidecar.settings import Settings
+from lora_fs.sidecar.trust import Trust
 from tests.cli.conftest import LoraFs, parse
 from tests.cli.conftest import lora_fs as lora_fs
 from tests.cli.conftest import root as root
 from tests.deploy import test_kubernetes as plain
 from tests.deploy.test_kubernetes import Object, environment, mounts
 from tests.registry.conftest import write_adapter
+from tests.trust.conftest import new_key
 
 CHART = plain.FOLDER.parent / "helm/lora-fs"
 META: Object = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -79,6 +81,7 @@ EVERYTHING: Object = {
     "storage": {"storageClassName": "nfs"},
     "stage": {"medium": "Memory"},
     "auth": {"token": "one\ntwo name=b"},
+    "trust": {"existingConfigMap": "signers"},
     "nim": {"claim": "nim-store", "path": "loras"},
     "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"a": "b"}},
     "serviceAccount": {"annotations": {"role": "arn:aws:iam::1:role/x"}},
@@ -305,6 +308,12 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
             {"apply": {"documents": {"a.yaml": "x"}, "existingConfigMap": "mine"}},
             "apply.documents and apply.existingConfigMap exclude each other",
         ),
+        (
+            {"trust": {"files": {"trust.yaml": "x"}, "existingConfigMap": "mine"}},
+            "trust.files and trust.existingConfigMap exclude each other",
+        ),
+        ({"trust": {"files": {"trust.yml": "x"}}}, "trust.files has no trust.yaml"),
+        ({"trust": {"files": {"a/trust.yaml": "x"}}}, "trust.files: Does not match pattern"),
         ({"stage": {"maxBytes": "21474836480"}}, "stage.maxBytes (21474836480) is not below stage.sizeLimit"),
     ],
 )
@@ -746,6 +755,41 @@ def test_documents_are_applied_by_a_hook(lora_fs: LoraFs, root: Path, tmp_path: 
     (hook,) = [one for one in mine if hooks(one)]
     assert hook["spec"]["template"]["spec"]["volumes"][1]["configMap"] == {"name": "mine"}
     assert "ConfigMap" not in objects({"apply": {"existingConfigMap": "mine"}})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_trust_file_is_where_lora_fs_looks(mode: str, tmp_path: Path) -> None:
+    """The ConfigMap's files are a trust file that lora-fs reads, in each pod and in the Job that applies;
+    the whole folder is mounted, so that a change arrives."""
+    text = "signers:\n- {name: ops, key: ops.pub}\n"
+    files = {"trust.yaml": text, "ops.pub": new_key().public}
+    found = render({"mode": mode, "trust": {"files": files}, "apply": {"existingConfigMap": "mine"}})
+    (made,) = [one for one in found if one["kind"] == "ConfigMap"]
+    assert made["data"] == files
+    (hook,) = [one for one in found if hooks(one)]
+    (deployment,) = [one for one in found if one["kind"] == "Deployment"]
+    for template in (hook["spec"]["template"], deployment["spec"]["template"]):
+        spec = template["spec"]
+        container = next(
+            one
+            for one in (*spec.get("initContainers", ()), *spec["containers"])
+            if "LORA_FS_TRUST" in environment(one)
+        )
+        place = Path(environment(container)["LORA_FS_TRUST"]["value"])
+        mount = mounts(container)["trust"]
+        assert (mount["mountPath"], mount["readOnly"], "subPath" in mount) == (str(place.parent), True, False)
+        assert {"name": "trust", "configMap": {"name": made["metadata"]["name"]}} in spec["volumes"]
+        for name, content in made["data"].items():
+            (tmp_path / name).write_text(content)
+        assert [one.name for one in Trust(tmp_path / place.name).signers().every] == ["ops"]
+
+
+def test_without_trust_nothing_is_mounted() -> None:
+    """By default no signature is looked at; a ConfigMap of yours is named, and none is made."""
+    assert "LORA_FS_TRUST" not in environment(pod(objects({}))["initContainers"][0])
+    mine = objects({"trust": {"existingConfigMap": "mine"}})
+    assert {"name": "trust", "configMap": {"name": "mine"}} in pod(mine)["volumes"]
+    assert "ConfigMap" not in mine
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -52,6 +52,33 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{ .Values.apply.existingConfigMap | default (printf "%s-adapters" (include "lora-fs.name" .)) }}
 {{- end -}}
 
+{{- /* The trust file and what it names: yours, or what the chart makes of its values. Empty: there is none. */ -}}
+{{- define "lora-fs.trust" -}}
+{{- if .Values.trust.files -}}
+{{ include "lora-fs.name" . }}-trust
+{{- else -}}
+{{ .Values.trust.existingConfigMap }}
+{{- end -}}
+{{- end -}}
+
+{{- define "lora-fs.trustEnv" -}}
+- name: LORA_FS_TRUST
+  value: /etc/lora-fs-trust/trust.yaml
+{{- end -}}
+
+{{- /* Without subPath, so that a change of the ConfigMap arrives. */ -}}
+{{- define "lora-fs.trustMount" -}}
+- name: trust
+  mountPath: /etc/lora-fs-trust
+  readOnly: true
+{{- end -}}
+
+{{- define "lora-fs.trustVolume" -}}
+- name: trust
+  configMap:
+    name: {{ include "lora-fs.trust" . }}
+{{- end -}}
+
 {{- /* The secret that holds the tokens: yours, or the one that the chart makes. */ -}}
 {{- define "lora-fs.tokenSecret" -}}
 {{ .Values.auth.existingSecret | default (printf "%s-token" (include "lora-fs.name" .)) }}
@@ -153,6 +180,9 @@ seccompProfile:
 - name: LORA_FS_TOKEN_FILE
   value: /etc/lora-fs/token
 {{- end }}
+{{- if include "lora-fs.trust" . }}
+{{ include "lora-fs.trustEnv" . }}
+{{- end }}
 {{- with include "lora-fs.hosts" . }}
 - name: LORA_FS_ALLOWED_HOSTS
   value: {{ . | quote }}
@@ -186,6 +216,9 @@ seccompProfile:
 - name: token
   mountPath: /etc/lora-fs
   readOnly: true
+{{- end }}
+{{- if include "lora-fs.trust" . }}
+{{ include "lora-fs.trustMount" . }}
 {{- end }}
 {{- if .Values.nim.claim }}
 - name: nim

@@ -19,6 +19,12 @@
 {{- if and $v.apply.documents $v.apply.existingConfigMap -}}
 {{- fail "apply.documents and apply.existingConfigMap exclude each other: leave one of them empty" -}}
 {{- end -}}
+{{- if and $v.trust.files $v.trust.existingConfigMap -}}
+{{- fail "trust.files and trust.existingConfigMap exclude each other: leave one of them empty" -}}
+{{- end -}}
+{{- if and $v.trust.files (not (hasKey $v.trust.files "trust.yaml")) -}}
+{{- fail "trust.files has no trust.yaml: that is the file that names who may sign" -}}
+{{- end -}}
 {{- range $engine.args -}}
 {{- if hasPrefix "--shutdown-timeout=" . -}}
 {{- $given := trimPrefix "--shutdown-timeout=" . | int -}}
