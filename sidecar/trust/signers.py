@@ -29,6 +29,15 @@ HASHES: Final[dict[str, hashes.HashAlgorithm]] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
+# What cryptography raises for a certificate that was changed: some of it is no ValueError.
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 CURVES: Final = "an elliptic curve's (P-256, P-384 or P-521)"
 
 
@@ -92,7 +101,7 @@ class Authority:
         try:
             leaf, *others = map(_certificate, bundle.chain)
             return self._verify(leaf, others, bundle, now())
-        except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as error:
+        except UNREADABLE as error:
             raise Refusal("untrusted", "holds a certificate that cannot be read") from error
 
     def _verify(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import json
 import socket
 from collections.abc import Callable
 from importlib import util
@@ -13,11 +15,13 @@ import pytest
 from lora_fs.sidecar.errors import TrustUnreadable
 from lora_fs.sidecar.registry.lifecycle.artifacts import SERVED, hash_files
 from lora_fs.sidecar.trust import Refusal, Trust
+from lora_fs.sidecar.trust.sign import sign
 from lora_fs.sidecar.trust.statement import state
-from tests.trust.conftest import UTC
+from tests.trust.conftest import UTC, new_authority
 from tests.trust.sigstore_stack import Sigstore
 
 WHO, ISSUER = "release@acme.example", "https://issuer.example"
+VERSION_3 = b"\xa0\x03\x02\x01\x02"  # in DER
 AGO = datetime.timedelta(days=30)
 
 
@@ -48,6 +52,70 @@ def test_an_identity_signs(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     raw = sigstore.sign(statement(adapter), WHO, ISSUER)
     assert trust.check("default", hash_files(adapter, SERVED), raw) == f"ci (identity {WHO})"
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])
+def test_every_byte_of_the_bundle_counts(adapter: Path, sigstore: Sigstore, trust: Trust, step: int) -> None:
+    """A bundle of which one bit is another one is refused, whichever bit it is; no error is any other."""
+    raw, files = sigstore.sign(statement(adapter), WHO, ISSUER), hash_files(adapter, SERVED)
+    assert trust.check("default", files, raw) is not None
+    passed = []
+    for at in range(0, len(raw), step):
+        changed = bytearray(raw)
+        changed[at] ^= 1 << (at % 8)
+        try:
+            trust.check("default", files, bytes(changed))
+        except Refusal:
+            continue
+        passed.append(at)
+    assert passed == []
+
+
+CHECKPOINTS = {
+    "another name": lambda envelope: envelope.replace("\u2014 log.", "\u2014 lag."),
+    "two signatures": lambda envelope: envelope + envelope.rpartition("\n\n")[2],
+    "a witness's": lambda envelope: envelope + "\u2014 witness.example AAAAAAAAAAAA\n",
+    "a line between": lambda envelope: envelope.replace("\n\n", "\n\nx\n"),
+    "padded": lambda envelope: envelope[:-1] + "=\n",
+}
+
+
+@pytest.mark.parametrize("what", CHECKPOINTS)
+def test_what_nothing_signs_in_a_checkpoint(
+    adapter: Path, sigstore: Sigstore, trust: Trust, what: str
+) -> None:
+    """Below a log's checkpoint stands the log's signature and nothing else: Sigstore's library reads over
+    the rest."""
+    value = json.loads(sigstore.sign(statement(adapter), WHO, ISSUER))
+    checkpoint = value["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]["checkpoint"]
+    checkpoint["envelope"] = CHECKPOINTS[what](checkpoint["envelope"])
+    with pytest.raises(Refusal) as caught:
+        trust.check("default", hash_files(adapter, SERVED), json.dumps(value).encode())
+    assert caught.value.code == "untrusted"
+
+
+@pytest.mark.parametrize("how", ["identity", "certificate"])
+def test_a_certificate_of_no_version(
+    adapter: Path, sigstore: Sigstore, trust: Trust, trusting: Callable[..., Trust], how: str
+) -> None:
+    """A certificate that cannot be read is a refusal, whatever cryptography raises for it."""
+    raw = sigstore.sign(statement(adapter), WHO, ISSUER)
+    if how == "certificate":
+        root = new_authority()
+        trust = trusting({"name": "ops", "certificates": root.pem})
+        key = root.issue("build@acme")
+        raw = sign(adapter, key.pem, certificates=key.certificates)
+    value = json.loads(raw)
+    material = value["verificationMaterial"]
+    holder = (
+        material["certificate"] if how == "identity" else material["x509CertificateChain"]["certificates"][0]
+    )
+    encoded = base64.b64decode(holder["rawBytes"])
+    assert encoded.count(VERSION_3) == 1
+    holder["rawBytes"] = base64.b64encode(encoded.replace(VERSION_3, VERSION_3[:-1] + b"\x6a")).decode()
+    with pytest.raises(Refusal) as caught:
+        trust.check("default", hash_files(adapter, SERVED), json.dumps(value).encode())
+    assert caught.value.code == "untrusted"
 
 
 @pytest.mark.parametrize(
