@@ -297,6 +297,49 @@ def test_a_retry_announces_what_a_dead_writer_left(
     assert names(view) == ["a1", "b1"]
 
 
+@pytest.mark.parametrize("act", ["promote", "canary"])
+def test_a_revision_that_a_dead_writer_left_is_announced_with_its_name(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    view: RegistryView,
+    monkeypatch: pytest.MonkeyPatch,
+    act: str,
+) -> None:
+    """Its writer was killed before its HEAD. Who lets the name serve or try it announces both: a reader that
+    learned the pointer alone would serve nothing by the name."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "announce", lambda _: None)
+        put(Registry(registry.layout.root), scope, make_adapter("b", seed=1), name="a1", activate=False)
+    view.refresh()
+    monkeypatch.setattr(Registry, "scan", pytest.fail)
+    if act == "promote":
+        release.promote(registry, scope, "a1", "v2", writer="test")
+    else:
+        release.set_canary(registry, scope, "a1", "v2", 5, writer="test")
+    view.refresh()
+    assert view.desired.records[AdapterKey(*scope, "v2", "a1")].present
+    assert names(view) == ["a1"]
+
+
+def test_a_pointer_to_what_is_not_known_is_looked_up(
+    registry: Registry,
+    scope: Scope,
+    make_adapter: MakeAdapter,
+    view: RegistryView,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where HEAD tells of a pointer alone, and its revision was not announced, the reader lists the tree."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "announce", lambda _: None)
+        put(Registry(registry.layout.root), scope, make_adapter("b", seed=1), name="a1", activate=False)
+    view.refresh()
+    monkeypatch.setattr(Registry, "confirm", lambda *_: None)  # as an earlier version promotes
+    release.promote(registry, scope, "a1", "v2", writer="test")
+    view.refresh()
+    assert names(view) == ["a1"]
+
+
 def test_folders_that_are_named_are_listed_alone(
     registry: Registry,
     scope: Scope,

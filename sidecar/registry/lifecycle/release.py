@@ -68,6 +68,7 @@ def promote(registry: Registry, scope: Scope, name: str, revision: str, *, write
         TemporaryError: see ``Registry.append``.
     """
     record = chosen_of(registry, scope, name, revision)[revision]
+    registry.confirm(registry.records(record.key), record)  # else a reader may know the pointer alone
     pointer = point(registry, scope, name, revision, writer=writer, claims=record.origin == "api")
     registry.announce()
     return pointer
@@ -143,7 +144,8 @@ def set_canary(
         InputError: the name serves that revision. Conflict: another one is tried.
     """
     if revision is not None:
-        chosen_of(registry, scope, name, revision)
+        record = chosen_of(registry, scope, name, revision)[revision]
+        registry.confirm(registry.records(record.key), record)
 
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         serving, current = _serving(newest, scope, name), newest.canary if newest is not None else None

@@ -48,5 +48,8 @@ class Rehearsal(Registry):
             }
         )
 
+    def confirm(self, series: Series[Body], body: Body) -> None:
+        """Confirm nothing."""
+
     def announce(self) -> None:
         """Announce nothing."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 
 from lora_fs.sidecar.errors import CorruptRecord, VolumeUnavailable
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
-from lora_fs.sidecar.registry.format.layout import Generation, Listing, generation_name
+from lora_fs.sidecar.registry.format.layout import Generation, Listing, Place, generation_name
 from lora_fs.sidecar.registry.store.reader import Body, Known, Reader, ScopeListing, Series
 from lora_fs.sidecar.registry.view.snapshot import Desired, Growing, Key
 
@@ -116,6 +116,13 @@ class Learning:
         if isinstance(key, AdapterKey):
             return self._learn_told(self.records, _Wanted(key, self._registry.records(key), generation))
         return self._learn_told(self.pointers, _Wanted(key, self._registry.pointers(*key), generation))
+
+    def knows_what_it_names(self, place: Place) -> bool:
+        """Whether the revision that a pointer serves is known, present or withdrawn; of a record True."""
+        pointer = self.pointers.get((place.scope, place.name)) if place.revision is None else None
+        if pointer is None or pointer.revision is None:
+            return True
+        return self.records.get(AdapterKey(*place.scope, pointer.revision, place.name)) is not None
 
     def _learn_told(self, known: Growing[Key, Body], one: _Wanted[Key, Body]) -> bool:
         held = known.get(one.key)

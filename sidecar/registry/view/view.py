@@ -151,6 +151,8 @@ class RegistryView:
         for place in places:
             if self._is_problem(place) or not learning.told(place.key, place.generation):
                 return None
+        if not all(learning.knows_what_it_names(place) for place in places):
+            return None  # its record's writer died before its HEAD
         until = self._clock() + self._lag.lag_s
         self._told |= {place.key: until for place in places}
         if learning.learned:
