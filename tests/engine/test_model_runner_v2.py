@@ -6,6 +6,7 @@ Its bookkeeping has 32 bits for an adapter's integer id, and a record's has 63.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.engine.plugin import plugin_engine
 
 HERE = Path(__file__).parent
 ADAPTERS = 4
+STEPS = 50
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
@@ -31,7 +33,7 @@ def v2_farm(work_dir: Path) -> Iterator[EngineFarm]:
         yield farm
 
 
-@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize(("kernels", "how"), [("auto", ["--async-scheduling"]), ("off", [])])
 def test_it_says_what_v1_says(
     v2_farm: EngineFarm,
     model_dir: Path,
@@ -39,11 +41,18 @@ def test_it_says_what_v1_says(
     adapters: Callable[[int], Path],
     right: Callable[[int], str],
     kernels: str,
+    how: list[str],
 ) -> None:
-    """More adapters than slots, one after the other and at once, with lora-fs's kernels and with vLLM's."""
-    with plugin_engine(f"v2-{kernels}", v2_farm, model_dir, tmp_path, LORA_FS_KERNELS=kernels) as plugin:
+    """More adapters than slots, one after the other and at once, with lora-fs's kernels and with vLLM's.
+
+    And one that loads for as long as the test says, while a stream goes on. One of them schedules ahead.
+    """
+    (faults := tmp_path / "faults").mkdir()
+    settings = {"LORA_FS_KERNELS": kernels, "FAULTS": str(faults)}
+    with plugin_engine(f"v2-{kernels}", v2_farm, model_dir, tmp_path, *how, **settings) as plugin:
         client, names = plugin.client, [f"a{seed}" for seed in range(ADAPTERS)]
         assert "Using V2 Model Runner" in client.engine.log_text()
+        assert ("ASYNC SCHEDULER" in client.engine.log_text()) == bool(how)
         base = client.complete(MODEL_NAME).text
         for seed, name in enumerate(names):
             plugin.register(name, adapters(seed))
@@ -54,3 +63,11 @@ def test_it_says_what_v1_says(
             beside = [] if kernels == "off" else [MODEL_NAME]
             answers = client.complete_all([*names, *beside, *names])
         assert [answer.text for answer in answers] == [*wanted, *[base for _ in beside], *wanted]
+        plugin.register("slow", adapters(ADAPTERS))
+        (faults / "slow-0").touch()
+        with plugin.unharmed() as stream, ThreadPoolExecutor(1) as one:
+            waiting = one.submit(client.complete, "slow")
+            stream.wait_tokens(STEPS)
+            assert not waiting.done()
+            (faults / "slow-0").unlink()
+            assert waiting.result().text == right(ADAPTERS)
