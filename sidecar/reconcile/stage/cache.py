@@ -106,7 +106,8 @@ class Copies:
 
         Does not block. A copy may be in use before it is made.
         """
-        used = {os.path.basename(os.path.dirname(path)) for path in paths if self.owns(path)}
+        within = f"{self._folder}{os.sep}"
+        used = {path[len(within) :].partition(os.sep)[0] for path in paths if path.startswith(within)}
         released, now = self._lock.use(used), time.monotonic()
         with self._guard:
             self._known |= used

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from lora_fs.sidecar.logs import event
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 Now = Callable[[], datetime.datetime]
 _Identity = tuple[AdapterKey | None, str, str]
+_Adapter = tuple[str, str, str] | None  # all its revisions; None: the replica itself
 
 
 def utc_now() -> datetime.datetime:
@@ -38,6 +40,8 @@ class EventLog:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._events: dict[_Identity, Event] = {}  # the one that happened last is last
+        self._of = Counter[_Adapter]()  # how many
+        self._normal = 0
         self.version = 0
 
     def tell(
@@ -54,6 +58,8 @@ class EventLog:
             kind = "Warning" if warning else "Normal"
             noted = Event(type=kind, reason=reason, message=message, key=key, first_at=at, last_at=at)
             self._make_room(_adapter(key))
+            self._of[_adapter(key)] += 1
+            self._normal += not warning
         self._events[identity] = noted
         self.version += 1
 
@@ -61,17 +67,23 @@ class EventLog:
         """All there are, in the order in which each happened last."""
         return tuple(self._events.values())
 
-    def _make_room(self, adapter: tuple[str, ...]) -> None:
-        own = [one for one in self._events if _adapter(one[0]) == adapter]
-        if len(own) >= KEPT_OF_ONE:
-            del self._events[own[0]]
+    def _make_room(self, adapter: _Adapter) -> None:
+        if self._of[adapter] >= KEPT_OF_ONE:
+            self._drop(next(one for one in self._events if _adapter(one[0]) == adapter))
         elif len(self._events) >= KEPT:
-            normal = [identity for identity, one in self._events.items() if one.type == "Normal"]
-            del self._events[normal[0] if len(normal) >= KEPT // 2 else next(iter(self._events))]
+            is_any = self._normal < KEPT // 2
+            self._drop(next(one for one, noted in self._events.items() if is_any or noted.type == "Normal"))
+
+    def _drop(self, identity: _Identity) -> None:
+        self._normal -= self._events.pop(identity).type == "Normal"
+        adapter = _adapter(identity[0])
+        self._of[adapter] -= 1
+        if not self._of[adapter]:
+            del self._of[adapter]
 
 
-def _adapter(key: AdapterKey | None) -> tuple[str, ...]:
-    return () if key is None else (*key.scope, key.name)
+def _adapter(key: AdapterKey | None) -> _Adapter:
+    return None if key is None else (key.namespace, key.model, key.name)
 
 
 class News:
