@@ -1,4 +1,4 @@
-"""What the compiler makes of every shipped configuration, on sm_90, with or without a GPU."""
+"""What the compiler makes of every shipped configuration, on sm_90 and sm_80, with or without a GPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from lora_fs.kernels.gpu.configs import SHRINK_WAVES
 
-# Of an H100, for one block.
+# Of an H100, for one block; and of an A100.
 SHARED_LIMIT = 227 * 1024
+SHARED_LIMIT_80 = 163 * 1024
 HALF = ("bfloat16", "float16")
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compile_for(capability: int, cache: Path) -> list[dict[str, Any]]:
     spec = find_spec("triton")
     binaries = Path(spec.origin if spec and spec.origin else "").parent / "backends/nvidia/bin"
     missing = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if not (binaries / name).exists()]
@@ -28,8 +28,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         pytest.skip(f"this installation of Triton comes without {', '.join(missing)}")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")}
     answer = subprocess.run(
-        [sys.executable, Path(__file__).with_name("compiled.py")],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
+        [sys.executable, Path(__file__).with_name("compiled.py"), str(capability)],
+        env={**environment, "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -37,6 +37,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     assert answer.returncode == 0, answer.stderr
     found: list[dict[str, Any]] = json.loads(answer.stdout)
     return found
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return compile_for(90, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,22 @@ def test_nothing_spills(compiled: list[dict[str, Any]]) -> None:
     assert {kernel["name"]: kernel["stack"] for kernel in compiled if kernel["stack"]} == {}
     assert not [kernel["name"] for kernel in compiled if {"STL", "LDL"} & kinds(kernel)]
     assert sum("scatter" in kernel["name"] for kernel in compiled) == 4
+
+
+def test_an_a100_has_room_for_each(tmp_path: Path) -> None:
+    """On sm_80 nothing spills, tiles fit, loads are vectors, and a decoding shrink's programs run at once."""
+    compiled = compile_for(80, tmp_path)
+    assert {kernel["name"]: kernel["stack"] for kernel in compiled if kernel["stack"]} == {}
+    assert not [
+        kernel["name"] for kernel in compiled if {"STL", "LDL", "ATOM", "ATOMG", "RED"} & kinds(kernel)
+    ]
+    assert {kernel["name"] for kernel in compiled if kernel["shared"] > SHARED_LIMIT_80} == set()
+    kernels = regular([kernel for kernel in compiled if "ROWS" in kernel])
+    of_rows = [kernel for kernel in kernels if "embedding" not in kernel["name"]]
+    assert {kernel["name"]: narrow(kernel) for kernel in of_rows if narrow(kernel)} == {}
+    shrinks = [kernel for kernel in decoding(kernels) if kernel["name"].startswith("shrink")]
+    assert shrinks
+    assert {kernel["name"] for kernel in shrinks if resident(kernel) < SHRINK_WAVES} == set()
 
 
 def test_a_decoding_shrinks_programs_run_at_once(kernels: list[dict[str, Any]]) -> None:
