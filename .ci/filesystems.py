@@ -109,7 +109,10 @@ def no_machine() -> str | None:
             )
         except subprocess.TimeoutExpired:
             return f"user-mode-linux did not boot within {BOOT_S:.0f} s"
-    return None if "it boots" in ran.stdout else "user-mode-linux: " + _last(ran.stdout + ran.stderr)
+    if "it boots" in ran.stdout:
+        return None
+    before, panic, _ = ran.stdout.partition("Kernel panic")
+    return "user-mode-linux does not boot: " + _last(before if panic else ran.stdout + ran.stderr)
 
 
 def apt(archives: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
 """Which replicas fail what others serve: they get no requests for a while. Decides alone, without I/O.
 
 As Envoy's outlier detection does: a replica whose last FAILURES answers all failed is ejected. It is back
-after BASE_S, after twice as long the next time, and so on. A third of the fleet is ejected at most, and never
-the only replica: a request that no engine can serve takes no fleet down.
+after BASE_S, the next time after twice BASE_S, then after three times. A third of the fleet is ejected at
+most, or one of two, and never the only replica: a request that no engine can serve takes no fleet down.
 """
 
 from __future__ import annotations

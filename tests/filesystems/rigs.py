@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import ParamSpec, TypeVar, cast
 
 from tests.filesystems import serve
@@ -82,7 +83,25 @@ def why_not(name: str) -> str | None:
     for module in needs.modules:
         if importlib.util.find_spec(module) is None:
             return f"no Python module {module}: run `make env`"
-    return None
+    return no_machine() if name in MACHINES else None
+
+
+@cache
+def no_machine() -> str | None:
+    """Why no virtual machine boots here, by a boot of one: CI's own reason."""
+    reason: str | None = ci_filesystems().no_machine()
+    return reason
+
+
+def ci_filesystems() -> ModuleType:
+    """Return ``.ci/filesystems.py``, which says what must run."""
+    path = Path(__file__).parents[2] / ".ci/filesystems.py"
+    spec = importlib.util.spec_from_file_location("ci_filesystems", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @cache

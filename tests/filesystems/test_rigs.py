@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def listed() -> ModuleType:
     """`.ci/filesystems.py`, which says what must run."""
-    spec = importlib.util.spec_from_file_location("ci_filesystems", ROOT / ".ci/filesystems.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return rigs.ci_filesystems()
 
 
 def left_of(folder: Path) -> list[str]:
@@ -76,6 +71,14 @@ def test_ci_says_what_must_run(listed: ModuleType) -> None:
     script = (ROOT / ".ci/run").read_text()
     assert f'{REQUIRED}=$("${{VENV:-.venv}}/bin/python" .ci/filesystems.py)\nexport {REQUIRED}\n' in script
     assert listed.__doc__
+
+
+def test_what_ci_finds_unable_is_not_tried(listed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that boots no virtual machine skips what needs one: there it would be an error."""
+    monkeypatch.setattr(rigs, "_no_namespaces", lambda: None)
+    monkeypatch.setattr(rigs, "no_machine", lambda: "it does not boot")
+    monkeypatch.setattr(shutil, "which", lambda program, **_: program)
+    assert {rigs.why_not(name) for name in listed.MACHINES} == {"it does not boot"}
 
 
 def test_one_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
