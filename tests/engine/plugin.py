@@ -73,11 +73,15 @@ class Plugin:
         )
 
     @contextmanager
-    def unharmed(self) -> Iterator[Stream]:
-        """Stream from the bystander; nothing may happen to it or to the engine in this block."""
+    def unharmed(self, *, steady: bool = True) -> Iterator[Stream]:
+        """Stream from the bystander; nothing may happen to it or to the engine in this block.
+
+        Args:
+            steady: as ``Stream.check_unharmed``.
+        """
         with Stream(self.client.url, BYSTANDER, engine=self.client.engine) as stream:
             yield stream
-        stream.check_unharmed()
+        stream.check_unharmed(steady=steady)
         assert self.client.healthy()
         assert self.client.metric("lora_fs_blank_runs_total") == 0
 

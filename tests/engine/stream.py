@@ -103,13 +103,17 @@ class Stream:
                 self._told.wait(left_s)
         return False
 
-    def check_unharmed(self) -> None:
-        """After ``stop``: every answer was whole and the undisturbed one, and none stood still."""
+    def check_unharmed(self, *, steady: bool = True) -> None:
+        """After ``stop``: every answer was whole and the undisturbed one, and none stood still.
+
+        Args:
+            steady: False where the engine's own steps may take long, as in Triton's interpreter.
+        """
         assert not self._thread.is_alive(), "the stream did not end"
         assert self.broke is None
         assert self.texts
         assert set(self.texts) == {self.expected}
-        assert self.longest_gap_s < GAP_LIMIT_S
+        assert not steady or self.longest_gap_s < GAP_LIMIT_S
 
     def _run(self) -> None:
         try:
