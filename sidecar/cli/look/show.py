@@ -12,7 +12,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import Format, shown_bytes, shown_time
-from lora_fs.sidecar.errors import NotFound
+from lora_fs.sidecar.errors import NotFound, VolumeUnavailable
 from lora_fs.sidecar.model import Record, ReplicaStatus
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
@@ -52,9 +52,12 @@ def _show(context: Context, desired: Desired, name: str, revision: str | None, o
         return  # it is not known that it is not there
     pointer = desired.pointers.get((scope, name))
     shown = {record.revision for record in records}
-    known = context.backend.named(scope, name).evaluations
-    found = {one: evaluation for one, evaluation in known.found.items() if one in shown}
-    unreadable = {one: why for one, why in known.unreadable.items() if one in shown}
+    try:
+        known = context.backend.named(scope, name).evaluations
+        found = {one: evaluation for one, evaluation in known.found.items() if one in shown}
+        unreadable = {one: why for one, why in known.unreadable.items() if one in shown}
+    except VolumeUnavailable as error:  # the records are shown all the same
+        found, unreadable = {}, dict.fromkeys(shown, str(error))
     effects = _effects(records, context.backend.reports().of(scope))
     told = {
         "pointer": pointer.model_dump(mode="json") if pointer else None,
