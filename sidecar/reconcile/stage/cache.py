@@ -53,7 +53,7 @@ class Copies:
     """Owns ``folder``, which takes at most ``max_bytes``; any thread may ask."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        self._folder, self.max_bytes = folder, max_bytes
+        self._folder, self._within, self.max_bytes = folder, f"{folder}{os.sep}", max_bytes
         self._lock = FolderLock(folder)
         self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes; under the lock
         self._guard = threading.Lock()  # of what follows; never held while anything blocks
@@ -86,11 +86,11 @@ class Copies:
 
     def path(self, record: Record) -> str:
         """Where a record's copy lies, or would lie: the content's hash and the adapter's name."""
-        return f"{self._folder}{os.sep}{_name(record)}{os.sep}{record.name}"
+        return f"{self._within}{_name(record)}{os.sep}{record.name}"
 
     def owns(self, path: str) -> bool:
         """Whether a path that the engine names is one of these."""
-        return path.startswith(f"{self._folder}{os.sep}")
+        return path.startswith(self._within)
 
     def has(self, record: Record) -> bool:
         """Whether its copy lies there, as far as this process last saw: from memory."""
@@ -106,8 +106,7 @@ class Copies:
 
         Does not block. A copy may be in use before it is made.
         """
-        within = f"{self._folder}{os.sep}"
-        used = {path[len(within) :].partition(os.sep)[0] for path in paths if path.startswith(within)}
+        used = {path[len(self._within) :].partition(os.sep)[0] for path in paths if self.owns(path)}
         released, now = self._lock.use(used), time.monotonic()
         with self._guard:
             self._known |= used
