@@ -115,8 +115,10 @@ def check_whole(registry: Registry) -> None:
 
 
 def test_an_apply_that_is_killed_is_never_half_done(fleet: Stubs, tmp_path: Path) -> None:
-    """Each name is as the old documents say or as the new ones do, on every replica, and never goes back;
-    the run that is let be makes what the new ones say, prunes the rest, and leaves others' adapters."""
+    """Each name is as the old documents say or as the new ones do, on every replica, and never goes back.
+
+    The run that nobody kills makes what the new ones say, prunes the rest, and leaves others' adapters.
+    """
     env = {"LORA_FS_ROOT": str(fleet.root), "LORA_FS_MODEL": "tiny", "PATH": str(Path(LORA_FS).parent)}
     old, new = tmp_path / "old", tmp_path / "new"
 

@@ -242,7 +242,7 @@ async def torn_down(*_: object) -> None:
 @pytest.mark.parametrize("model", ["sql", "tiny"])
 @pytest.mark.parametrize("app", [dead, shut, torn_down])
 async def test_a_request_that_the_engines_end_cuts(app: ASGIApp, model: str) -> None:
-    """Is told to ask another one, as what comes after: it passed the gate, and vLLM waited for nothing."""
+    """It gets 503, as a later request does: it had passed the gate, and vLLM did not wait for it."""
     site = Site()
 
     async def cut(scope: Scope, receive: Receive, send: Send) -> None:
@@ -278,7 +278,7 @@ async def test_an_answer_that_has_begun_stays_cut(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["sql", "tiny"])
 async def test_an_engine_that_does_not_end(model: str) -> None:
-    """What vLLM fails then is its own to answer; that it died is told as where it is stopped."""
+    """Where nobody stopped the engine, vLLM's own error passes; only the engine's death becomes 503."""
     site = Site()
     site.gate._app = failing
     async with site.http:

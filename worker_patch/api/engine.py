@@ -283,8 +283,7 @@ class InProcess:
             return True
         answers = await self._call("hold", id=adapter)
         if not all(answer["held"] for answer in answers):
-            engines = {answer["engine"] for answer in answers}
-            disagree = len({(answer["engine"], answer["held"]) for answer in answers}) > len(engines)
+            disagree = len({(a["engine"], a["held"]) for a in answers}) > len({a["engine"] for a in answers})
             if disagree and not self._loading[adapter]:  # one rank lost it: all begin anew, and agree again
                 await self._call("drop", id=adapter)
             return False
