@@ -20,8 +20,8 @@ READS = ("/", "/metrics", "/readyz", "/v1/dashboard", "/dashboard/app.js", "/v1/
 
 
 def test_operations(root: Path, tmp_path: Path) -> None:
-    """With `LORA_FS_ADMIN_PORT` the calls that change something, the dashboard, `/metrics` and `/readyz` are
-    answered on that port alone, and inference is not."""
+    """With `LORA_FS_ADMIN_PORT` that port alone answers the calls that change something, the dashboard,
+    `/metrics` and `/readyz`. It answers no inference."""
     admin_port = free_port()
     process = start_sidecar(
         "sidecar",

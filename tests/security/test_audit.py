@@ -38,10 +38,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_http(sidecar: Sidecar, token_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every load and unload over HTTP is one line with who, what, when, from where and how it ended, failed
-    ones included. Refused ones are lines up to a rate. The name is left out where, for want of a token, the
-    body that has it was not read.
-    """
+    """Every load and unload over HTTP is one line with who, what, when, from where and how it ended,
+    failed ones included. Refused ones are lines up to a rate. A line has no name if the server did not
+    read the body, for want of a token."""
     caplog.set_level(logging.INFO, "lora_fs.audit")
     http = sidecar(token_file)
     http.post("/v1/load_lora_adapter", json=load("team-a/sql"), headers=bearer(CI_A))
@@ -164,9 +163,8 @@ def test_commands(lora_fs: LoraFs, folder: Folder, file: Path) -> None:
 
 
 def test_the_file(tmp_path: Path) -> None:
-    """The audit file is only appended to, and its owner alone may read it. Each of its lines is one JSON
-    object, whatever it reports.
-    """
+    """Writers only append to the audit file, and its owner alone may read it. Each of its lines is one
+    JSON object, whatever it reports."""
     file = tmp_path / "audit"
     file.write_text("before\n")
     file.unlink()
@@ -191,7 +189,8 @@ def test_it_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An audit file that cannot be written fails no act, and it is said that the line is missing."""
+    """An audit file that no writer can write fails no act, and a message says that the line is
+    missing."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for bad in (tmp_path, tmp_path / "no" / "audit", fifo, Path("/dev/full")):

@@ -52,9 +52,8 @@ def upload(http: httpx.Client, namespace: str, name: str, folder: Path, token: s
 
 
 def test_own_calls(tmp_path: Path, token_file: Path) -> None:
-    """No command over HTTP changes or reads anything outside the namespaces of its token. Without a token it
-    is answered 401.
-    """
+    """No command over HTTP changes or reads anything outside the namespaces of its token. Without a token
+    it gets 401."""
     folder = write_adapter(tmp_path / "lora")
     with tenants(tmp_path, Admin(token_file, ("-",))) as http:
         assert upload(http, "team-a", "sql", folder, CI_A).status_code == 200

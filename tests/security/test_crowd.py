@@ -47,9 +47,8 @@ def slowest_s(http: httpx.Client) -> float:
 
 
 def test_a_crowd(sidecar: Sidecar, files: None) -> None:
-    """Clients that stop in the middle of 500 bodies keep nobody out, not even callers at the same address. 99
-    of 100 other requests are answered in at most twice the time of a quiet server.
-    """
+    """Clients that stop in the middle of 500 bodies keep nobody out, not even callers at the same
+    address. 99 of 100 other requests take at most twice the time of a quiet server."""
     http, quiet = sidecar(None), sidecar(None)
     for one in (http, quiet):
         slowest_s(one)  # the first ones import and connect

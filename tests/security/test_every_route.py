@@ -17,8 +17,8 @@ READS = {"GET", "HEAD"}
 
 
 def test_no_route_changes_anything_without_a_token(replica: Tenants, token_file: Path) -> None:
-    """With a token file every route that changes something, whoever adds it, is answered 401 without a token
-    of it."""
+    """With a token file every route that changes something, whoever adds it, answers 401 to a caller
+    without a token of it."""
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(token_file))
     routes = [route for route in app.routes if isinstance(route, APIRoute)]
     changing = {(method, route.path) for route in routes for method in route.methods - READS}

@@ -117,9 +117,9 @@ async def test_places(
 
 
 def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
-    """Over HTTP a folder of the registry is taken only from a namespace that the caller may read, or from the
-    one it registers in. Any other is refused as a folder that is not allowed, whether it exists or not.
-    """
+    """Over HTTP a replica takes folders of the registry only from namespaces that the caller may read,
+    and from the one it registers in. It refuses any other as a folder that is not allowed, whether it
+    exists or not."""
     root, made = tmp_path / "volume", write_adapter(tmp_path / "sources" / "a")
     others = ("team-b/tiny/v1/law", "team-z/tiny/v1/law", "uploads/law")
     with tenants(tmp_path, Admin(token_file, ("-",))) as http:
@@ -162,7 +162,7 @@ def test_whose_folders(tmp_path: Path, token_file: Path) -> None:
 async def test_records_that_lead_elsewhere(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
-    """A record that leads out of those places, whoever wrote it, is not read by a replica."""
+    """A replica does not read a record that leads out of those places, whoever wrote it."""
     outside = make_adapter("outside", 1)
     record = put(registry, scope, outside, link=True).record
     with pytest.raises(InvalidAdapter, match="LORA_FS_ALLOWED_SOURCES"):
@@ -179,8 +179,8 @@ async def test_records_that_lead_elsewhere(
 async def test_links_inside(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
-    """A symlink among an adapter's files is not followed, neither when it is registered nor when it is
-    copied for the engine."""
+    """lora-fs follows no symlink among an adapter's files, neither to register it nor to copy it for the
+    engine."""
     secret = tmp_path / "secret"
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         source = make_adapter(f"s-{name}", 1)
@@ -224,8 +224,8 @@ async def test_pickles(
     lora_fs: LoraFs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pickle is refused by `register`, over HTTP, in a dropped folder, and by `import gie` and `import
-    nim`."""
+    """`register`, calls over HTTP, the adoption of dropped folders, `import gie` and `import nim` refuse
+    a pickle."""
     monkeypatch.setenv("LORA_FS_ROOT", str(registry.layout.root))
     source = pickled(tmp_path / "store" / "a")
     assert lora_fs("register", "a", str(source)).code == 5
@@ -268,9 +268,8 @@ async def test_pickles_of_others(
 async def test_folders_on_the_way(
     registry: Registry, scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A symlink that takes the place of a folder on the path after the check is not followed either. Nor is
-    one that leads out of the allowed places when a dropped folder is adopted.
-    """
+    """lora-fs follows no symlink that takes the place of a folder on the path after the check. To adopt a
+    dropped folder, a replica follows none that leads out of the allowed places."""
     upper, moved = registry.layout.revision(scope, "v1"), tmp_path / "moved"
 
     def swap() -> None:

@@ -49,9 +49,8 @@ def tree(registry: Registry) -> set[str]:
 def test_over_quota(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, bounds: dict[str, int]
 ) -> None:
-    """A registration over the quota in adapters or bytes is refused, and nothing of it is left on the volume.
-    The refusal says what is used, what is allowed and what to do.
-    """
+    """A registration over the quota in adapters or bytes fails, and leaves nothing on the volume. The
+    refusal says the use, the quota and what to do."""
     other = Scope("default", "another-model")
     put(registry, other, make_adapter())
     set_quota(registry, "default", bounds)
@@ -73,8 +72,8 @@ def test_over_quota(
 
 
 def test_rate(registry: Registry, scope: Scope, make_adapter: MakeAdapter) -> None:
-    """Registrations in a minute are bounded over all hosts together, also those that were withdrawn since,
-    and the refusal says when to come back."""
+    """A quota bounds the registrations in a minute over all hosts together, also those that somebody
+    withdrew since. The refusal says when to come back."""
     allow(registry, registrations_per_minute=2)
     put(registry, scope, make_adapter())
     release.unregister(registry, scope, "a1", writer="test")
@@ -148,8 +147,8 @@ def test_writers_at_once(
 def test_dropped(
     registry: Registry, scope: Scope, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dropped folder over quota stays where it is. `lora-fs status` reports it as `NotAdopted`. It is
-    adopted once there is room."""
+    """A dropped folder over quota stays where it is. `lora-fs status` reports it as `NotAdopted`. A
+    replica adopts it once there is room."""
     put(registry, scope, make_adapter(), name="first")
     allow(registry, adapters=1)
     site = Site(registry, scope)
@@ -173,7 +172,8 @@ def test_dropped(
 
 
 def test_dropped_under_a_quota_that_is_not_known(registry: Registry, scope: Scope) -> None:
-    """Where a namespace's quota is damaged its drops are refused for that, and looked at again in 30 s."""
+    """Where a namespace's quota is damaged a replica refuses its drops for that reason, and looks again
+    in 30 s."""
     allow(registry, adapters=1)
     path = registry.layout.quota("default")
     whole = path.read_bytes()
@@ -190,7 +190,7 @@ def test_dropped_under_a_quota_that_is_not_known(registry: Registry, scope: Scop
 
 @pytest.mark.parametrize("damage", ["{", "", '{"sum": "0"}', "other", "folder"])
 def test_damaged(registry: Registry, scope: Scope, make_adapter: MakeAdapter, damage: str) -> None:
-    """A quota that cannot be read lets nobody register, and takes nothing away from what is registered."""
+    """An unreadable quota lets nobody register, and takes nothing away that is registered."""
     put(registry, scope, make_adapter())
     path = registry.layout.quota("default")
     if damage == "folder":
@@ -209,7 +209,8 @@ def test_damaged(registry: Registry, scope: Scope, make_adapter: MakeAdapter, da
 
 
 def test_never_refused(lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
-    """Unregistering, promoting, rolling back and what makes nothing grow are never refused by a quota."""
+    """A quota never refuses to unregister, promote or roll back, nor anything else that makes nothing
+    grow."""
     for number in (1, 2):
         lora_fs("register", "a", folder(number))
     assert lora_fs("quota", "--adapters", "0", "--bytes", "0", "--per-minute", "0").code == 0
@@ -223,7 +224,7 @@ def test_never_refused(lora_fs: LoraFs, folder: Callable[[int], str]) -> None:
 
 
 def test_over_http_it_is_told() -> None:
-    """Over HTTP a quota's refusal is 403, and that of the rate 429 with `Retry-After`."""
+    """Over HTTP a quota's refusal is 403. That of the rate is 429 with `Retry-After`."""
     from lora_fs.sidecar.server.middleware.errors import respond
 
     answers: list[LoraFsError] = [OverQuota("full"), TooManyRegistrations("often", retry_after_s=12.2)]

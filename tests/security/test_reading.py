@@ -121,9 +121,8 @@ def in_detail(http: httpx.Client, name: str, headers: dict[str, str]) -> httpx.R
 
 
 def test_an_adapter_from_elsewhere(tmp_path: Path, token_file: Path, engine_url: str) -> None:
-    """Only those who may read its namespace see or use an adapter in the engine that this sidecar did not
-    load. A restart with another stage folder leaves such adapters.
-    """
+    """Only callers who may read its namespace see or use an adapter in the engine that this sidecar did
+    not load. A restart with another stage folder leaves such adapters."""
     held, admin, admitted = (
         InMemory({"static": "/models/static"}),
         Admin(token_file, ("-",)),
@@ -219,8 +218,8 @@ def test_bodies_that_hide_it(
 
 
 def test_what_does_not_say_what_it_is(sidecar: Sidecar, token_file: Path, engine: FakeEngine) -> None:
-    """A request with two `Content-Type` headers is refused, and where reading is restricted a form that
-    names no model, too."""
+    """A server refuses a request with two `Content-Type` headers. Where reading is restricted it also
+    refuses a form that names no model."""
     http = sidecar(token_file, ("-",))
     who, kinds = ("authorization", f"Bearer {CI_A}"), ["application/json", FORM]
     own = BODY.replace("team-b/law", "team-a/sql").encode()

@@ -60,8 +60,8 @@ def signed(tmp_path: Path, key: Key) -> Path:
 
 
 async def test_a_writer_of_the_volume(registry: Registry, signed: Path, trust: Trust, tmp_path: Path) -> None:
-    """With `LORA_FS_TRUST` no bytes are registered or given to an engine that nobody who may has signed,
-    whoever wrote the volume, its records and signatures."""
+    """With `LORA_FS_TRUST` a replica registers no bytes, and gives none to an engine, unless somebody who
+    may has signed them. It does not matter who wrote the volume, its records and signatures."""
     good = register(registry, signed, None)
     other = write_adapter(tmp_path / "other", 2)
     forged = register(registry, other, None, Scope("team-a", "tiny"))
@@ -92,8 +92,8 @@ async def test_a_trust_file_that_turns_unreadable(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While the trust file cannot be used nothing new is registered or loaded, a condition says so, and
-    what is loaded serves on."""
+    """While a replica cannot use the trust file it registers and loads nothing new, and a condition says
+    so. What is in the engine serves on."""
     monkeypatch.setattr(trusted, "LOOK_S", 0.05)
     register(registry, signed, trust)
     engine = FakeEngine()

@@ -38,8 +38,7 @@ def test_a_page_of_another_site(
     sidecar: Sidecar, replica: Tenants, token_file: Path, with_tokens: bool
 ) -> None:
     """A request from a web page of another site, by its `Origin` or `Sec-Fetch-Site`, registers and
-    unregisters nothing. It is answered 403, with a good token, too.
-    """
+    unregisters nothing. It gets 403, with a good token, too."""
     http = sidecar(token_file if with_tokens else None)
     own = str(http.base_url).rstrip("/")
     who = bearer(OPERATORS) if with_tokens else {}

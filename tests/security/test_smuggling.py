@@ -56,9 +56,8 @@ def url(engine: FakeEngine) -> Iterator[str]:
 
 @pytest.mark.parametrize("request_", CORPUS.values(), ids=CORPUS.keys())
 def test_what_can_be_read_in_two_ways_is_refused(url: str, engine: FakeEngine, request_: bytes) -> None:
-    """Bytes that two servers may read as different requests are answered 400 or 501. The connection ends,
-    and the engine gets none of them.
-    """
+    """Bytes that two servers may read as different requests get 400 or 501. The connection ends, and the
+    engine gets none of them."""
     head, rest = ask(url, request_ + SECOND)
     assert int(head.split()[1]) in (400, 501), head
     assert rest.count(b"HTTP/1.1") <= 1  # in the message
@@ -66,9 +65,8 @@ def test_what_can_be_read_in_two_ways_is_refused(url: str, engine: FakeEngine, r
 
 
 def test_requests_in_one_piece_are_answered_in_their_order(url: str, engine: FakeEngine) -> None:
-    """Requests that follow each other in one piece are answered in their order, also behind chunks and
-    behind an upgrade that is declined.
-    """
+    """Requests that follow each other in one piece get their answers in their order, also behind chunks
+    and behind an upgrade that the server declines."""
     upgrade = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     asked = upgrade + b'e\r\n{"model":"a1"}\r\n0\r\n\r\n'
@@ -80,9 +78,8 @@ def test_requests_in_one_piece_are_answered_in_their_order(url: str, engine: Fak
 
 
 def test_http_1_0_may_offer_an_upgrade(url: str, engine: FakeEngine) -> None:
-    """An HTTP/1.0 request that offers an upgrade is answered as HTTP/1.0: without chunks, and the
-    connection ends.
-    """
+    """An HTTP/1.0 request that offers an upgrade gets an HTTP/1.0 answer: without chunks, and the
+    connection ends."""
     asked = POST.replace(b"/1.1", b"/1.0") + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
     head, rest = ask(url, asked + b'Content-Length: 30\r\n\r\n{"model":"a1" , "stream":true}')
     assert b"transfer-encoding" not in head.lower()
@@ -93,7 +90,7 @@ def test_http_1_0_may_offer_an_upgrade(url: str, engine: FakeEngine) -> None:
 def test_what_is_wrong_behind_a_request_ends_the_connection_after_its_answer(
     url: str, engine: FakeEngine
 ) -> None:
-    """A refusal is never taken for the answer to the request before it."""
+    """No client can take a refusal for the answer to the request before it."""
     head, _ = ask(url, SECOND.replace(b"{}", b'{"model":"a1"}').replace(b": 2", b": 14") + b"\0")
     assert head.startswith(b"HTTP/1.1 200 ")
     engine.bodies.clear()

@@ -59,9 +59,8 @@ def over_http(registry: Registry, scope: Scope, *remotes: str, plugin: str | Non
 
 
 async def test_what_is_fetched(registry: Registry, scope: Scope, web: WebServer, tmp_path: Path) -> None:
-    """A request makes a replica fetch only what `LORA_FS_ALLOWED_REMOTES` covers by scheme, host and whole
-    segments. By default that is nothing. A redirect of a web server must be covered, too.
-    """
+    """A request makes a replica fetch only what `LORA_FS_ALLOWED_REMOTES` covers by scheme, host and
+    whole segments. By default that is nothing. It must cover a redirect of a web server, too."""
     url = web.put("/loras/a.tar", tar_of(write_adapter(tmp_path / "a")))
     web.put("/loras/away.tar", b"", location=f"http://localhost:{web.port}/loras/a.tar")
     web.put("/loras/up.tar", b"", location="/private/a.tar")
@@ -139,8 +138,7 @@ async def test_what_is_inside_the_network(
     registry: Registry, scope: Scope, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entry that names no host, as `*` or `https://`, covers public addresses alone: no loopback,
-    link-local or private one. Each address that a host resolves to is checked when it is connected to.
-    """
+    link-local or private one. A replica checks each address of a host when it connects to it."""
     web.put("/a.tar", data := tar_of(write_adapter(tmp_path / "a")))
     pin = f"#sha256={hashlib.sha256(data).hexdigest()}"
     answers: list[str] = []
@@ -185,7 +183,8 @@ async def test_where_the_hub_redirects(
 
 
 async def test_where_credentials_go(registry: Registry, scope: Scope, web: WebServer, tmp_path: Path) -> None:
-    """A password or a token for a source's host is sent to no other one, wherever it redirects."""
+    """A replica sends a password or a token for a source's host to no other one, wherever it
+    redirects."""
     web.put("/a.tar", b"", location=f"http://localhost:{web.port}/b.tar")
     web.put("/b.tar", tar_of(write_adapter(tmp_path / "a")))
     http = over_http(registry, scope, web.url, f"http://localhost:{web.port}")
@@ -197,8 +196,8 @@ async def test_where_credentials_go(registry: Registry, scope: Scope, web: WebSe
 
 
 async def test_what_is_unpacked(registry: Registry, scope: Scope, web: WebServer, tmp_path: Path) -> None:
-    """Of an uploaded or fetched archive only the files that are served are written, none of them outside
-    its folder."""
+    """Of an uploaded or fetched archive a replica writes only the files that it serves, none of them
+    outside its folder."""
     http = over_http(registry, scope, web.url)
     made = write_adapter(tmp_path / "a")
     (made / "run.sh").write_text("#!/bin/sh\n")

@@ -63,8 +63,8 @@ def asks(app: ASGIApp, address: str) -> TestClient:
 
 
 def test_no_token_file(replica: Tenants, engine_url: str) -> None:
-    """Without a token file no call over HTTP registers or unregisters, from loopback neither: each is
-    answered 403 and says what to do. Lists and models are answered as before."""
+    """Without a token file no call over HTTP registers or unregisters, not from loopback either. Each
+    gets 403, which says what to do. Lists and models answer as before."""
     http = asks(create_app(replica, engine_url=engine_url, admin=Admin(None)), "127.0.0.1")
     for act in ("load", "unload"):
         for token in (None, OPERATORS):
@@ -81,8 +81,8 @@ def test_no_token_file(replica: Tenants, engine_url: str) -> None:
 
 
 def test_insecure(replica: Tenants, engine_url: str) -> None:
-    """With `LORA_FS_INSECURE=1` and no token file, who connects from loopback registers and unregisters
-    without a token. Other callers get 403, and so does a request with a header that a proxy writes."""
+    """With `LORA_FS_INSECURE=1` and no token file, a caller on loopback registers and unregisters without
+    a token. Other callers get 403, and so does a request with a header that a proxy writes."""
     app = create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))
     here = asks(app, "127.0.0.1")
     assert status(here, "load", "team-a/new", None) == status(here, "unload", "team-b/law", None) == 200
@@ -101,8 +101,8 @@ def test_insecure(replica: Tenants, engine_url: str) -> None:
 
 
 def test_insecure_to_all(replica: Tenants, engine_url: str) -> None:
-    """With `LORA_FS_INSECURE=any` and no token file whoever reaches the port registers and unregisters, but
-    for a page of another site."""
+    """With `LORA_FS_INSECURE=any` and no token file, anybody who reaches the port registers and
+    unregisters, but not a page of another site."""
     app = create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="any"))
     afar = asks(app, "10.0.0.7")
     assert status(afar, "load", "team-a/new", None) == status(afar, "unload", "team-b/law", None) == 200
@@ -119,8 +119,8 @@ def test_insecure_with_tokens(replica: Tenants, engine_url: str, token_file: Pat
 
 @pytest.mark.parametrize("insecure", ["off", "loopback", "any"])
 def test_the_engines_key(replica: Tenants, engine_url: str, insecure: Insecure) -> None:
-    """Without a token file the plugin lets who shows vLLM's own key (`--api-key`) register and unregister, by
-    every route, and nobody else."""
+    """Without a token file the plugin lets callers who show vLLM's own key (`--api-key`) register and
+    unregister, by every route, and nobody else."""
     admin = Admin(None, insecure=insecure)
     admin.keys = frozenset({digest_of("vllms-key"), digest_of("another")})
     app = create_app(replica, engine_url=engine_url, admin=admin)
@@ -131,8 +131,8 @@ def test_the_engines_key(replica: Tenants, engine_url: str, insecure: Insecure) 
 
 
 def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
-    """With a token file load and unload without a token of it are answered 401, and with one that is not
-    good for them 403."""
+    """With a token file a load or unload without a token of it gets 401. One with a token that is not
+    good for it gets 403."""
     http = sidecar(token_file)
     for act in ("load", "unload"):
         for wrong in (None, "all", OPERATORS[:-1], OPERATORS + "x", "#", "name=operators"):
@@ -149,9 +149,9 @@ def test_a_token_is_needed(sidecar: Sidecar, token_file: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("plugin", [False, True])
 async def test_before_the_body(token_file: Path, replica: Tenants, plugin: bool) -> None:
-    """Without a token of the file a load or unload is answered 401 before any of its body is read. With one,
-    or where none is needed, a body of more than 1 MiB is answered 413 as soon as that much has arrived.
-    """
+    """A load or unload without a token of the file gets 401 before the server reads any of its body. With
+    one, or where none is necessary, a body of more than 1 MiB gets 413 as soon as that much has
+    arrived."""
 
     async def asked(
         path: str, file: Path | None, token: str | None, address: str = "127.0.0.1"
@@ -217,9 +217,8 @@ def test_a_token_of_a_verb(sidecar: Sidecar, tmp_path: Path) -> None:
 
 
 def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that is added to the file or removed from it takes effect at the next admin call, and for
-    reading within a second. No restart is needed.
-    """
+    """A token that you add to the file or remove from it takes effect at the next admin call, and for
+    reading within a second. You restart nothing."""
     assert access.FRESH_S <= 1
     monkeypatch.setattr(access, "FRESH_S", 0)
     file = tmp_path / "tokens"
@@ -249,7 +248,7 @@ def test_rotation(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_file_that_is_none(sidecar: Sidecar, tmp_path: Path, text: str | None, code: int) -> None:
-    """An empty token file lets nobody in, and one that is missing or not valid is answered 503."""
+    """An empty token file lets nobody in. With one that is missing or not valid, admin calls get 503."""
     file = tmp_path / "tokens"
     if text is not None:
         file.write_text(text)
@@ -259,9 +258,8 @@ def test_a_file_that_is_none(sidecar: Sidecar, tmp_path: Path, text: str | None,
 
 
 def test_how_long_a_look_up_takes() -> None:
-    """A token is looked up by its SHA-256. The time depends neither on how much of it was right nor on the
-    number of tokens.
-    """
+    """The server finds a token by its SHA-256. The time depends neither on how much of it was right nor
+    on the number of tokens."""
     few, many = (
         parse("".join(f"token-{number} name=n{number}\n" for number in range(count))) for count in (1, 10_000)
     )
@@ -342,8 +340,8 @@ def test_the_engine_gets_no_token(sidecar: Sidecar, token_file: Path, passed_on:
 def test_who_may_use_an_engine_with_a_key(
     sidecar: Sidecar, token_file: Path, passed_on: list[object]
 ) -> None:
-    """Where the engine has a key, a client shows that key or a token of the file to use it, and is answered
-    401 otherwise."""
+    """Where the engine has a key, a client shows that key or a token of the file to use it, and gets 401
+    otherwise."""
     for file in (token_file, None):
         http = sidecar(file, engine_key="sk-engine")
         for wrong in ({}, bearer("sk-engin"), bearer("sk-engine,"), {"Authorization": "Basic sk-engine"}):
@@ -403,7 +401,8 @@ def test_what_is_no_file(
     ],
 )
 def test_no_way_past(sidecar: Sidecar, token_file: Path, engine: FakeEngine, path: str) -> None:
-    """The engine's own load and unload cannot be reached through the sidecar, however the path is spelled."""
+    """No client reaches the engine's own load and unload through the sidecar, however it spells the
+    path."""
     http = sidecar(token_file)
     answer = http.post(httpx.URL(str(http.base_url)).copy_with(raw_path=path.encode()), json=load("x"))
     assert answer.status_code in (400, 401)
