@@ -25,7 +25,7 @@ from lora_fs.sidecar.gateway.configuration import CONFIG, common, difference
 from lora_fs.sidecar.gateway.forward import VIA
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.access import HEADER
-from lora_fs.sidecar.server.middleware.answers import ADAPTER
+from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
 
 MOST_BYTES: Final = 1 << 20  # of a call
 MARGIN_S: Final = 10.0  # over what a replica itself waits
@@ -109,16 +109,19 @@ class Broadcast:
         refused = self._refused(told)
         if not refused:
             return _as_it_is(said)
-        undone = []
-        if body.get("load_inplace"):
-            undone.append(await self._ask(first, "POST", f"{path}/rollback", {}, headers))
-        gone = {
-            "lora_name": f"{namespace}/{name}@{revision}"
-            if "/" in str(body["lora_name"])
-            else f"{name}@{revision}"
-        }
-        undone.append(await self._ask(first, "POST", "/v1/unload_lora_adapter", gone, headers))
-        raise _failed(refused, undone, "the load was undone everywhere")
+        undone = await self._undo([first, *others], path, said.headers.get(LOAD.decode()), headers)
+        raise _failed(refused, [undone], "the load was undone everywhere")
+
+    async def _undo(self, replicas: Sequence[str], path: str, made: str | None, headers: Told) -> Said:
+        """Take back what a load wrote, by the first replica that takes the call: they share the registry."""
+        said = Said("", 0, f"replica {replicas[0]} did not say what it wrote".encode(), {})
+        if made is not None:
+            body = json.loads(made)
+            for one in replicas:
+                said = await self._ask(one, "POST", f"{path}/undo", body, headers)
+                if said.status:
+                    break
+        return said
 
     async def unload(self, request: Request) -> Response:
         """Unregister an adapter, and answer when no replica has it any more."""

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 
 from lora_fs.sidecar.engine.protocol import Engine, Facts
 from lora_fs.sidecar.errors import LoraFsError, NotFound, TemporaryError, WaitTimeout
-from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Condition, Download, JsonObject
 from lora_fs.sidecar.reconcile import status
 from lora_fs.sidecar.reconcile.admin.administration import Administration
-from lora_fs.sidecar.reconcile.admin.service import LoadRequest, Registrations
+from lora_fs.sidecar.reconcile.admin.service import Loaded, LoadRequest, Registrations
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Terms, public_name
 from lora_fs.sidecar.reconcile.names import Names
@@ -195,11 +195,11 @@ class Replica:
     async def changed(self) -> None:
         await self._loop.changed()
 
-    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
         record, undo = await self._registrations.register(request, writer)
         try:
             async with self.hold(request.lora_name, self._limits.hold_timeout_s):
-                return record
+                return Loaded(record, undo.made)
         except TemporaryError as error:
             raise WaitTimeout(
                 f"{request.lora_name} is registered and not loaded here yet: {error}"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Record
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject
 from lora_fs.sidecar.reconcile.admin.administration import Administration
-from lora_fs.sidecar.reconcile.admin.service import LoadRequest
+from lora_fs.sidecar.reconcile.admin.service import Loaded, LoadRequest
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, full_name, namespace_of
 from lora_fs.sidecar.reconcile.telemetry.conditions import Readiness
@@ -24,6 +24,7 @@ from lora_fs.sidecar.registry.lifecycle.ingest import Registered
 __all__ = [
     "Catalog",
     "LoadRequest",
+    "Loaded",
     "Readiness",
     "ReplicaPort",
     "Served",
@@ -110,7 +111,7 @@ class ReplicaPort(Protocol):
     async def changed(self) -> None:
         """Wait until a look-up may find something else: the volume was read anew, or a load ended."""
 
-    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
         """Register what the request names, then load it here; bounded.
 
         Raises:

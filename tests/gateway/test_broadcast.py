@@ -130,6 +130,67 @@ def test_a_revision_that_one_replica_refuses_leaves_the_one_before(
         assert complete(process.url, "policy@v2").status_code == 404
 
 
+@pytest.mark.parametrize("active", [True, False])
+def test_an_undone_load_takes_away_only_what_it_made(
+    owned: Stubs, tmp_path: Path, complete: Complete, active: bool
+) -> None:
+    """A revision that was registered before the load stays so, and served if it was. So does a repeat."""
+    first = write_adapter(tmp_path / "published" / "first", rank=4)
+    again = write_adapter(tmp_path / "published" / "again", rank=8)
+    with closing(Registry(owned.root)) as registry:
+        for source, serves in ((first, True), (again, active)):
+            wanted = Registration("policy", source, source.as_uri(), activate=serves)
+            ingest.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="test")
+        owned.add()
+        owned.add(env={"LORA_FS_MAX_RANK": "4"})
+        gateway = started(owned, replicas=2)
+        before = release.present_revisions(registry, SCOPE, "policy")
+        serving = release.active(registry, SCOPE, "policy")
+        for _ in range(2):
+            refused = call(
+                gateway.url,
+                "/v1/load_lora_adapter",
+                lora_name="policy",
+                lora_path=str(again),
+                load_inplace=True,
+            )
+            assert 400 <= refused.status_code < 500, refused.text
+            assert "undone everywhere" in refused.json()["error"]["message"]
+            assert release.present_revisions(registry, SCOPE, "policy") == before
+            now = release.active(registry, SCOPE, "policy")
+            assert now is not None
+            assert serving is not None
+            assert (now.revision, now.previous_revision) == (serving.revision, serving.previous_revision)
+        url, served = owned.sidecars[0].url, "v2" if active else "v1"
+        until(lambda: revision(complete(url, "policy")) == served)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_gateways_that_undo_a_load_of_one_name(
+    owned: Stubs, tmp_path: Path, complete: Complete, same: bool
+) -> None:
+    """Neither leaves what the other one made: the name serves what it did before both."""
+    seeds = (1, 1 if same else 2)
+    sources = [write_adapter(tmp_path / "published" / str(seed), seed, rank=8) for seed in seeds]
+    first = write_adapter(tmp_path / "published" / "first", rank=4)
+    owned.add()
+    owned.add(env={"LORA_FS_MAX_RANK": "4"})
+    gateways = [started(owned, replicas=2) for _ in sources]
+    path = "/v1/load_lora_adapter"
+    assert call(gateways[0].url, path, lora_name="policy", lora_path=str(first)).status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        loads = [
+            pool.submit(call, gateway.url, path, lora_name="policy", lora_path=str(source), load_inplace=True)
+            for gateway, source in zip(gateways, sources, strict=True)
+        ]
+        for load in loads:
+            assert "undone everywhere" in load.result().json()["error"]["message"], load.result().text
+    with closing(Registry(owned.root)) as registry:
+        assert list(release.present_revisions(registry, SCOPE, "policy")) == ["v1"]
+    for process in owned.sidecars:
+        until(lambda process=process: revision(complete(process.url, "policy")) == "v1")  # type: ignore[misc]
+
+
 def test_a_load_that_follows_another_ends_when_the_name_serves_the_revision(
     owned: Stubs, tmp_path: Path, complete: Complete
 ) -> None:

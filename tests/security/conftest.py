@@ -12,10 +12,11 @@ import pytest
 
 from lora_fs.sidecar.model import JsonObject, Record
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
+from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
-from lora_fs.sidecar.server.ports import LoadRequest
+from lora_fs.sidecar.server.ports import Loaded, LoadRequest
 from tests.cli.conftest import folder, lora_fs, root
 from tests.reconcile.test_plan import RECORD
 from tests.registry.conftest import make_adapter, registry, scope
@@ -51,9 +52,9 @@ class Tenants(FakeReplica):
     def catalog(self) -> Catalog:
         return Catalog(self.version, {name: Served(name, self.record(name)) for name in self.names})
 
-    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
         self.writers.append(writer)
-        return self.record(request.lora_name)
+        return Loaded(self.record(request.lora_name), Made(revision="v1"))
 
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
         self.writers.append(writer)

@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
         }
     },
     "load": {"revision": "v1"},
+    "undo": {"revision": "v1"},
     "register": {"source": "file:///adapters"},
 }
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -61,7 +62,7 @@ def test_own_calls(tmp_path: Path, token_file: Path) -> None:
         assert upload(http, "team-b", "law", folder, CI_A).status_code == 403
         assert upload(http, "team-a", "sql", folder, BOARD_A).status_code == 403
         acts = changes(http)
-        assert {kind.word for kind in ACTS} | {"load", "register", "upload"} == set(acts)
+        assert {kind.word for kind in ACTS} | {"load", "undo", "register", "upload"} == set(acts)
         for act in acts:
             if act == "upload":
                 continue

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from lora_fs.sidecar.errors import NotFound
-from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, Record, RevisionUsage
+from lora_fs.sidecar.model import AdapterStatus, Condition, Download, JsonObject, Phase, RevisionUsage
 from lora_fs.sidecar.reconcile.admin.uploads import Upload
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served, Trial
@@ -32,10 +32,11 @@ from lora_fs.sidecar.reconcile.telemetry.durations import Durations
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
 from lora_fs.sidecar.reconcile.telemetry.usage import UsageReport
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
+from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.connection import configured
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.ports import LoadRequest, Readiness
+from lora_fs.sidecar.server.ports import Loaded, LoadRequest, Readiness
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation, Report
 from tests.reconcile.conftest import FakeEngine as InMemory
@@ -136,10 +137,10 @@ class FakeReplica:
     async def changed(self) -> None:
         await asyncio.Event().wait()  # nothing ever does
 
-    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
         if self.load_refusal is not None:
             raise self.load_refusal
-        return RECORD
+        return Loaded(RECORD, Made(revision=RECORD.revision))
 
     async def unload_adapter(self, lora_name: str, *, writer: str) -> None:
         if lora_name not in self.names:

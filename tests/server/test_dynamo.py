@@ -17,13 +17,13 @@ from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
 from lora_fs.sidecar.errors import Conflict, EngineRejected
-from lora_fs.sidecar.model import Record, public_of
+from lora_fs.sidecar.model import public_of
 from lora_fs.sidecar.reconcile.assembly import assemble
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
-from lora_fs.sidecar.server.ports import LoadRequest
+from lora_fs.sidecar.server.ports import Loaded, LoadRequest
 from lora_fs.sidecar.server.routes import dynamo
 from lora_fs.sidecar.settings import Settings
 from lora_fs.sidecar.validate import Expectation
@@ -141,7 +141,7 @@ class Late(FakeReplica):
         found = super().lookup(name)
         return found if self.lookups > 2 else None
 
-    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Record:
+    async def load_adapter(self, request: LoadRequest, *, writer: str) -> Loaded:
         raise Conflict(f"The lora adapter '{request.lora_name}' has already been loaded.")
 
 

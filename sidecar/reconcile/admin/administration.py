@@ -25,6 +25,7 @@ from lora_fs.sidecar.registry.lifecycle import ingest, register_as, release
 from lora_fs.sidecar.registry.lifecycle.acts import Act, By, Done
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Bring, Effect, Outcome, RegisterAs
+from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.registry.store import evaluations
 from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.registry.store.rehearsal import Rehearsal
@@ -152,6 +153,11 @@ class Administration:
         discard = partial(uploads.discard, received)
         done = await self._registrations.run(call, f"register the upload of {name}", discard)
         return done.told(dry_run=said.dry_run)
+
+    async def take_back(self, scope: Scope, name: str, made: Made, *, writer: str) -> None:
+        """Undo what a load of ``writer``'s wrote; raises what ``undo.take_back`` does."""
+        AdapterKey.checked(*scope, made.revision, name)
+        await self._registrations.take_back(scope, name, made, writer)
 
     async def named(self, scope: Scope, name: str) -> tuple[Pointer | None, tuple[Record, ...], Evaluations]:
         """Read what a name serves, its registered revisions and their evaluations, afresh."""

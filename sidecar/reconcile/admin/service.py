@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lora_fs.sidecar.concurrency import AllTaken, Threads
-from lora_fs.sidecar.errors import CorruptRecord, InputError, LoraFsError, NotFound, VolumeUnavailable
+from lora_fs.sidecar.errors import InputError, LoraFsError, NotFound, VolumeUnavailable
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State, check_segment
+from lora_fs.sidecar.model import AdapterKey, Record, Scope, check_segment
 from lora_fs.sidecar.reconcile.admin.fetch_jobs import Downloads, begun
 from lora_fs.sidecar.reconcile.admin.fetching import Fetching, Tell
 from lora_fs.sidecar.reconcile.admin.fetching import register as fetch_and_register
@@ -24,8 +24,9 @@ from lora_fs.sidecar.reconcile.admin.uploads import Upload, Uploads
 from lora_fs.sidecar.reconcile.catalog import Served, namespace_of
 from lora_fs.sidecar.reconcile.watch.watcher import Volume
 from lora_fs.sidecar.registry.lifecycle import ingest, release
-from lora_fs.sidecar.registry.lifecycle.ingest import Registration
+from lora_fs.sidecar.registry.lifecycle.ingest import Registered, Registration
 from lora_fs.sidecar.registry.lifecycle.register_as import Effect
+from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.sources.allowed import Allowed, AllowedRemotes
 from lora_fs.sidecar.sources.known import is_remote
@@ -54,6 +55,34 @@ class LoadRequest:
     lora_path: str
     load_inplace: bool = False
     reads: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load that is done. ``made``: what it wrote, for whoever takes it back."""
+
+    record: Record
+    made: Made
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """How to take a load back."""
+
+    registrations: Registrations
+    scope: Scope
+    name: str
+    made: Made
+    writer: str
+
+    async def __call__(self) -> None:
+        """Take it back. Who does has a reason of its own to tell, and a failure here is logged."""
+        try:
+            await self.registrations.take_back(self.scope, self.name, self.made, self.writer)
+        except LoraFsError as error:
+            told = event("load.not_undone", adapter=self.name)
+            text = "%s was refused by the engine and stays registered: %s"
+            logger.warning(text, self.name, error, extra=told)
 
 
 class Registrations:
@@ -87,9 +116,7 @@ class Registrations:
         self.uploads = Uploads(registry, expectation, fetching.most_bytes, fetching.most_s)
         self.downloads: Downloads[Effect] = Downloads(wait_s)
 
-    async def register(
-        self, request: LoadRequest, writer: str
-    ) -> tuple[Record, Callable[[], Awaitable[object]]]:
+    async def register(self, request: LoadRequest, writer: str) -> tuple[Record, Undo]:
         """Register what the request names; returns the record and how to take it back.
 
         Raises:
@@ -98,13 +125,12 @@ class Registrations:
         """
         scope, name = self._scope(request.lora_name)
         if is_remote(request.lora_path, self.fetching.plugin):
-            done = await self._fetch(request, scope, name, writer)
+            done = (await self._fetch(request, scope, name, writer)).registered
         else:
 
-            def call() -> Effect:
+            def call() -> Registered:
                 source = self.source(request.lora_path, scope.namespace, request.reads)
                 self._check_there(source, request.lora_path)
-                before = release.active(self.registry, scope, name)
                 wanted = Registration(
                     name,
                     source,
@@ -113,72 +139,15 @@ class Registrations:
                     must_be_new=not request.load_inplace,
                     resolved=True,
                 )
-                registered = ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
-                return Effect(registered, before, registered.pointer)
+                return ingest.register(self.registry, scope, wanted, self.expectation, writer=writer)
 
             done = await self.run(call, f"register {name}")
+        return done.record, Undo(self, scope, name, Made.by(done), writer)
 
-        return done.registered.record, partial(self._undo, done, name, writer)
-
-    async def _undo(self, done: Effect, name: str, writer: str) -> None:
-        """Take a load back. Who undoes it has a reason of its own to tell, and a failure here is logged."""
-        try:
-            await self.run(partial(self._take_back, done, writer), f"take {name} back")
-        except LoraFsError as error:
-            told = event("load.not_undone", adapter=name)
-            logger.warning("%s was refused by the engine and stays registered: %s", name, error, extra=told)
-
-    def _take_back(self, done: Effect, writer: str) -> None:
-        """Let the name serve what it did before, and withdraw what is new, unless somebody relies on it.
-
-        Who promotes the revision or loads it elsewhere writes the pointer after this load did: then nothing
-        is taken back. Its canary goes on, and what it can be rolled back to is what it was, if they are
-        still registered.
-        """
-        record, before, ours = done.registered.record, done.before, done.registered.pointer
-        scope, name = record.key.scope, record.name
-        if ours is None or (before is not None and before.revision == record.revision):
-            return  # it was served before this load
-        known = release.present_revisions(self.registry, scope, name)
-        stays = known if not done.registered.changed else known.keys() - {record.revision}
-
-        def change(newest: Pointer | None) -> dict[str, Any] | None:
-            if newest is not None and newest.token != ours.token:
-                return None
-            earlier = self._earlier(scope, name, record.revision)
-            if earlier is None or earlier.revision not in stays:
-                return {"revision": None, "previous_revision": None, "canary": None}
-            previous, canary = earlier.previous_revision, earlier.canary
-            return {
-                "revision": earlier.revision,
-                "previous_revision": previous if previous in stays else None,
-                "canary": canary.model_dump(mode="json") if canary and canary.revision in stays else None,
-            }
-
-        def is_relied_on() -> bool:
-            pointer = release.active(self.registry, scope, name)
-            tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
-            return pointer is not None and record.revision in (pointer.revision, tried)
-
-        def withdraw(newest: Record | None) -> dict[str, Any] | None:
-            return None if newest is None or is_relied_on() else {"state": State.DELETED}
-
-        self.registry.append(self.registry.pointers(scope, name), change, writer=writer)
-        if done.registered.changed and not is_relied_on():
-            series = self.registry.records(record.key)
-            self.registry.append(series, withdraw, writer=writer)
-            if is_relied_on():  # since the check above: that caller's answer was "registered"
-                self.registry.append(series, lambda _: {"state": State.PRESENT}, writer=writer)
-
-    def _earlier(self, scope: Scope, name: str, revision: str) -> Pointer | None:
-        """The pointer before the name served ``revision``."""
-        series = self.registry.pointers(scope, name)
-        for generation in self.registry.generations(series):
-            with suppress(CorruptRecord):
-                pointer = self.registry.read(series, generation)
-                if pointer.revision != revision:
-                    return pointer
-        return None
+    async def take_back(self, scope: Scope, name: str, made: Made, writer: str) -> None:
+        """Undo what a load wrote, by whichever replica. See ``undo.take_back``."""
+        call = partial(take_back, self.registry, scope, name, made, writer=writer)
+        await self.run(call, f"take {name} back")
 
     async def _fetch(self, request: LoadRequest, scope: Scope, name: str, writer: str) -> Effect:
         self.check_remote(request.lora_path)
@@ -211,7 +180,7 @@ class Registrations:
         newest = self.registry.latest(self.registry.records(record.key))[1]
         return newest is not None and newest.present and newest.spec.digest == record.spec.digest
 
-    async def upload(self, upload: Upload, writer: str) -> ingest.Registered:
+    async def upload(self, upload: Upload, writer: str) -> Registered:
         """Take an adapter's files as they come, and register them.
 
         Raises:

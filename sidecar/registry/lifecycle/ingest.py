@@ -321,7 +321,8 @@ class _Task:
                     record.revision,
                     writer=self.writer,
                     must_be_new=wanted.must_be_new,
-                    claims="api" in (wanted.origin, record.origin),
+                    claims=record.origin == "api",
+                    anew=wanted.origin == "api",
                     checked=True,
                 )
         except Conflict:

@@ -83,6 +83,7 @@ def point(
     writer: str,
     must_be_new: bool = False,
     claims: bool = False,
+    anew: bool = False,
     checked: bool = False,
 ) -> Pointer:
     """Let the plain name serve ``revision``; announces nothing.
@@ -91,12 +92,13 @@ def point(
         must_be_new: refuse a name that serves another one.
         claims: another writer's pointer to it is written anew. Who loaded it over HTTP and takes that back
             finds so that somebody else relies on it.
+        anew: the same writer's, too.
         checked: see ``Registry.append``.
     """
 
     def build(newest: Pointer | None) -> dict[str, Any] | None:
         if newest is not None and newest.revision == revision:
-            return {} if claims and newest.writer != writer else None
+            return {} if anew or (claims and newest.writer != writer) else None
         before = newest.revision if newest is not None else None
         if must_be_new and before is not None:
             raise Conflict(f"The lora adapter '{name}' has already been loaded.")

@@ -13,6 +13,7 @@ NO_STORE = (b"cache-control", b"no-store")
 JSON = b"application/json"
 ADAPTER: Final = b"x-lora-fs-adapter"
 REVISION: Final = b"x-lora-fs-revision"
+LOAD: Final = b"x-lora-fs-load"  # what a load wrote, as the call to undo it takes it
 
 
 def answered_by(record: Record) -> list[tuple[bytes, bytes]]:

@@ -25,7 +25,7 @@ from lora_fs.sidecar.server.bodies import (
     UnloadBody,
 )
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.sidecar.server.middleware.answers import answered_by
+from lora_fs.sidecar.server.middleware.answers import LOAD, answered_by
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
@@ -72,8 +72,10 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
             await change.load(body.lora_path, in_place=body.load_inplace)
         text = f"Success: LoRA adapter '{change.name}' added successfully."
         answer = PlainTextResponse(text)
-        # A gateway loads this very revision on the other replicas.
-        answer.raw_headers += answered_by(change.record) if change.record is not None else []
+        # A gateway loads this very revision on the other replicas, and takes it back where one refuses.
+        if change.record is not None and change.made is not None:
+            made = change.made.model_dump_json().encode()
+            answer.raw_headers += [*answered_by(change.record), (LOAD, made)]
         return answer
 
     @routes.post(

@@ -1,7 +1,7 @@
 """How a fleet follows a load at one replica: ``POST …/{name}/load`` loads that revision at each other one.
 
 ``POST /v1/lora_adapters/next`` is a hint before that. What the name serves next is loaded as soon as it is
-seen, while the first replica loads it as well.
+seen, while the first replica loads it as well. ``POST …/{name}/undo`` takes the load back if one refuses it.
 
 A replica that has not read the registry since waits until it has: a mount that lags costs its lag, no error.
 """
@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from lora_fs.sidecar.errors import LoraFsError, WaitTimeout
+from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
@@ -54,7 +55,7 @@ class LoadedHere(BaseModel):
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
     """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
     calls = AdminCalls(replica, admin, trail)
-    token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER)
+    token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER, undo=Verb.REGISTER)
     routes = APIRouter(tags=["fleet"], route_class=token_first)
 
     @routes.post(
@@ -74,6 +75,19 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
             what |= {"revision": body.revision, "digest": digest}
             async with replica.hold(served.name, hold_timeout_s):
                 return LoadedHere(replica=replica.replica_id, revision=body.revision, digest=digest)
+
+    @routes.post(
+        f"{NAME}/undo",
+        summary="Take a load back: the name serves what it did before, and what the load wrote is withdrawn",
+        responses=ERRORS,
+    )
+    async def undo(namespace: Namespace, model: Model, name: Name, body: Made, request: Request) -> Made:
+        admitted = calls.admitted(request, Verb.REGISTER, name, namespace=namespace, act="undo")
+        async with admitted as (caller, what):
+            scope = scope_of(replica, namespace, model)
+            what["revision"] = body.revision
+            await replica.administration.take_back(scope, name, body, writer=caller.writer)
+        return body
 
     hints = set[asyncio.Task[None]]()
 
