@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 from pathlib import Path
 
+import httpx
 import pytest
+from httpx._transports import default
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -19,6 +22,10 @@ pytest.register_assert_rewrite(
 # How long an example takes is the machine's to say, and no promise of ours: pytest's timeout is the bound.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
+
+# httpx parses every certificate authority for each client, and `httpx.get` makes a client: 25 ms of a
+# processor, thousands of times, and no test speaks TLS. One context serves a process.
+vars(default)["create_ssl_context"] = functools.cache(httpx.create_ssl_context)
 
 # What boots engines or mounts filesystems for all the tests of its folder. Two groups boot engines: a
 # third of them at a time would take the memory and the processors that their tests count on.
