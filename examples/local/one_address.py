@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.process import LOCAL, Process, free_port, spawn
 from lora_fs.demo.replica import PROMPT, Replica
 from lora_fs.demo.tiny_llama import make_adapter
 from lora_fs.demo.transcript import Transcript
@@ -59,13 +59,13 @@ def gateway(pair: Pair[Replica], run_dir: Path, out: Transcript) -> Iterator[Pro
 
 
 def _ready(url: str) -> int:
-    return len(httpx.get(f"{url}/health", trust_env=False).json()["ready"])
+    return len(httpx.get(f"{url}/health", **LOCAL).json()["ready"])
 
 
 def _asked(pair: Pair[Replica], urls: Sequence[str]) -> tuple[float, dict[str, str]]:
     """Ask for one adapter after the other; return the share of hits, and what each answered."""
     hits, answers = _hits(pair), {}
-    with httpx.Client(trust_env=False, timeout=60) as client:
+    with httpx.Client(timeout=60, **LOCAL) as client:
         for number, url in enumerate(urls):
             name = NAMES[number % len(NAMES)]
             body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}

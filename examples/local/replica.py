@@ -15,12 +15,18 @@ import httpx
 import openai
 
 from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
-from lora_fs.demo.process import Process, free_port
+from lora_fs.demo.process import LOCAL, Process, free_port
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import Volume
 from lora_fs.sidecar.model import public_of
 
 PROMPT = "hello world"
+
+
+def openai_client(url: str, timeout: float = 600) -> openai.OpenAI:
+    """Return OpenAI's client of a replica or a gateway: it takes the first answer."""
+    http = openai.DefaultHttpxClient(timeout=timeout, **LOCAL)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, http_client=http)
 
 
 class Replica(ABC):
@@ -67,8 +73,8 @@ class Replica(ABC):
         self._env = {**volume.env, **{f"LORA_FS_{key.upper()}": value for key, value in given.items()}}
         self._dir.mkdir(parents=True)
         self.start()
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+        self.http = httpx.Client(base_url=self.url, timeout=60, **LOCAL)
+        self.openai = openai_client(self.url)
 
     def _address(self) -> str:
         """Where clients ask: the engine itself."""
@@ -188,7 +194,7 @@ class SidecarReplica(Replica):
         super().close()
 
     def engine_names(self) -> set[str]:
-        listed = httpx.get(f"{self.engine_url}/v1/models", trust_env=False).raise_for_status()
+        listed = httpx.get(f"{self.engine_url}/v1/models", **LOCAL).raise_for_status()
         return {public_of(card["id"]) for card in listed.json()["data"]}
 
 

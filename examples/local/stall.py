@@ -18,6 +18,7 @@ import httpx
 
 from lora_fs.demo.big_llama import ENGINE_ARGS, engine_pair, make_big_adapter, make_big_model, register_all
 from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.slow_volume import slow_volume
 from lora_fs.demo.transcript import Transcript
@@ -63,7 +64,7 @@ def pauses_beside(url: str, cold: Sequence[str]) -> tuple[float, float]:
     """
     times: list[float] = []
     tokens = SPACING_TOKENS * (len(cold) + 1)
-    with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=120, **LOCAL) as client:
         _complete(client, STREAMING, 2)
         stream = threading.Thread(target=_stream, args=(url, tokens, times))
         stream.start()
@@ -84,7 +85,7 @@ def pauses_beside(url: str, cold: Sequence[str]) -> tuple[float, float]:
 
 def _stream(url: str, tokens: int, times: list[float]) -> None:
     body = {**_body(STREAMING, tokens), "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=120) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120, **LOCAL) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 times.append(time.perf_counter())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lora_fs.demo.failures import DemoFailed
 
-_LOOK_INTERVAL_S = 0.02
+_SHORTEST_S, _LONGEST_S = 0.02, 0.1
 
 
 class NeverHappened(DemoFailed):
@@ -24,5 +24,13 @@ def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float) -> flo
     while not holds():
         if time.monotonic() - began > timeout_s:
             raise NeverHappened(f"{what}: not within {timeout_s:g} s")
-        time.sleep(_LOOK_INTERVAL_S)
+        time.sleep(pause_s(began))
     return time.monotonic() - began
+
+
+def pause_s(began: float) -> float:
+    """Return how long to wait before the next look: a tenth of the time since ``began``, within bounds.
+
+    Each look is a request, which takes the processor from what is waited for.
+    """
+    return min(_LONGEST_S, max(_SHORTEST_S, (time.monotonic() - began) / 10))

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from lora_fs.demo.process import child_environment
+from lora_fs.demo.process import LOCAL, child_environment
 from lora_fs.demo.volume import LORA_FS
 from tests.chaos.fleet import Fleet, weights_of
 from tests.chaos.truth import ABSENT, Truth
@@ -157,7 +157,7 @@ class Operator(Changer):
         replica = self.rng.choice(self.fleet.replicas)
         asked = {"lora_name": name, "lora_path": folder, "load_inplace": True}
         try:
-            told = httpx.post(f"{replica.url}/v1/load_lora_adapter", json=asked, timeout=60, trust_env=False)
+            told = httpx.post(f"{replica.url}/v1/load_lora_adapter", json=asked, timeout=60, **LOCAL)
         except httpx.HTTPError:
             return False
         return told.status_code == 200

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import openai
 
-from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.replica import PROMPT, openai_client
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet, ask
 from tests.chaos.truth import ABSENT, Truth
@@ -41,10 +41,7 @@ class Client:
 
     def run(self, ended: threading.Event, think_s: float) -> None:
         """Ask until then."""
-        clients = {
-            where: openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
-            for where, url in self.fleet.urls.items()
-        }
+        clients = {where: openai_client(url, timeout=60) for where, url in self.fleet.urls.items()}
         where_to = ["gateway", "gateway", *sorted(clients)]
         while not ended.wait(self.rng.uniform(0, 2 * think_s)):
             where = self.rng.choice(where_to)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import httpx
-import openai
 
-from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.process import LOCAL
+from lora_fs.demo.replica import PROMPT, openai_client
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from tests.chaos.changes import Changer, Dropper, Operator, read
 from tests.chaos.clients import Client, Seen
@@ -159,7 +159,7 @@ def _rest(
         if not on_disk & (may := truth.could_be(name, now, now)):
             report.lost.append(f"{name}: {on_disk} on the volume, and not {sorted(may)}")
     for where, url in fleet.urls.items():
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        with openai_client(url, timeout=60) as client:
             for name in sorted(listed):
                 label = fleet.label_of(ask(client, name, PROMPT))
                 if label not in (may := truth.could_be(name, now, now)):
@@ -194,5 +194,5 @@ def _watched(fleet: Fleet) -> Iterator[dict[str, list[tuple[float, set[str]]]]]:
 
 
 def _names(url: str) -> set[str]:
-    told = httpx.get(f"{url}/v1/models", timeout=30, trust_env=False)
+    told = httpx.get(f"{url}/v1/models", timeout=30, **LOCAL)
     return {card["id"] for card in told.json()["data"]} - {MODEL_NAME}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.waiting import NeverHappened, wait_until
 from tests.chaos.fleet import Fleet
 
@@ -76,12 +77,12 @@ class Faults:
         """
         try:
             for replica in self.fleet.replicas:
-                if httpx.get(f"{replica.engine_url}/health", timeout=5, trust_env=False).status_code != 200:
+                if httpx.get(f"{replica.engine_url}/health", timeout=5, **LOCAL).status_code != 200:
                     return False
-                told = httpx.get(f"{replica.url}/readyz", timeout=5, trust_env=False)
+                told = httpx.get(f"{replica.url}/readyz", timeout=5, **LOCAL)
                 if told.status_code != 200 or told.json()["conditions"]:
                     return False
-            told = httpx.get(f"{self.fleet.gateway.url}/health", timeout=5, trust_env=False)
+            told = httpx.get(f"{self.fleet.gateway.url}/health", timeout=5, **LOCAL)
             return len(told.json()["ready"]) == len(self.fleet.replicas)
         except httpx.HTTPError:
             return False

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.engine import ENGINE_ENV, PLUGIN_ENV, WORKER_APART, engine_args
-from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.process import LOCAL, Process, free_port, spawn
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
@@ -70,7 +70,7 @@ def clients(served: tuple[Process, Volume]) -> Iterator[dict[str, httpx.Client]]
     found: dict[str, httpx.Client] = {}
     with ExitStack() as opened:
         while len(found) < 2:
-            one = httpx.Client(base_url=served[0].url, trust_env=False, timeout=60)
+            one = httpx.Client(base_url=served[0].url, timeout=60, **LOCAL)
             client = opened.enter_context(one)
             found.setdefault(client.get("/metadata").raise_for_status().json()["replica"], client)
         yield found

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.server.proxy.paths import INFERENCE, NOT_FORWARDED
@@ -31,7 +32,7 @@ class WithoutRuntimeLoading(SidecarReplica):
     def readyz(self) -> httpx.Response:
         """What the sidecar says of itself, also while it cannot be reached."""
         try:
-            return httpx.get(f"{self.url}/readyz", trust_env=False)
+            return httpx.get(f"{self.url}/readyz", **LOCAL)
         except httpx.TransportError:
             return httpx.Response(503)
 
@@ -44,7 +45,7 @@ def kind() -> type[Replica]:
 
 def test_every_route_of_the_engine_is_known(pair: Pair[WithoutRuntimeLoading]) -> None:
     """Each is forwarded, answered by the sidecar, or listed as the operator's: none is new."""
-    document = httpx.get(f"{pair.a.engine_url}/openapi.json", trust_env=False).raise_for_status().json()
+    document = httpx.get(f"{pair.a.engine_url}/openapi.json", **LOCAL).raise_for_status().json()
     known = {*INFERENCE, *NOT_FORWARDED, *OWN}
     assert {path for path in document["paths"] if not path.startswith("/v1/")} - known == set()
     assert {"/tokenize", "/detokenize", "/version"} <= document["paths"].keys() & set(INFERENCE)
@@ -56,6 +57,6 @@ def test_an_engine_without_runtime_loading_is_not_ready(pair: Pair[WithoutRuntim
     assert (answer.status_code, answer.json()["ready"]) == (503, False)
     (told,) = [one for one in answer.json()["conditions"] if one.startswith("NoRuntimeLoading")]
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in told
-    cards = httpx.get(f"{pair.a.url}/v1/models", trust_env=False).raise_for_status().json()["data"]
+    cards = httpx.get(f"{pair.a.url}/v1/models", **LOCAL).raise_for_status().json()["data"]
     body = {"model": cards[0]["id"], "prompt": "x", "max_tokens": 1}
-    httpx.post(f"{pair.a.url}/v1/completions", json=body, trust_env=False, timeout=60).raise_for_status()
+    httpx.post(f"{pair.a.url}/v1/completions", json=body, timeout=60, **LOCAL).raise_for_status()

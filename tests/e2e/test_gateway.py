@@ -16,8 +16,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.replica import PROMPT, Replica, TellingReplica
+from lora_fs.demo.process import LOCAL, Process, free_port, spawn
+from lora_fs.demo.replica import PROMPT, Replica, TellingReplica, openai_client
 from lora_fs.demo.tiny_llama import CONTEXT, MODEL_NAME
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.demo.waiting import wait_until
@@ -58,7 +58,7 @@ def gateway(pair: Pair[Replica], tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def client(gateway: Process) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, at the gateway."""
-    with closing(openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0)) as client:
+    with closing(openai_client(gateway.url)) as client:
         yield client
 
 
@@ -74,7 +74,7 @@ def expected(pair: Pair[Replica], gateway: Process, adapters: Callable[[int], Pa
 
 def ready(gateway: Process) -> list[str]:
     """The replicas that the gateway sends requests to."""
-    told: list[str] = httpx.get(f"{gateway.url}/health", trust_env=False).json()["ready"]
+    told: list[str] = httpx.get(f"{gateway.url}/health", **LOCAL).json()["ready"]
     return told
 
 
@@ -133,7 +133,7 @@ def test_a_load_by_the_gateway_is_on_both_engines(
 ) -> None:
     """One call loads a policy on both engines, a pause holds its requests alone, one call takes it away."""
     source = adapters(1)  # the bytes of the first adapter, whose answer is known
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=60) as http:
+    with httpx.Client(base_url=gateway.url, timeout=60, **LOCAL) as http:
         body = {"lora_name": "policy-v1", "lora_path": str(source)}
         loaded = http.post("/v1/load_lora_adapter", json=body)
         assert loaded.status_code == 200, loaded.text
@@ -174,7 +174,7 @@ def test_a_trainer_publishes_three_policies_as_trl_does(
     saved, said = model_dir.parent / "run1" / ".vllm_lora", []
     with ExitStack() as opened:
         fleet, *each = (
-            TrlCalls(opened.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=60)))
+            TrlCalls(opened.enter_context(httpx.Client(base_url=url, timeout=60, **LOCAL)))
             for url in (gateway.url, pair.a.url, pair.b.url)
         )
         fleet.wait_for_server_ready()

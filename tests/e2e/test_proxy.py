@@ -18,7 +18,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
+from lora_fs.demo.process import LOCAL
+from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica, openai_client
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.model import public_of
@@ -50,11 +51,11 @@ class Pausable(SidecarReplica):
     def paused(self) -> Iterator[None]:
         """No request of the engine's goes on within."""
         held = {"mode": "keep"}
-        httpx.post(f"{self.engine_url}/pause", params=held, trust_env=False).raise_for_status()
+        httpx.post(f"{self.engine_url}/pause", params=held, **LOCAL).raise_for_status()
         try:
             yield
         finally:
-            httpx.post(f"{self.engine_url}/resume", trust_env=False).raise_for_status()
+            httpx.post(f"{self.engine_url}/resume", **LOCAL).raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +239,7 @@ def test_a_stream_on_the_engines_own_port(
     """
     register("direct", adapters(43))
     pair.a.answer("direct")
-    direct = openai.OpenAI(base_url=f"{pair.a.engine_url}/v1", api_key="unused", max_retries=0)
+    direct = openai_client(pair.a.engine_url)
     options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
     (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
     stream = direct.completions.create(model=name, stream=True, extra_body={"ignore_eos": True}, **options)

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT, Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.model import public_of, tells_bytes
@@ -44,14 +45,14 @@ def answers(replica: Replica, served: Served) -> Served:
 
 def engine_paths(replica: SidecarReplica) -> dict[str, str]:
     """The adapters that the engine lists, and where each was loaded from."""
-    listed = httpx.get(f"{replica.engine_url}/v1/models", trust_env=False).raise_for_status()
+    listed = httpx.get(f"{replica.engine_url}/v1/models", **LOCAL).raise_for_status()
     return {card["id"]: card["root"] for card in listed.json()["data"] if card["parent"]}
 
 
 def engine_call(replica: SidecarReplica, act: str, **body: str) -> None:
     """Load or unload past the sidecar."""
     url = f"{replica.engine_url}/v1/{act}_lora_adapter"
-    httpx.post(url, json=body, trust_env=False, timeout=30).raise_for_status()
+    httpx.post(url, json=body, timeout=30, **LOCAL).raise_for_status()
 
 
 def wait_answered(replica: Replica, served: Served) -> None:

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
-from lora_fs.demo.process import Process, free_port, spawn
-from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.process import LOCAL, Process, free_port, spawn
+from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica, openai_client
 from lora_fs.demo.volume import LORA_FS
 
 Adapters = Callable[[int], Path]
@@ -43,7 +43,7 @@ def settings(settings: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def stock(engine: Process) -> openai.OpenAI:
     """A vLLM without lora-fs."""
-    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key="unused", max_retries=0)
+    return openai_client(engine.url)
 
 
 def told(client: openai.OpenAI, path: str, **body: object) -> tuple[int, Any]:
@@ -141,7 +141,7 @@ def test_a_request_that_names_no_model_is_answered_as_vllm_answers_it(
     for model in ({}, {"model": None}, {"model": ""}, {"model": 5}, {"model": ["a"]}, {"model": {"id": "a"}}):
         told = []
         for url in (engine.url, pair.a.url, gateway.url):
-            answer = httpx.post(f"{url}{path}", json={**body, **model}, trust_env=False, timeout=60)
+            answer = httpx.post(f"{url}{path}", json={**body, **model}, timeout=60, **LOCAL)
             said = answer.json()
             told.append((answer.status_code, *(said.get(one) for one in ("error", "tokens")), _texts(said)))
         assert told[1:] == [told[0]] * 2, model

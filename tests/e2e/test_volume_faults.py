@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from tests.e2e import mounts
@@ -176,7 +177,7 @@ def test_a_sidecar_leaves_a_volume_that_hangs(
 def listens(url: str) -> bool:
     """Whether a new connection is taken."""
     try:
-        httpx.get(f"{url}/health", trust_env=False)
+        httpx.get(f"{url}/health", **LOCAL)
     except httpx.TransportError:
         return False
     return True

@@ -16,6 +16,7 @@ from typing import Generic, Self, TypeVar
 
 import httpx
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT, Replica
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Clients:
             assert self._more.wait_for(answered, LIMIT_S), self.told[-len(self._names) :]
 
     def _ask_all(self) -> None:
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=LIMIT_S) as http:
+        with httpx.Client(base_url=self._url, timeout=LIMIT_S, **LOCAL) as http:
             for name in cycle(self._names):
                 if self._ended.is_set():
                     return

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.replica import PROMPT
 
 # More than a KV block of tokens: what is computed for it once is used again.
@@ -65,7 +65,7 @@ class Client:
         self.engine, self.url = engine, engine.url
         # An error of its own makes vLLM close the connection: a kept one may be gone when it is used.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.Client(base_url=engine.url, trust_env=False, timeout=LIMIT_S, limits=limits)
+        self._http = httpx.Client(base_url=engine.url, timeout=LIMIT_S, limits=limits, **LOCAL)
 
     def close(self) -> None:
         """Close the connections."""

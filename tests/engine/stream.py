@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.replica import PROMPT
 from tests.engine.heartbeat import Heartbeat
 
@@ -45,7 +45,7 @@ class Stream:
 
     def __init__(self, url: str, model: str, *, tokens: int = TOKENS, engine: Process | None = None) -> None:
         self.model, self._tokens = model, tokens
-        self._http = httpx.Client(base_url=url, trust_env=False, timeout=LAST_ANSWER_LIMIT_S)
+        self._http = httpx.Client(base_url=url, timeout=LAST_ANSWER_LIMIT_S, **LOCAL)
         self._told = threading.Condition()
         self._stopping = False
         self._count, self._last = 0, time.monotonic()

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from lora_fs.demo.engine import PLUGIN_ENV, EngineFarm
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
@@ -35,7 +36,7 @@ def test_it_is_stopped_while_it_answers(
     with (
         ThreadPoolExecutor(1) as threads,
         plugin_engine("answering", farm, model_dir, tmp_path) as plugin,
-        httpx.Client(base_url=plugin.client.url, trust_env=False, timeout=HELD_S) as http,
+        httpx.Client(base_url=plugin.client.url, timeout=HELD_S, **LOCAL) as http,
     ):
         plugin.register("busy", adapters(1))
         assert plugin.client.complete("busy").status == 200
