@@ -106,6 +106,6 @@ def create_gateway(
     way = proxied(max_body_bytes)
     app.router.routes.extend(
         Route(path, hop, methods=list(METHODS), middleware=way)
-        for path in (*COMMON, "/v1/{path:path}", *INFERENCE)
+        for path in (*COMMON, "/v1/{path:path}", "/metadata", *INFERENCE)
     )
     return app

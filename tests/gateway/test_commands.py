@@ -1,0 +1,57 @@
+"""The command line at a gateway: it has no volume, and a change is waited for on every replica."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lora_fs.demo.process import Process
+from lora_fs.demo.volume import LORA_FS
+from tests.gateway.conftest import Stubs
+from tests.gateway.test_broadcast import loads, owned
+from tests.gateway.test_process import started, until
+from tests.registry.conftest import write_adapter
+
+__all__ = ["owned"]  # a fixture
+ENDS_S = 120.0
+
+
+@pytest.fixture
+def two(owned: Stubs) -> Process:
+    """A gateway before two replicas."""
+    owned.add()
+    owned.add()
+    return started(owned, replicas=2)
+
+
+def command(fleet: Stubs, gateway: Process, *words: str) -> subprocess.Popen[str]:
+    """Start a command that knows the gateway's address and a token, and nothing else."""
+    at = ("--server", gateway.url, "--token-file", fleet.env["LORA_FS_TOKEN_FILE"])
+    pipe = subprocess.PIPE
+    return subprocess.Popen([LORA_FS, *words, *at], text=True, stdout=pipe, stderr=pipe)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for a command; return its exit code and what it printed."""
+    out, err = process.communicate(timeout=ENDS_S)
+    return process.returncode, out, err
+
+
+def test_a_registration_waits_for_the_slow_replica(owned: Stubs, two: Process, tmp_path: Path) -> None:
+    """`register --wait` at a gateway ends when every replica behind it follows; exit 6 names who does not."""
+    source = str(write_adapter(tmp_path / "new"))
+    httpx.post(f"{owned.engines[1]}/hold").raise_for_status()
+    registering = command(owned, two, "register", "new", source, "--policy", "eager", "--wait", "100")
+    until(lambda: owned.counts(1)["asked"] == 1, ENDS_S)
+    until(lambda: loads(owned)[0] == 1, ENDS_S)
+    code, _, err = ended(command(owned, two, "register", "new", source, "--wait", "1ms"))
+    assert (code, "r1 (Loading)" in err) == (6, True), err
+    assert registering.poll() is None
+    httpx.post(f"{owned.engines[1]}/release").raise_for_status()
+    assert ended(registering) == (0, "registered new@v1 in default/tiny\n", "")
+    assert loads(owned) == [1, 1]
+    code, out, err = ended(command(owned, two, "status", "new", "-o", "name"))
+    assert (code, out) == (0, "new\n"), err
