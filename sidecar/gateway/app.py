@@ -24,7 +24,7 @@ from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, proxied
 from lora_fs.sidecar.server.middleware.access import HEADER
-from lora_fs.sidecar.server.middleware.errors import HANDLERS
+from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected
 from lora_fs.sidecar.server.routes.observe import exposed
@@ -77,7 +77,7 @@ def create_gateway(
         out = {one.url: one.why for one in watch.seen.values() if one.why}
         ejected = {name: round(left, 1) for name, left in router.ejected.items()}
         body = {"ready": ready, "ejected": ejected, "out": out, "problem": watch.problem}
-        return JSONResponse(body, 200 if ready else 503, None if ready else {"Retry-After": "1"})
+        return JSONResponse(body, 200 if ready else 503, None if ready else AGAIN)
 
     async def scrape(request: Request) -> Response:
         """Prometheus metrics."""

@@ -51,6 +51,10 @@ NAME: Final = "X-Lora-Fs-Error"  # the error's own name, for our command line: t
 VLLMS: Final = frozenset({"/v1/load_lora_adapter", "/adapters"})
 AS_VLLM: Final = (400, "BadRequestError")
 LOST_S = 10  # until somebody who lost the registry may have mounted it again
+LATER: Final = frozenset(
+    {429, 503}
+)  # the same request may be served later: each answer says when to repeat it
+AGAIN: Final = {"Retry-After": "1"}
 
 KINDS = {
     401: "AuthenticationError",
@@ -64,7 +68,12 @@ KINDS = {
 def error_response(
     message: str, status: int, kind: str, param: str | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """vLLM's error shape. A message may quote what a client sent, which JSON lets be no text."""
+    """vLLM's error shape; 429 and 503 say when to repeat the request.
+
+    A message may quote what a client sent, which JSON lets be no text.
+    """
+    if status in LATER:
+        headers = {**AGAIN, **(headers or {})}
     message = message.encode(errors="replace").decode()
     body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
     return JSONResponse(body, status, headers)

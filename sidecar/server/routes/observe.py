@@ -38,6 +38,7 @@ from lora_fs.sidecar.server.bodies import (
 )
 from lora_fs.sidecar.server.middleware.access import ALL, Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.errors import AGAIN
 from lora_fs.sidecar.server.ports import ReplicaPort
 from lora_fs.sidecar.server.routes.engine_series import merged
 
@@ -215,7 +216,8 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
         body = ReadinessBody(
             ready=readiness.ready, conditions=list(readiness.conditions), changed_by=admin.changed_by
         )
-        return JSONResponse(body.model_dump(), 200 if readiness.ready else 503)
+        again = None if readiness.ready else AGAIN
+        return JSONResponse(body.model_dump(), 200 if readiness.ready else 503, again)
 
     @routes.get("/metadata", summary="What this replica has, for service discovery")
     async def metadata(request: Request) -> Metadata:
