@@ -23,7 +23,7 @@ from tests.trust.conftest import new_authority, new_key
 __all__ = ["hub", "web"]  # fixtures
 
 NEEDS_AN_ENGINE = {"sidecar", "demo", "gateway", "evaluate"}
-NEEDS_A_SECOND_REVISION = {"promote", "rollback"}
+NEEDS_A_SECOND_REVISION = {"promote", "rollback", "status", "events"}
 FOLDERS = {"support-lora": 1, "support-lora-2": 2, "billing-lora": 3}
 INTERRUPTED = 130
 HUB_COMMIT = "a" * 40

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.cli.conftest import LoraFs
+from lora_fs.sidecar.cli.main import COMMANDS, cli
+from lora_fs.sidecar.model import Event, EventList, Phase
+from lora_fs.sidecar.registry.format.sealed import seal
+from lora_fs.sidecar.registry.volume import atomic
+from tests.cli.conftest import MODEL, LoraFs
 
 Folder = Callable[[int], str]
+Report = Callable[..., None]
+AT = "2026-01-01T00:00:00.000+00:00"
 
 
 @pytest.fixture
@@ -170,3 +177,49 @@ def test_revisions_are_listed_in_their_order(lora_fs: LoraFs, folder: Folder) ->
     for seed, revision in enumerate(("v10", "v2", "v1", "rc")):
         lora_fs("register", "a", folder(seed), "--revision", revision)
     assert [r["revision"] for r in lora_fs("list", "-o", "json").json] == ["rc", "v1", "v2", "v10"]
+
+
+MORE = {
+    "promote": ("v1",),
+    "canary": ("v1", "--percent", "5"),
+    "set": ("--priority", "1"),
+    "evaluate": ("--data", "cases.jsonl", "--url", "http://127.0.0.1:9"),
+    "wait": ("--timeout", "1ms"),
+}
+
+
+@pytest.mark.parametrize("name", ["nobody", "a@v9"])
+def test_what_is_not_registered(two: LoraFs, report: Report, tmp_path: Path, name: str) -> None:
+    """Every command that takes a NAME, but the one that makes it, exits 3 and says that there is none."""
+    (tmp_path / "cases.jsonl").write_text('{"prompt": "hello", "expect": {"exact": "hello"}}\n')
+    report("pod", phases={"a": Phase.READY}, revision="v2")
+    takes = []
+    for command in COMMANDS:
+        found = cli.get_command(click.Context(cli), command)
+        assert found is not None
+        if found.params and (found.params[0].name, found.params[0].metavar) == ("name", None):
+            takes.append(command)
+    assert {"status", "events", "show", "get", "rollback"} < set(takes)
+    for command in takes:
+        if command == "register":
+            continue
+        bare = name.partition("@")[0] if command in ("promote", "canary") else name
+        more = MORE.get(command, ())
+        more = ("v9", *more[1:]) if command in ("promote", "canary") else more
+        ran = two(command, bare, *more)
+        assert (ran.code, ran.out) == (3, ""), (command, ran)
+        assert bare.partition("@")[0] in ran.err, (command, ran)
+
+
+def test_what_was_removed_and_is_told_of_still(two: LoraFs, report: Report, root: Path) -> None:
+    """Events and a replica's status of a name that is not registered any more are shown."""
+    two("unregister", "a", "--all-revisions")
+    assert (two("status", "a").code, two("events", "a").code) == (3, 3)
+    happened = Event(reason="Loaded", key=("default", MODEL, "v1", "a"), first_at=AT, last_at=AT)
+    (root / ".events").mkdir(exist_ok=True)
+    lists = EventList(replica="pod", model=MODEL, events=(happened,))
+    atomic.replace(root / ".events" / "pod.json", seal(lists))
+    report("pod", phases={"a": Phase.DRAINING})
+    assert "Loaded" in two("events", "a").out
+    assert "Draining" in two("status", "a").out
+    assert (two("events", "a@v9").code, two("events", "b").code) == (3, 3)

@@ -106,6 +106,7 @@ set support --if-generation 1 --priority 4
 set support
 set support --policy default --priority 3
 status nobody
+events nobody
 wait support --timeout 20
 wait nobody --timeout 1ms
 wait billing --for deleted --timeout 1ms

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from lora_fs.sidecar.cli.backends.port import Backend
+from lora_fs.sidecar.cli.look.listing import check_registered
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
@@ -104,6 +105,8 @@ def events(
 ) -> None:
     """Show recent events of every replica, of NAME or of all adapters.
 
+    A NAME that is not registered exits 3, unless there are events of it still.
+
     \b
     Examples:
       lora-fs events
@@ -114,6 +117,8 @@ def events(
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
     wanted = Wanted(scopes, name, revision, all_namespaces)
     told, unreadable = _read(backend, wanted)
+    if name is not None and not told and not unreadable:
+        check_registered(backend.desired(scopes), scopes, name, revision)
     for replica, why in unreadable.items():
         complain(f"the events of {replica} cannot be read: {why}")
     if follow:

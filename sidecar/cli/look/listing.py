@@ -1,4 +1,4 @@
-"""list: what is registered. ``read`` and ``rows_of`` are for show and get, too."""
+"""list: what is registered; and what other commands that look share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import Format, complain, shown_bytes, shown_time
-from lora_fs.sidecar.errors import OperatorError
+from lora_fs.sidecar.errors import NotFound, OperatorError
 from lora_fs.sidecar.model import Record, Scope
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from lora_fs.sidecar.registry.view.snapshot import Desired
@@ -34,6 +34,16 @@ def rows_of(desired: Desired, name: str | None = None) -> list[tuple[Record, boo
     records = (record for record in desired.records.values() if record.present)
     chosen = sorted((r for r in records if name in (None, r.name)), key=_order)
     return [(record, _serves(desired, record)) for record in chosen]
+
+
+def check_registered(desired: Desired, scopes: Sequence[Scope], name: str, revision: str | None) -> None:
+    """Raise NotFound for a name, or its revision, that is not registered; never where that is unknown."""
+    if not desired.problems and all(
+        revision not in (None, one.revision) for one, _ in rows_of(desired, name)
+    ):
+        what = name if revision is None else f"{name}@{revision}"
+        where = ", ".join(map(str, scopes))
+        raise NotFound(f"{what} is not registered in {where}: `lora-fs list` shows what is")
 
 
 def _serves(desired: Desired, record: Record) -> bool:

@@ -7,12 +7,12 @@ from typing import Final
 
 import click
 
-from lora_fs.sidecar.cli.look.listing import read, rows_of
+from lora_fs.sidecar.cli.look.listing import check_registered, read, rows_of
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
 from lora_fs.sidecar.cli.output import Format, shown_bytes, shown_time
-from lora_fs.sidecar.errors import NotFound, VolumeUnavailable
+from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.model import Record, ReplicaStatus
 from lora_fs.sidecar.model.evaluation import Evaluation
 from lora_fs.sidecar.registry.view.reports import LIVE_S, age_s
@@ -45,9 +45,7 @@ def show(context: Context, name: str, revision: str | None, output: Format) -> N
 def _show(context: Context, desired: Desired, name: str, revision: str | None, output: Format) -> None:
     scope = context.scope()
     records = [record for record, _ in rows_of(desired, name) if revision in (None, record.revision)]
-    if not records and not desired.problems:
-        what = name if revision is None else f"{name}@{revision}"
-        raise NotFound(f"{what} is not registered in {scope}: `lora-fs list` shows what is")
+    check_registered(desired, (scope,), name, revision)
     if not records:
         return  # it is not known that it is not there
     pointer = desired.pointers.get((scope, name))

@@ -10,6 +10,7 @@ from itertools import chain
 
 import click
 
+from lora_fs.sidecar.cli.look.listing import check_registered
 from lora_fs.sidecar.cli.options import parameters
 from lora_fs.sidecar.cli.options.command import command
 from lora_fs.sidecar.cli.options.context import Context
@@ -153,6 +154,8 @@ def status(
 ) -> None:
     """Show every adapter on every replica; a line marked ! is a replica's problem.
 
+    A NAME that is not registered exits 3, unless a replica still says something of it.
+
     \b
     Examples:
       lora-fs status
@@ -165,8 +168,12 @@ def status(
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
     desired, reports = backend.desired(scopes), backend.reports()
     lost: TemporaryError | None = None
+    is_checked = name is None
     while True:
         rows = [row for scope in scopes for row in _of(scope, desired, reports, name, revision)]
+        if name is not None and not is_checked and not rows:
+            check_registered(desired, scopes, name, revision)
+        is_checked = True  # what is unregistered while it is watched is no error
         replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
         if watch and output.for_people:
             context.out.clear()

@@ -116,7 +116,7 @@ def rollback(
     Args:
         revision: only to this one; nothing changes if the name serves it already.
     Raises:
-        NotFound: the name is not active; InputError: nothing to go back to.
+        NotFound: the name is not active, or the revision not registered; InputError: nothing to go back to.
         Conflict: it served another revision before.
     """
     pointer = active(registry, scope, name)
@@ -127,6 +127,7 @@ def rollback(
     if pointer.previous_revision is None:
         raise InputError(f"{name} serves {pointer.revision} and served nothing before it")
     if revision not in (None, pointer.previous_revision):
+        chosen_of(registry, scope, name, revision)
         raise Conflict(
             f"{name} served {pointer.previous_revision} before {pointer.revision}, not {revision}: "
             f"`lora-fs promote {name}@{revision}` serves that"
