@@ -133,28 +133,30 @@ def create_app(
         exception_handlers=HANDLERS,
     )
     app.state.end = board.end
-    app.include_router(models.router(replica, admin))
-    asked_most = len(app.router.routes)
-    app.include_router(lora.router(replica, admin, trail))
-    app.include_router(uploads.router(replica, admin, trail))
-    app.include_router(registered.router(replica, admin))
-    app.include_router(acts.router(replica, admin, trail))
-    app.include_router(follow.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
-    app.include_router(
+    ours = app.router.routes
+    ours.extend(models.router(replica, admin).routes)
+    asked_most = len(ours)
+    for router in (
+        lora.router(replica, admin, trail),
+        uploads.router(replica, admin, trail),
+        registered.router(replica, admin),
+        acts.router(replica, admin, trail),
+        follow.router(replica, admin, trail, hold_timeout_s=hold_timeout_s),
         control.router(
             replica, admin, trail, proxy.pauses, proxy.asked_plainly, hold_timeout_s=hold_timeout_s
-        )
-    )
-    app.include_router(dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s))
-    app.include_router(events.router(replica, admin))
-    app.include_router(observe.router(replica, admin, trail, proxy.engine_metrics))
-    app.include_router(routes.router(replica, admin, board))
-    app.router.routes.extend(list(other_methods(app.router, app.router.routes)))
+        ),
+        dynamo.router(replica, admin, trail, hold_timeout_s=hold_timeout_s),
+        events.router(replica, admin),
+        observe.router(replica, admin, trail, proxy.engine_metrics),
+        routes.router(replica, admin, board),
+    ):
+        ours.extend(router.routes)  # include_router would compile each route's models a second time
+    ours.extend(list(other_methods(app.router, ours)))
     way = proxied(max_body_bytes)
     ways = {
         path: Route(path, proxy, methods=list(METHODS), middleware=way)
         for path in (*COMMON, "/v1/{path:path}", *INFERENCE)
     }
-    app.router.routes[asked_most:asked_most] = [ways.pop(path) for path in COMMON]
-    app.router.routes.extend(ways.values())
+    ours[asked_most:asked_most] = [ways.pop(path) for path in COMMON]
+    ours.extend(ways.values())
     return app
