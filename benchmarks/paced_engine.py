@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lora_fs.demo.process import free_port, spawn
+from lora_fs.demo.process import Process, free_port, spawn
 
 sys.path.append(str(Path(__file__).parent))  # its own process is started with -P
 
@@ -131,12 +131,12 @@ class PacedEngine(StubEngine):
 
 
 @contextlib.contextmanager
-def paced_engine(log: Path, pace: Pace) -> Iterator[str]:
-    """Serve one on loopback, in a process of its own; yields its URL."""
+def paced_engine(log: Path, pace: Pace, *, start: Callable[..., Process] = spawn) -> Iterator[str]:
+    """Serve one on loopback, in a process of its own, which ``start`` starts; yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     options = [f"--{name}={getattr(pace, name)}" for name in Pace.__slots__]
-    process = spawn("stub", [sys.executable, "-P", __file__, str(port), *options], log=log, url=url, env={})
+    process = start("stub", [sys.executable, "-P", __file__, str(port), *options], log=log, url=url, env={})
     try:
         process.wait_ready("/v1/models")
         yield url
@@ -144,7 +144,8 @@ def paced_engine(log: Path, pace: Pace) -> Iterator[str]:
         process.stop()
 
 
-def _serve() -> None:
+def serve() -> None:
+    """Serve one, as the words of this process's command say."""
     options = argparse.ArgumentParser()
     options.add_argument("port", type=int)
     for name in Pace.__slots__:
@@ -155,4 +156,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lora_fs.demo.process import Process, free_port, spawn
@@ -12,7 +12,13 @@ _ENV = {"LORA_FS_INSECURE": "1"}
 
 
 def start_sidecar(
-    name: str, engine_url: str, *args: str, log: Path, env: Mapping[str, str], port: int | None = None
+    name: str,
+    engine_url: str,
+    *args: str,
+    log: Path,
+    env: Mapping[str, str],
+    port: int | None = None,
+    start: Callable[..., Process] = spawn,
 ) -> Process:
     """Start one, which this machine may change without a token, unless ``env`` says otherwise.
 
@@ -23,8 +29,9 @@ def start_sidecar(
         args: more of the command's.
         env: its settings, as ``LORA_FS_*``.
         port: a free one if not given; give the same one to restart it in place.
+        start: how its process is started, with the arguments of ``spawn``.
     """
     port = port or free_port()
     options = ("--engine", engine_url, "--host", "127.0.0.1", "--port", str(port))
     url = f"http://127.0.0.1:{port}"
-    return spawn(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=_ENV | dict(env))
+    return start(name, [LORA_FS, "sidecar", *options, *args], log=log, url=url, env=_ENV | dict(env))

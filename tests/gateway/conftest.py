@@ -1,11 +1,14 @@
-"""A fleet of real sidecar processes, each with an engine's stand-in, and a gateway's process before them."""
+"""A fleet of real sidecar processes, each with an engine's stand-in, and a gateway's process before them.
+
+They are forked from one process that has imported them, unless a test says ``fleet.start = spawn``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.process import Process, free_port
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar.model import Scope
@@ -22,6 +25,7 @@ from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
+from tests.gateway.forks import Forks
 from tests.registry.conftest import write_adapter
 
 SCOPE = Scope("default", "tiny")
@@ -37,11 +41,15 @@ def stub() -> ModuleType:
 
 @dataclass
 class Stubs:
-    """The processes of one fleet. ``env``: more settings of its sidecars."""
+    """The processes of one fleet.
+
+    ``start``: how each is started, as ``spawn`` does. ``env``: more settings of its sidecars.
+    """
 
     root: Path
     run_dir: Path
     opened: ExitStack
+    start: Callable[..., Process]
     sidecars: list[Process] = field(default_factory=list)
     engines: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -58,7 +66,9 @@ class Stubs:
         number, module = len(self.sidecars), stub()
         if engine is None:
             log = self.run_dir / f"engine-{number}.log"
-            engine = self.opened.enter_context(module.paced_engine(log, module.Pace(**pace)))
+            engine = self.opened.enter_context(
+                module.paced_engine(log, module.Pace(**pace), start=self.start)
+            )
         self.engines.append(engine)
         port = port or free_port()
         process = start_sidecar(
@@ -75,6 +85,7 @@ class Stubs:
                 **(env or {}),
             },
             port=port,
+            start=self.start,
         )
         self.sidecars.append(process)
         self.opened.callback(process.stop)
@@ -87,7 +98,7 @@ class Stubs:
         command = [LORA_FS, "gateway", "--host", "127.0.0.1", "--port", str(port), *options]
         found = {} if options else {"LORA_FS_ROOT": str(self.root), "LORA_FS_MODEL": "tiny"}
         log, url = self.run_dir / f"gateway-{port}.log", f"http://127.0.0.1:{port}"
-        process = spawn("gateway", command, log=log, url=url, env=found | env)
+        process = self.start("gateway", command, log=log, url=url, env=found | env)
         self.opened.callback(process.stop)
         return process
 
@@ -97,17 +108,30 @@ class Stubs:
         return told
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Stubs]:
+@contextmanager
+def stubs(folder: Path, forks: Forks) -> Iterator[Stubs]:
     """An empty fleet on a registry with the adapters a0 to a7."""
-    root, source = tmp_path / "volume", tmp_path / "source"
+    root, source = folder / "volume", folder / "source"
     write_adapter(source)
     with closing(Registry(root, create=True)) as registry:
         for number in range(8):
             wanted = Registration(f"a{number}", source, source.as_uri())
             ingest.register(registry, SCOPE, wanted, Expectation(("tiny",)), writer="test")
     with ExitStack() as opened:
-        yield Stubs(root, tmp_path / "run", opened)
+        yield Stubs(root, folder / "run", opened, forks.start)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("forks") / "log") as one:
+        yield one
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, forks: Forks) -> Iterator[Stubs]:
+    """One fleet for a test."""
+    with stubs(tmp_path, forks) as one:
+        yield one
 
 
 @pytest.fixture

@@ -7,15 +7,16 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process, free_port
-from tests.gateway.conftest import Stubs
+from lora_fs.demo.process import Process, free_port, spawn
+from tests.gateway.conftest import Stubs, stubs
+from tests.gateway.forks import Forks
 
 Complete = Callable[..., httpx.Response]
 UNTIL_S = 20.0
@@ -54,6 +55,7 @@ def metric(gateway: Process, series: str) -> float:
 
 def test_each_adapter_is_loaded_once_in_the_fleet(fleet: Stubs, complete: Complete) -> None:
     """A gateway that finds its replicas in the registry sends an adapter's requests to one of them."""
+    fleet.start = spawn  # by the script, as users do
     fleet.add()
     fleet.add()
     gateway = started(fleet, replicas=2)
@@ -289,13 +291,10 @@ def test_what_is_no_replica_is_left_out_and_disturbs_nobody(fleet: Stubs, comple
         *("no object", "no JSON"),
     ],
 )
-def test_odd_requests_get_a_clear_answer(
-    odd: tuple[Stubs, Process], body: bytes, status: int, complete: Complete
-) -> None:
+def test_odd_requests_get_a_clear_answer(odd: Process, body: bytes, status: int, complete: Complete) -> None:
     """What a client sends wrong is the engine's to refuse, or too large; the next request is answered."""
-    _, gateway = odd
     sent = httpx.post(
-        f"{gateway.url}/v1/completions",
+        f"{odd.url}/v1/completions",
         content=body,
         headers={"content-type": "application/json"},
         timeout=60,
@@ -303,13 +302,15 @@ def test_odd_requests_get_a_clear_answer(
     assert sent.status_code == status, sent.text
     if status != 200:
         assert {"message", "type", "code"} <= sent.json()["error"].keys()
-    assert complete(gateway.url, "a1").status_code == 200
+    assert complete(odd.url, "a1").status_code == 200
 
 
-@pytest.fixture
-def odd(fleet: Stubs) -> tuple[Stubs, Process]:
-    fleet.add()
-    return fleet, started(fleet, replicas=1)
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Process]:
+    """A gateway before one replica, which all odd requests are sent to, one after another."""
+    with stubs(tmp_path_factory.mktemp("odd"), forks) as fleet:
+        fleet.add()
+        yield started(fleet, replicas=1)
 
 
 def test_tokens_go_on_to_the_replica_which_checks_them(fleet: Stubs, tmp_path: Path) -> None:
