@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +27,9 @@ settings.load_profile("ours")
 # httpx parses every certificate authority for each client, and `httpx.get` makes a client: 25 ms of a
 # processor, thousands of times, and no test speaks TLS. One context serves a process.
 vars(default)["create_ssl_context"] = functools.cache(httpx.create_ssl_context)
+
+# Collecting the tests imports torch and vLLM: garbage collections were a quarter of its time.
+gc.disable()
 
 # What boots engines or mounts filesystems for all the tests of its folder. Two groups boot engines: a
 # third of them at a time would take the memory and the processors that their tests count on.
@@ -76,6 +80,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             first, why = mark.args
             if here >= tuple(map(int, first.split("."))):
                 item.add_marker(pytest.mark.xfail(reason=f"vLLM {first} mended it: {why}", strict=True))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage again, of what tests make: what is imported by now is never gone through."""
+    gc.freeze()
+    gc.enable()
 
 
 class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
