@@ -18,15 +18,37 @@ from lora_fs.sidecar.server.proxy.paths import INFERENCE, NOT_FORWARDED
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 
-@pytest.fixture
-def guarded(replica: FakeReplica, engine_url: str, tmp_path: Path) -> Iterator[http.client.HTTPConnection]:
-    """A connection to a sidecar whose admin calls need a token; paths are sent as they are."""
-    token = tmp_path / "token"
+@pytest.fixture(scope="module")
+def heard() -> FakeEngine:
+    """The engine behind ``guarded``, for all tests of this module."""
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def sidecar(heard: FakeEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a sidecar whose admin calls need a token."""
+    token = tmp_path_factory.mktemp("token") / "token"
     token.write_text("secret")
-    with serving(create_app(replica, engine_url=engine_url, admin=Admin(token))) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
-        yield connection
-        connection.close()
+    with (
+        serving(heard.app) as engine_url,
+        serving(create_app(FakeReplica(), engine_url=engine_url, admin=Admin(token))) as url,
+    ):
+        yield url
+
+
+@pytest.fixture
+def engine(heard: FakeEngine) -> FakeEngine:
+    """The engine, which has heard nothing yet."""
+    heard.paths.clear()
+    return heard
+
+
+@pytest.fixture
+def guarded(sidecar: str) -> Iterator[http.client.HTTPConnection]:
+    """A connection to the sidecar; paths are sent as they are."""
+    connection = http.client.HTTPConnection(urlsplit(sidecar).netloc, timeout=20)
+    yield connection
+    connection.close()
 
 
 def ask(connection: http.client.HTTPConnection, method: str, path: str) -> int:
