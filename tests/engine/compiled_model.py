@@ -19,7 +19,7 @@ from vllm.config import CompilationMode
 from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 
-TOKENS = 4
+TOKENS = 2  # of which the second comes of a step without a prompt
 
 
 def compile_models() -> None:

@@ -6,13 +6,16 @@ vLLM spawns those API servers, which imports everything again; here they are for
 ``OTHER_VERSION`` in its environment says that it is of that version. One with ``FAULTS``, a folder,
 loads no adapter while a file there has its data-parallel rank for a name; what it says is the reason. A
 tensor-parallel rank ends no load while ``slow-RANK`` is there, and fills no slot while ``fill-RANK`` is.
-One with ``JOINS_THREADS`` waits at its end for its threads, as a Python that was not forked does.
+One with ``JOINS_THREADS`` waits at its end for its threads, as a Python that was not forked does. One with
+``SCRIPT`` is no server: it runs that file, with the arguments beside it.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -110,7 +113,10 @@ def main() -> None:
         if "FAULTS" in os.environ:
             fail_as_told(Path(os.environ["FAULTS"]))
         try:
-            if "--api-server-count" in sys.argv:
+            if "SCRIPT" in os.environ:
+                sys.argv = json.loads(os.environ["SCRIPT"])
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            elif "--api-server-count" in sys.argv:
                 run_several()
             else:
                 run_one()
