@@ -15,7 +15,7 @@ from lora_fs.kernels.gpu.configs import Expand, Shrink
 from lora_fs.kernels.segments import NO_SLOT, Plan, plan_rows
 from lora_fs.kernels.weights.layout import Layer, Shape, ShapeError
 from tests.ops.conftest import assert_close, make_layer, make_rows, slots_of_rows
-from tests.ops.gpu.conftest import DEVICE, on_device
+from tests.ops.gpu.conftest import DEVICE, INTERPRETED, on_device
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 GQA = Shape(96, (64, 16, 16))
@@ -92,7 +92,7 @@ def layers(draw: st.DrawFn) -> Layer:
     return make_layer(shape, slots, draw(st.sampled_from(TYPES)), scales=(1.0, 0.5, -2.0))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20 if INTERPRETED else 40)
 @given(layer=layers(), data=st.data(), add=st.booleans())
 def test_linear_is_the_reference_of_any_batch(layer: Layer, data: st.DataObject, add: bool) -> None:
     """Whatever the shapes, ranks and segments, and whether it adds or overwrites."""
