@@ -19,6 +19,7 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.platforms import current_platform
 
+from lora_fs.kernels.gpu import scatter
 from lora_fs.kernels.weights.slabs import Draft
 from lora_fs.worker_patch.worker.load import resident
 from lora_fs.worker_patch.worker.load.resident import Resident
@@ -62,6 +63,7 @@ def managers(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, dtype: Any) 
     be_rank(monkeypatch, rank, size)
     monkeypatch.setenv("LORA_FS_KERNELS", "off")
     monkeypatch.setattr(StackedLayers, "_lands", lambda self, stacks: LANDS)
+    monkeypatch.setattr(scatter, "PROGRAMS", 2)  # a stack: most of a GPU's find nothing to do here
     monkeypatch.setenv("LORA_FS_HOST_BYTES", str(1 << 30))
     monkeypatch.setattr(current_platform, "get_punica_wrapper", lambda: STOCK)
     config = LoRAConfig(max_lora_rank=MOST, max_loras=SLOTS, max_cpu_loras=100, lora_dtype=dtype)

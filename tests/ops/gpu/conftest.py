@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from lora_fs.kernels.gpu import launch
+from lora_fs.kernels.gpu import launch, scatter
 from lora_fs.kernels.weights.layout import Layer, Packed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -41,6 +41,13 @@ def poisoned_scratch() -> Iterator[None]:
     with patch.object(launch, "new_scratch", poisoned):
         yield
     assert all(guard.isnan().all() for guard in guards)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_programs() -> Iterator[None]:
+    """In the interpreter a stack is filled by two programs: most of a GPU's find nothing to do."""
+    with patch.object(scatter, "PROGRAMS", 2 if INTERPRETED else scatter.PROGRAMS):
+        yield
 
 
 def on_device(layer: Layer) -> Layer:
