@@ -62,8 +62,8 @@ is too large, no such route. Its `type` is then vLLM's, as `Unauthorized` for 40
 """
 # Of errors whose class says what its attributes are, which a client does not see.
 WHEN: dict[type[Exception], str] = {
-    GateNotPassed: "The revision was not evaluated, or did not pass the gate that its namespace has.",
-    InvalidAdapter: "The adapter was read and must not be served; `message` has a line for each finding.",
+    GateNotPassed: "The revision has no evaluation, or did not pass its namespace's gate.",
+    InvalidAdapter: "No engine must serve the adapter; `message` has a line for each finding.",
     TooManyRegistrations: "The namespace registered as often as its quota allows.",
     TemporaryError: "The same call may succeed later.",
     EngineRejected: "The engine answered and refused; `message` says why.",

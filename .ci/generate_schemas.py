@@ -80,7 +80,7 @@ GENERATION = {
     "name": "As the file's name begins",
     "generation": "As the file's name says; the greatest one of a name is in force",
     "previous": "What this one builds on; null for the first that could be read",
-    "epoch": "The marker's, when this was written",
+    "epoch": "The marker's, at the time of the write",
     "request_id": "Of the write, random",
     "token": "Of the write, random: no two writers have the same bytes",
     "writer": "For people",
@@ -89,11 +89,11 @@ GENERATION = {
 }
 FIELDS: dict[str, dict[str, str]] = {
     "Marker": {
-        "format": "What this registry is written in, for people",
+        "format": "The format of this registry, for people",
         "min_reader": "The least format that a reader has to know",
         "min_writer": "The least format that a writer has to know",
-        "registry_uuid": "Which registry this is: another one in its place is refused",
-        "epoch": "Raised when the registry was restored from a backup",
+        "registry_uuid": "Which registry this is: readers refuse another one in its place",
+        "epoch": "A restore from a backup raises it",
         "tier": "cas: link() decides who writes; lww: the last writer wins",
     },
     "Head": {
@@ -106,15 +106,15 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "Change": {
         "nonce": "The nonce of the HEAD that it came with",
-        "files": "What was written, from the root; none: a reader has to list",
+        "files": "The written files, from the root; none: a reader has to list",
     },
     "Previous": {"generation": "Its number", "sum": "Its seal"},
     "Record": {
         **GENERATION,
         "revision": "As the folder it lies in",
         "uid": "Of the revision, through all its generations",
-        "origin": "Who registered it: only what a folder registered is withdrawn with its folder",
-        "keep_files": "The files are never removed by gc",
+        "origin": "Who registered it: a folder that goes withdraws only what `folder` registered",
+        "keep_files": "gc never removes the files",
         "registered_at": "updated_at of its first generation; empty: its own",
     },
     "Pointer": {
@@ -161,13 +161,13 @@ FIELDS: dict[str, dict[str, str]] = {
         "events": "The last ones; the one that happened last is at the end",
     },
     "AdapterSpec": {
-        "base_model": "As the adapter was registered with",
+        "base_model": "As its registration says",
         "digest": "Over the paths, sizes and hashes of `files`: docs/format.md",
         "size_bytes": "Of `files`",
         "files": "The served ones, config and weights; others in the folder are not part of it",
-        "policy": "When it is loaded and evicted; null: as the sidecar is set",
+        "policy": "When to load and evict it; null: as the sidecar is set",
         "labels": "For people and their tools",
-        "allowed": "Codes of findings that were allowed when it was registered",
+        "allowed": "Codes of findings that its registration allowed",
         "unpinned": "Of a pinned one: the policy that it had before",
     },
     "FileEntry": {
@@ -184,8 +184,8 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "Policy": {
         "kind": "lazy: loaded when asked for, evicted idle; sticky: kept; eager: at boot; pinned: for good",
-        "ttl_s": "Idle seconds before a lazy one is evicted",
-        "priority": "Eager ones are loaded the greatest first",
+        "ttl_s": "Idle seconds, after which a lazy one goes",
+        "priority": "The greatest eager one loads first",
     },
     "Source": {"uri": "Without credentials", "pin": "The commit or etag"},
     "ReplicaStatus": {
@@ -197,9 +197,9 @@ FIELDS: dict[str, dict[str, str]] = {
         "url": "Where other hosts reach its sidecar",
         "engine": "ready or unknown",
         "heartbeat": "Counts the writes",
-        "updated_at": "RFC 3339. A replica that is silent for a minute is taken for gone",
+        "updated_at": "RFC 3339. A replica that is silent for a minute counts as gone",
         "counts": "How many adapters are in each phase",
-        "adapters": "By served name; unloaded ones are only counted",
+        "adapters": "By served name; `counts` alone has unloaded ones",
         "recent": "The last 512 series it saw, and their generations",
         "conditions": "What is wrong there, each `Type: message`",
         "downloads": "What it fetches, by the name that it will have",
@@ -207,12 +207,12 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "Download": {
         "name": "What clients will send as their model",
-        "namespace": "Where it will be registered",
+        "namespace": "Of the registration",
         "source": "Where it comes from: a URI without userinfo and query",
         "reason": "What is being done, or that another process fetches it",
         "received_bytes": "What is here",
         "size_bytes": "Of all of it; null where the source does not say",
-        "since": "RFC 3339: when it was asked for",
+        "since": "RFC 3339: the time of the request",
     },
     "AdapterStatus": {
         "key": "namespace, model, revision, name",
@@ -220,7 +220,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "reason": "Of the phase, one word",
         "message": "Of the phase, for people",
         "attempts": "How often it failed",
-        "retry_in_s": "Seconds until it is tried again; null: nothing waits",
+        "retry_in_s": "Seconds until the next try; null: nothing waits",
         "since": "RFC 3339: when the phase began",
     },
 }

@@ -78,7 +78,7 @@ class InvalidName(InputError):
 
 
 class InvalidAdapter(InputError):
-    """The adapter was read and must not be served; ``findings`` say why, file and field."""
+    """No engine must serve the adapter; ``findings`` say why, file and field."""
 
     def __init__(self, where: str, findings: Sequence[Finding]) -> None:
         lines = "\n".join(f"  - {finding.render()}" for finding in findings)
@@ -95,15 +95,15 @@ class Conflict(InputError):
 
 
 class TooLarge(InputError):
-    """It is larger than what is taken."""
+    """It is larger than the limit."""
 
 
 class GateNotPassed(InputError):
-    """A revision was not evaluated, or did not pass what its namespace or its caller wants."""
+    """A revision has no evaluation, or did not pass what its namespace or its caller wants."""
 
 
 class OverQuota(InputError):
-    """What is asked for does not fit the namespace's quota; it does once something is taken away."""
+    """The request does not fit the namespace's quota; it does once somebody takes something away."""
 
 
 class TemporaryError(LoraFsError):

@@ -28,7 +28,7 @@ class Message(BaseModel):
 
 
 class Case(BaseModel):
-    """One line: what is asked, and what is expected."""
+    """One line: the question, and what its answer must be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

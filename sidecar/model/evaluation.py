@@ -16,7 +16,7 @@ class Measured(Stored):
     Attributes:
         revision: Which one.
         digest: Of its bytes.
-        figures: What gates may name of one revision; one that is not known is left out.
+        figures: What gates may name of one revision; an unknown figure is absent.
     """
 
     revision: Segment
@@ -30,7 +30,7 @@ class Flip(Stored):
     Attributes:
         line: Of the data file.
         id: As the data file has it, or empty.
-        regression: Whether the revision that was evaluated is the one that did not.
+        regression: Whether the evaluated revision is the one that did not.
     """
 
     line: int = Field(ge=1)
@@ -51,8 +51,8 @@ class Evaluation(Stored):
         data_sha256: Of the data file.
         cases: How many the data file has.
         concurrency: How many answers were under way at a time, of both revisions together.
-        measured: The revision that was evaluated.
-        baseline: The revision that it was compared with; null: none.
+        measured: The evaluated revision.
+        baseline: The revision to compare with; null: none.
         compared: What gates may name of both together; empty without a baseline.
         flips: Cases that one revision passed and the other did not: the first 100.
         gate: The gate that it was held to; null: none.

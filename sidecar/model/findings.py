@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Severity(StrEnum):
-    """``error`` refuses the adapter; ``warning`` is reported, and the adapter passes."""
+    """``error`` refuses the adapter; with a ``warning`` the adapter passes."""
 
     ERROR = "error"
     WARNING = "warning"

@@ -24,7 +24,7 @@ class PolicyKind(StrEnum):
 
 
 class Policy(Stored):
-    """When to load and evict. ``ttl_s``: idle seconds before a lazy adapter is evicted."""
+    """When to load and evict. ``ttl_s``: idle seconds, after which a replica evicts a lazy adapter."""
 
     kind: PolicyKind = PolicyKind.LAZY
     ttl_s: int = Field(default=3600, ge=1)
@@ -69,7 +69,7 @@ class AdapterSpec(Stored):
         fingerprint: over (path, size, mtime) of the folder when it was adopted; tells a
             folder that changed in place from one that did not, without reading it.
         int_id: the engine's integer id: 63 bits, the same on every replica.
-        allowed: codes of findings that were allowed when it was registered; a replica allows them, too.
+        allowed: codes of findings that its registration allowed; a replica allows them, too.
         signer: who signed the bytes, as their registration saw it; a replica looks itself.
         unpinned: the policy that it gets back when it is unpinned; of no meaning before it is pinned.
     """
@@ -130,7 +130,7 @@ class _Generation(Stored):
 
 
 class State(StrEnum):
-    """Whether the thing named is wanted."""
+    """Whether somebody wants the thing named."""
 
     PRESENT = "present"
     DELETED = "deleted"
@@ -189,7 +189,7 @@ class Canary(Stored):
 
 
 class Pointer(_Generation):
-    """Which revision the plain name serves; ``revision`` is None once the name is withdrawn.
+    """Which revision the plain name serves; ``revision`` is None once somebody withdrew the name.
 
     Attributes:
         keep_revisions: how many of the name gc keeps registered; None: as the namespace says.

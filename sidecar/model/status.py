@@ -71,7 +71,7 @@ class AdapterStatus(Stored):
 
 
 class Download(Stored):
-    """What a replica fetches now, to be registered: it is no adapter yet.
+    """What a replica fetches now, and registers then: it is no adapter yet.
 
     Attributes:
         name: what clients will send as their model.
@@ -111,7 +111,7 @@ class EngineLimits(Stored):
         dtype: what the engine computes in, such as bfloat16.
         base_models: names of the base model, compared with the one that an adapter names.
         engine_models: further names, by which the engine knows it.
-        base_config: those fields of its config.json that are compared with an adapter's tensors.
+        base_config: those fields of its config.json that a replica compares with an adapter's tensors.
         strict_base_model: whether another name is refused, also where names cannot tell.
         allow: codes of findings that this replica takes as warnings.
     """
@@ -128,7 +128,7 @@ class EngineLimits(Stored):
 
 
 class RevisionUsage(Stored):
-    """How often one revision was asked for on one replica since its start, and how long its loads took.
+    """Requests for one revision on one replica since its start, and how long its loads took.
 
     Attributes:
         requests: those that named it.
@@ -154,7 +154,7 @@ class ReplicaStatus(Stored):
 
     Attributes:
         engine: "ready", "unknown" or "rejected: …".
-        adapters: by served name; unloaded ones are only counted.
+        adapters: by served name; ``counts`` alone has unloaded ones.
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
@@ -189,7 +189,7 @@ class ReplicaStatus(Stored):
 
 
 class Event(Stored):
-    """Something that happened on a replica; what happens again is counted, as Kubernetes does.
+    """Something that happened on a replica; ``count`` says how often, as in Kubernetes.
 
     Attributes:
         key: namespace, model, revision, name; None of the replica itself.

@@ -88,13 +88,13 @@ class Residency(_Answer):
 
     in_flight: int = Field(description="Requests that use it now")
     idle_s: float = Field(description="Seconds since its last request")
-    path: str = Field(description="The staged copy the engine was given")
-    engine_name: str = Field(description="The name or name@revision under which it was loaded")
+    path: str = Field(description="The staged copy that the engine got")
+    engine_name: str = Field(description="The engine has it as name or name@revision")
     tier: Literal["gpu", "host"] | None = Field(description="Where; null if the engine does not say")
 
 
 class AdapterDescription(_Answer):
-    """An adapter: its record, this replica's status of it, and its residency if it is loaded."""
+    """An adapter: its record, this replica's status of it, and its residency in the engine, if any."""
 
     name: str = Field(description="What clients send as their model")
     record: Record
@@ -109,7 +109,7 @@ class AdapterList(_Answer):
 
     object: Literal["list"] = "list"
     replica: str = Field(description="Whose answer this is")
-    downloads: list[Download] = Field(description="What this replica fetches, to be registered")
+    downloads: list[Download] = Field(description="What this replica fetches, and registers then")
     data: list[AdapterDescription]
 
 
@@ -118,7 +118,7 @@ class Uploaded(_Answer):
 
     name: str = Field(description="What clients send as their model")
     record: Record
-    changed: bool = Field(description="False if these bytes were registered already")
+    changed: bool = Field(description="False if the registry has these bytes already")
     warnings: list[str] = Field(description="What validation found and did not refuse")
 
 
@@ -129,7 +129,7 @@ class RegisterFrom(RegisterAs):
 
 
 class ScopeBody(_Answer):
-    """``GET /v1/lora_adapters/{namespace}/{model}``: what is registered there."""
+    """``GET /v1/lora_adapters/{namespace}/{model}``: the registered adapters there."""
 
     records: list[Record] = Field(description="The newest one of each registered revision")
     pointers: list[Pointer] = Field(description="Of each name: what it serves")
@@ -167,10 +167,10 @@ class LoraInfo(_Answer):
 
     lora_id: str = Field(description="What clients send as their model")
     status: Literal["loading", "loaded", "unloading", "failed"]
-    base_model: str = Field(description="As the adapter was registered with")
+    base_model: str = Field(description="As its registration says")
     namespace: str
     revision: str
-    memory_usage: int | None = Field(description="Bytes of its files; null of one that is withdrawn")
+    memory_usage: int | None = Field(description="Bytes of its files; null after a withdrawal")
     last_used: float | None = Field(description="Unix time of its last request; null if not in the engine")
 
 
@@ -224,7 +224,7 @@ class LoadedLora(_Answer):
     """An adapter in the engine."""
 
     status: Literal["loaded"] = "loaded"
-    base_model: str = Field(description="As the adapter was registered with")
+    base_model: str = Field(description="As its registration says")
     namespace: str
     revision: str
     digest: str = Field(description="Of its bytes")
@@ -234,7 +234,7 @@ class LoadedLora(_Answer):
 
 
 class LoraCapacity(_Answer):
-    """How many more may be loaded; null where nothing bounds it."""
+    """How many more the engine may load; null where nothing bounds it."""
 
     max_loras: int | None
     loaded_count: int

@@ -180,4 +180,4 @@ class ReplicaPort(Protocol):
         """
 
     def figures(self) -> Mapping[str, float]:
-        """The same numbers as one mapping, for people; a number that is not known is left out."""
+        """The same numbers as one mapping, for people; an unknown number is absent."""

@@ -88,7 +88,7 @@ class Signer:
     method: Method
 
     def covers(self, namespace: str) -> bool:
-        """Whether it may sign what is registered there."""
+        """Whether it may sign the registered adapters there."""
         return self.namespaces is None or namespace in self.namespaces
 
 

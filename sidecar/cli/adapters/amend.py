@@ -83,7 +83,7 @@ def unpin(
 @click.option(
     "--ttl", type=Duration(whole=True), metavar="TIME", help="Idle time of a lazy adapter: 90s, 15m, 1h"
 )
-@click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater is loaded first")
+@click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater loads first")
 @click.option(
     "--label",
     multiple=True,

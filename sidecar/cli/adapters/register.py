@@ -37,7 +37,7 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
     "--priority",
     type=int,
     metavar="N",
-    help="Eager and pinned: greater is loaded first [default: 0]",
+    help="Eager and pinned: greater loads first [default: 0]",
 )
 @click.option("--label", multiple=True, callback=labels, metavar="K=V", help="Repeatable")
 @click.option(

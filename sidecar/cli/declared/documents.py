@@ -36,17 +36,19 @@ class DocumentPolicy(_Said):
     """When it is in the engine."""
 
     kind: Annotated[PolicyKind | None, Field(strict=False)] = Field(None, description="Null: as it is")
-    ttlSeconds: int | None = Field(None, ge=1, description="Idle seconds before a lazy one is evicted")
-    priority: int | None = Field(None, description="Eager and pinned: greater is loaded first")
+    ttlSeconds: int | None = Field(None, ge=1, description="Idle seconds, after which a lazy one goes")
+    priority: int | None = Field(None, description="Eager and pinned: greater loads first")
 
 
 class DocumentSpec(_Said):
-    """The adapter that is wanted."""
+    """The adapter to register."""
 
     source: str = Field(min_length=1, description="A folder, from the document's own, or a URI")
     model: str | None = Field(None, min_length=1, description="The base model; null: that of the command")
-    digest: Digest | None = Field(None, description="Of its bytes; other bytes are refused")
-    pin: str | None = Field(None, min_length=1, description="The source's commit or etag; others are refused")
+    digest: Digest | None = Field(None, description="Of its bytes; `apply` refuses others")
+    pin: str | None = Field(
+        None, min_length=1, description="The source's commit or etag; `apply` refuses others"
+    )
     revision: Segment | None = Field(
         None, description="Its revision; null: the one with its bytes, or a new one"
     )
@@ -71,12 +73,12 @@ class DocumentSpec(_Said):
 
 
 class LoraAdapter(_Said):
-    """An adapter that is wanted, as `lora-fs apply` reads it and `lora-fs get -o yaml` writes it."""
+    """An adapter to register, as `lora-fs apply` reads it and `lora-fs get -o yaml` writes it."""
 
     apiVersion: Literal["lora-fs/v1"] = Field(description="Another one than this is not read")
     kind: Literal["LoraAdapter"] = Field(description="What this document is")
     metadata: DocumentMetadata = Field(description="Which adapter it is")
-    spec: DocumentSpec = Field(description="The adapter that is wanted")
+    spec: DocumentSpec = Field(description="The adapter to register")
 
 
 def document_of(record: Record, pointer: Pointer | None) -> LoraAdapter:

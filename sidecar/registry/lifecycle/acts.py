@@ -35,8 +35,8 @@ class Done(BaseModel):
 
     model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
 
-    dry_run: bool = Field(False, description="Nothing was written")
-    records: tuple[Record, ...] = Field((), description="The generations now in force of what was changed")
+    dry_run: bool = Field(False, description="A rehearsal: no write")
+    records: tuple[Record, ...] = Field((), description="The new generations now in force")
     pointer: Pointer | None = Field(None, description="Of the name; null if the act does not move it")
 
 
@@ -108,7 +108,7 @@ class Promote(Act):
 
     revision: str
     require_evaluation: bool = Field(False, description="Its evaluation must have passed a gate")
-    force: bool = Field(False, description="Also one that the namespace's gate refuses; it is audited")
+    force: bool = Field(False, description="Also one that the namespace's gate refuses; the audit has it")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Promote:
@@ -142,12 +142,12 @@ class Try(Act):
 
     word = "canary"
 
-    revision: str | None = Field(None, description="Null: the one that is tried already")
+    revision: str | None = Field(None, description="Null: the one on trial")
     percent: int | None = Field(None, ge=0, le=100, description="Null: as it is; at first 0")
     end: Literal["finish", "abort"] | None = Field(
         None, description="finish: it serves the name from now on; abort: it answers nothing more"
     )
-    force: bool = Field(False, description="Also one that the namespace's gate refuses; it is audited")
+    force: bool = Field(False, description="Also one that the namespace's gate refuses; the audit has it")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Try:
@@ -188,7 +188,7 @@ class Pin(Act):
 
 
 class Unpin(Act):
-    """Restore the policy that the name had before it was pinned."""
+    """Restore the policy that the name had before `pin`."""
 
     word = "unpin"
 
@@ -209,7 +209,7 @@ class Set(Act):
         None, description="When it is in the engine; default: as each sidecar is set"
     )
     ttl_s: int | None = Field(None, ge=1, description="Idle seconds of a lazy adapter")
-    priority: int | None = Field(None, description="Eager and pinned: greater is loaded first")
+    priority: int | None = Field(None, description="Eager and pinned: greater loads first")
     labels: dict[LabelKey, str | None] = Field({}, description="To set; null takes a label away")
     keep_revisions: Annotated[int, Field(ge=1)] | Literal["none"] | None = Field(
         None, description="gc keeps so many revisions; none: as the namespace says"

@@ -26,8 +26,8 @@ class RegisterAs(BaseModel):
     revision: str | None = Field(None, description="Null: the next vN")
     base_model: str | None = Field(None, description="What it was made for, when its config does not say")
     policy: PolicyKind | None = Field(None, description="Null: as what the name serves")
-    ttl_s: int | None = Field(None, ge=1, description="Idle seconds before a lazy one is evicted")
-    priority: int | None = Field(None, description="Eager and pinned: greater is loaded first")
+    ttl_s: int | None = Field(None, ge=1, description="Idle seconds, after which a lazy one goes")
+    priority: int | None = Field(None, description="Eager and pinned: greater loads first")
     labels: dict[str, str] = Field({}, description="Kept in the record")
     activate: bool = Field(True, description="Let the plain name serve it")
     allow: tuple[str, ...] = Field((), description="Codes of findings to take as warnings")
@@ -62,9 +62,9 @@ class Outcome(BaseModel):
 
     model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
 
-    dry_run: bool = Field(description="Nothing was written")
+    dry_run: bool = Field(description="A rehearsal: no write")
     record: Record = Field(description="The one in force")
-    changed: bool = Field(description="False if these bytes were registered already")
+    changed: bool = Field(description="False if the registry has these bytes already")
     amended: bool = Field(description="They were, and their policy or labels are new")
     restored: bool = Field(description="They were, and files that the volume lost are there again")
     before: Pointer | None = Field(description="What the plain name served; null: it never served anything")

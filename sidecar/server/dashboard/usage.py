@@ -38,7 +38,7 @@ class Totals(NamedTuple):
 
     @property
     def errors(self) -> int:
-        """Requests that were answered with an error."""
+        """Requests that got an error."""
         return self.errors_4xx + self.errors_5xx
 
     @property

@@ -52,7 +52,7 @@ class LoraDone(BaseModel):
 
     status: Literal["success"] = "success"
     message: str = Field(description="What was done")
-    lora_name: str = Field(description="As it was asked for")
+    lora_name: str = Field(description="As in the request")
     lora_id: int | None = Field(None, description="The record's `int_id`; left out where there is no record")
 
     model_config = ConfigDict(json_schema_extra={"required": ["status", "message", "lora_name"]})
@@ -123,7 +123,7 @@ def router(
 
     @routes.delete(
         "/v1/loras/{lora_name:path}",
-        summary="Unregister an adapter everywhere; one that is not registered is no error",
+        summary="Unregister an adapter everywhere; an unknown one is no error",
         responses=_ANSWERS,
         response_class=JSONResponse,
     )

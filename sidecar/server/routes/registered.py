@@ -25,7 +25,7 @@ NAME: Final = f"{SCOPE}/{{name}}"
 AT_ONCE: Final = 2  # renderings; further callers wait for one of them
 HIDDEN: Final = "cannot be read"
 
-Namespace = Annotated[str, Path(description="A namespace that is served")]
+Namespace = Annotated[str, Path(description="A namespace that this replica serves")]
 Model = Annotated[str, Path(description="The folder of the base model: Qwen--Qwen2.5-7B")]
 Name = Annotated[str, Path(description="The adapter's name, without a revision")]
 
@@ -50,7 +50,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
 
     @routes.get(
         SCOPE,
-        summary="What is registered in a scope",
+        summary="The registered adapters of a scope",
         responses={200: {"model": ScopeBody}, "default": {"model": ErrorBody}},
         response_class=JSONResponse,
     )

@@ -88,7 +88,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         base_model: Annotated[str | None, Query(description="What it was made for")] = None,
         policy: Annotated[PolicyKind | None, Query(description="Null: as what the name serves")] = None,
         ttl_s: Annotated[int | None, Query(ge=1, description="Idle seconds of a lazy one")] = None,
-        priority: Annotated[int | None, Query(description="Greater is loaded first")] = None,
+        priority: Annotated[int | None, Query(description="Greater loads first")] = None,
         activate: Annotated[bool, Query(description="Let the plain name serve it")] = True,
         force: Annotated[bool, Query(description="Register also what no live replica can serve")] = False,
         dry_run: Annotated[bool, Query(description="Check, and answer what would change")] = False,

@@ -29,26 +29,26 @@ ACTIVE_S = 10.0  # in which a mount that shows a revision shows that its name se
 
 
 class LoadHere(BaseModel):
-    """Which revision is loaded."""
+    """Which revision to load."""
 
     revision: str = Field(description="Waited for until this replica sees it in the registry")
     active: bool = Field(
         True,
-        description="The name serves it: waited for, too, up to 10 s. False: it is loaded by its own name",
+        description="Wait until the name serves it, too, up to 10 s. False: load it by its own name",
     )
 
 
 class LoadNext(BaseModel):
-    """Whose next revision is loaded."""
+    """Whose next revision to load."""
 
     lora_name: str = Field(description="As in `POST /v1/load_lora_adapter`, which is under way elsewhere")
 
 
 class LoadedHere(BaseModel):
-    """What was loaded."""
+    """What the engine has loaded."""
 
     replica: str = Field(description="This replica's id")
-    revision: str = Field(description="As it was asked for")
+    revision: str = Field(description="As in the request")
     digest: str = Field(description="Of its files")
 
 
