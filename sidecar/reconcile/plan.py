@@ -1,7 +1,7 @@
 """What to load and unload next. Pure: both sides and the clock come in, actions come out.
 
-*Unknown* never reaches this module: it is called only with an engine that answered. Nothing
-is unloaded for being absent from the volume; a name leaves the catalog by a tombstone alone.
+*Unknown* never reaches this module: the caller has an engine that answered. The plan unloads nothing for
+being absent from the volume; a name leaves the catalog by a tombstone alone.
 """
 
 from __future__ import annotations

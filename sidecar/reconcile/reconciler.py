@@ -1,8 +1,8 @@
 """The loop between the volume and the engine: a pass reads both, decides by ``plan``, and hands over.
 
 Level-triggered: a wake-up only starts a pass, and every pass reads the engine again. A ``worker`` per adapter
-does what is decided, so that no pass waits for a load or an unload. All state lives on the event loop; the
-disk is touched in threads only.
+does the work, so that no pass waits for a load or an unload. All state lives on the event loop; only threads
+touch the disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An adapter that a client sends: onto the volume as it comes, then checked and registered like any other.
 
-Nothing of it is held in memory but what has not been written yet. What is refused, too large, too slow
-or broken off is removed at once; what a killed replica leaves is gc's.
+Memory holds only what waits to be written. A refused, broken, too large or too slow upload goes at once; what
+a killed replica leaves is gc's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From log-probabilities with and without an adapter to whether it has an effect. Pure.
 
-The adapter is asked each prompt twice. What both answers differ by is the engine's noise, as other requests
-of the same batch make it. An adapter is accused only where every answer has the base model's bits. It is
-cleared only by more than the noise. All else is unknown.
+The probe asks the adapter each prompt twice. The difference of both answers is the engine's noise, as other
+requests of the same batch make it. The verdict accuses an adapter only where every answer has the base
+model's bits. It clears one only by more than the noise. All else is unknown.
 """
 
 from __future__ import annotations

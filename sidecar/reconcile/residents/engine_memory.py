@@ -1,8 +1,8 @@
 """Which loaded adapters a stock engine still has in memory. Pure: times come in, on a monotonic clock.
 
-vLLM keeps ``--max-cpu-loras`` adapters and drops the one longest unused. One that was unloaded
-stays until then, in the place of another. An adapter is therefore dropped only after that many others were
-used since its own last use. What the engine dropped it reads again in the middle of a step.
+vLLM keeps ``--max-cpu-loras`` adapters and drops the one longest unused. An unloaded one stays until then, in
+the place of another. So vLLM drops an adapter only after requests used that many others since its own last
+use. vLLM reads a dropped one again in the middle of a step.
 """
 
 from __future__ import annotations

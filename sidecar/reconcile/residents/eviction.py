@@ -1,8 +1,8 @@
-"""Room for a load: in the stage folder, and in the engine's memory. What nobody uses is unloaded for it.
+"""Room for a load: in the stage folder, and in the engine's memory. It unloads adapters that nobody uses.
 
-Lives on the event loop, where it is known what is in use; which adapters give way says ``plan``. Where all
-are in use for the moment, a request waits for room as it does for a load. A load that no request waits for
-takes what is free, unless its adapter is pinned.
+Lives on the event loop, which knows what is in use; ``plan`` says which adapters give way. Where all are in
+use for the moment, a request waits for room as it does for a load. A load that no request waits for takes
+free room only, unless its adapter is pinned.
 """
 
 from __future__ import annotations

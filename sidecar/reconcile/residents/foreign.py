@@ -1,9 +1,9 @@
 """What the engine lists and this replica did not load: its base models, and adapters from elsewhere.
 
 An adapter from elsewhere may be a tenant's all the same: an engine outlives a sidecar, whose next one may
-have another stage folder, and two sidecars may share an engine. Who may read its namespace may see it, as if
-it were served. It is not unloaded: it may be the other sidecar's. One that the engine calls by its bytes
-(``copy_of``) is served as this replica's own is. Pure: no I/O.
+have another stage folder, and two sidecars may share an engine. Callers who may read its namespace may see
+it, as this replica's own. The replica does not unload it: it may be the other sidecar's. It serves one that
+the engine calls by its bytes (``copy_of``). Pure: no I/O.
 """
 
 from __future__ import annotations

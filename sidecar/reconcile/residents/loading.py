@@ -1,7 +1,7 @@
 """Loads and unloads: one load for any number of waiters, and none of a name while it is in use.
 
-The engine's loads and unloads of one name never overlap. A copy is staged before that, so that what waits
-for room locks no name that could make room. An adapter that fails is remembered with its backoff.
+The engine's loads and unloads of one name never overlap. Staging comes before that, so that a load that waits
+for room locks no name that could make room. An adapter that fails keeps its backoff.
 """
 
 from __future__ import annotations

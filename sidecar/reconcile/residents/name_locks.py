@@ -1,6 +1,6 @@
-"""One lock for each of the engine's names, and which of them changed while the engine was asked.
+"""One lock for each of the engine's names, and which of them changed while the engine answered.
 
-An answer of the engine tells nothing of a name that was loaded or unloaded meanwhile.
+An engine's answer says nothing of a name that somebody loaded or unloaded meanwhile.
 """
 
 from __future__ import annotations

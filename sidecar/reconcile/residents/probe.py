@@ -1,11 +1,11 @@
 """Asks the engine, after an adapter's first load, whether it answers as the base model does.
 
-One short request at a time, with a pause after each: nothing waits for it, and no stream is held up. An
-adapter is kept loaded for one such request, and never loaded for it. What is known of bytes is kept by their
-digest. A silent engine, an unload or noise means unknown: it is asked again, at most MOST_TRIES times.
+One short request at a time, with a pause after each: nothing waits for it, and it holds up no stream. The
+probe keeps an adapter loaded for one such request, and never loads one. It keeps its verdict on bytes by
+their digest. A silent engine, an unload or noise means unknown: it asks again, at most MOST_TRIES times.
 
-The base model is asked while no adapter is in use: vLLM before 0.33 on a CPU adds a neighbour's adapter to
-the base model's rows of a batch.
+It asks the base model while no adapter is in use: vLLM before 0.33 on a CPU adds a neighbour's adapter to the
+base model's rows of a batch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The copies on the pod's disk: which there are, what room they take, which of them are known to be whole.
+"""The copies on the pod's disk: which there are, their room, and which of them are known to be whole.
 
 A copy's folder is named after its content's hash and its adapter. A copy that no process uses stays while its
 adapter is registered, so that the next load reads no volume. It makes room for another, the one longest
 out of use first. Several processes may have copies in the folder: they count its room together, one at a
-time, and none removes a copy that another uses. What else lies in the folder is not touched. What is not
-answered from memory blocks on the disk.
+time, and none removes a copy that another uses. They leave all else in the folder alone. Answers that are not
+in memory block on the disk.
 """
 
 from __future__ import annotations

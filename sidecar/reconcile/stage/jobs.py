@@ -1,10 +1,9 @@
-"""Staging as jobs: the engine is only ever given a verified, content-named, pod-local copy.
+"""Staging as jobs: the engine only ever gets a verified, content-named, pod-local copy.
 
 What happens on the volume afterwards cannot hurt a running engine. The path changes with the bytes, so that
-no KV block of other weights is reused. At most one copy of a digest is under way, whoever asks for it
-and however often. An asker's patience ends; the job goes on for the next one, until nobody wants it: it
-gives its room to a request that needs it, and ends when its adapter is unregistered. Which copies stay is
-decided in ``cache``.
+vLLM reuses no KV block of other weights. At most one copy of a digest is under way, however many ask for it.
+An asker's patience ends; the job goes on for the next one, until nobody wants it. It gives its room to a
+request that needs it, and ends when somebody unregisters its adapter. ``cache`` decides which copies stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stages adapters before anyone asks for them.
 
-One at a time, into free room only: nothing makes way for it. What was there when the replica
-started is staged when it is asked for, unless ``all`` is set: a fleet that starts would
-read the whole volume. A copy that fails is left to the request that needs it, which gets the reason.
+One at a time, into free room only: nothing makes way for it. Unless ``all`` is set, a request stages what was
+there when the replica started: a fleet that starts would read the whole volume. If a copy fails, the request
+that needs it makes it, and gets the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether someone who may has signed the bytes of a copy, asked before an engine is given it.
+"""Whether someone who may has signed the bytes of a copy, checked before an engine gets it.
 
-The record may be anybody's who writes the volume. So its files count only where they give its digest,
+Anybody who writes the volume may have written the record. So its files count only where they give its digest,
 which is what the copy is verified against.
 """
 

@@ -1,7 +1,7 @@
 """How each revision is used on this replica: requests, errors, loads. In memory, bounded. No I/O.
 
-At most ``KEPT`` revisions are counted; the one that was used longest ago is forgotten first, and with it its
-counts. A revision that is not served any more is forgotten at the next pass.
+It counts at most ``KEPT`` revisions, and forgets the one longest unused first, with its counts. The next pass
+forgets a revision that no name serves any more.
 """
 
 from __future__ import annotations

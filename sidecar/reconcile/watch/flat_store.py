@@ -1,11 +1,10 @@
 """A flat store of adapters that another system keeps: NVIDIA NIM's ``NIM_PEFT_SOURCE``. It is only read.
 
-A folder there is an adapter, named as it. One that held still is registered as ``import nim`` does; one whose
-files changed becomes the name's next revision. One that is missing in two looks
-withdraws its name, if what the name serves came from here. It is registered again when it comes back, even
-unchanged. Else each
-state of a folder is registered once, by whichever replica has the lease: what people promote or withdraw
-afterwards stays as they left it. A store that cannot be listed, or lists nothing, is unknown and not empty.
+A folder there is an adapter of its name. A replica registers one that held still as ``import nim`` does; one
+whose files changed becomes the name's next revision. One that is missing in two looks withdraws its name, if
+what the name serves came from here. It is registered again when it comes back, even unchanged. Otherwise the
+replica that has the lease registers each state of a folder once, so people's promotions and withdrawals stay.
+A store that does not list, or lists nothing, is unknown and not empty.
 """
 
 from __future__ import annotations

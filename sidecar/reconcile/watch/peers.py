@@ -1,7 +1,7 @@
 """The other replicas of one model that live, and what each has loaded, by their status files.
 
-A replica lives while its file changes: clocks of two machines are never compared. What cannot be read stays
-as it was known.
+A replica lives while its file changes: nobody compares the clocks of two machines. An unreadable file leaves
+what was known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exports the newest good generation of every record and pointer, evaluations and files, as one tar.
 
-Writers go on meanwhile. Pointers are read before records, so the export has every revision that a name
-serves. A file that changes while it is read is reported, and its adapter counts as left out. The tar stays
+Writers go on meanwhile. The export reads pointers before records, so it has every revision that a name
+serves. It reports a file that changes while it reads it, and counts its adapter as left out. The tar stays
 well formed whatever the volume does; only its last member says that it is whole.
 """
 

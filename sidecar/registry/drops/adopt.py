@@ -1,10 +1,10 @@
 """Folder drops: a folder copied into the tree becomes a registered adapter, once it is whole.
 
-A folder is adopted when no transfer is under way in it and it validates. Its (path, size, mtime) set must
-have held still for the settle time on this process's monotonic clock. A record that cannot be
-read is a record: nobody dropped what lies beside it. Any replica may adopt; the lease saves the work
-of reading it twice and the compare-and-set makes a double harmless. What was taken away is
-``withdrawals``, what waits ``candidates``.
+A replica adopts a folder if no transfer is under way in it and it validates. Its (path, size, mtime) set must
+hold still for the settle time on this process's monotonic clock. An unreadable record is a record: nobody
+dropped the folder beside it. Any replica may adopt; the lease saves reading it twice, and the
+compare-and-set makes a double harmless. ``withdrawals`` handles folders that went, ``candidates`` those that
+wait.
 """
 
 from __future__ import annotations

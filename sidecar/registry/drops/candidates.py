@@ -1,7 +1,7 @@
-"""Folders that may become adapters: since when each holds still, and why it is not adopted.
+"""Folders that may become adapters: since when each holds still, and why no replica adopts it.
 
-Folders dropped into the tree and those of a flat store get the same checks. A reason is reported for as long
-as it lasts, and logged when its kind changes.
+Folders dropped into the tree and those of a flat store get the same checks. A reason stays in the report for
+as long as it lasts; the log has it when its kind changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the names in a folder say of the transfer that brings it: done, under way, or broken off.
 
 Tools write beside the file that they bring and rename: a new config may lie there for an hour beside the
-old weights. Only names are read, of the folder itself and of what a hub's client keeps in it.
+old weights. This module reads names only, of the folder itself and of what a hub's client keeps in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What people do to a registered name, as values: at a volume and over HTTP the same.
 
-An act holds what is asked for. ``do`` does it to a registry; a rehearsal of one writes nothing.
+An act holds the request. ``do`` does it to a registry; a rehearsal of one writes nothing.
 """
 
 from __future__ import annotations

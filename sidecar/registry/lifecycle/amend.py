@@ -1,7 +1,7 @@
-"""To change what is said of a registered name: its policy, its labels, how many revisions are kept.
+"""Changes a registered name's policy, labels, or number of kept revisions.
 
-Each is a new generation that takes over all the rest, fields that are not known here included; the
-bytes are not touched. A revision that is withdrawn meanwhile stays withdrawn.
+Each change is a new generation that takes over all the rest, unknown fields included. It leaves the bytes
+alone. A revision that another writer withdraws meanwhile stays withdrawn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An adapter's bytes: their digest, their copy onto the volume, their fingerprint.
 
-The digest is over the *served* files (config and weights): what the engine would read and
-nothing else. Copies go to a temporary folder and are renamed into place whole.
+The digest is over the *served* files (config and weights): what the engine reads and nothing else. A copy
+goes to a temporary folder, and a rename puts it into place whole.
 """
 
 from __future__ import annotations

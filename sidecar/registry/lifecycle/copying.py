@@ -1,9 +1,9 @@
-"""The bytes that are registered: read once, and what is judged is what is hashed and kept.
+"""Reads the bytes of a registration once: it judges, hashes and keeps the same bytes.
 
-A source that its owner may change is copied into ``.incoming/`` as it is validated: each part that was
-read is validated, hashed and written, so the three never differ. What lies in ``.incoming/`` already, or
-stays where it is, is validated and hashed in one pass alike, and compared with how it looked before. The
-source is opened once, and nothing of it is read by its path again.
+A source that its owner may change is copied into ``.incoming/`` during its validation. Each part read is
+validated, hashed and written, so the three never differ. Files that lie in ``.incoming/`` already, or stay
+where they are, get one pass of validation and hashing. They must look as they did before. This module opens
+the source once, and reads nothing of it by its path again.
 """
 
 from __future__ import annotations

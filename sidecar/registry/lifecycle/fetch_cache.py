@@ -1,12 +1,12 @@
-"""Adapters from elsewhere enter the volume once, whoever asks: a lease, a place to go on from, a hint.
+"""Fetches a remote adapter onto the volume once, however many callers ask: a lease, a folder, a hint.
 
-Who has the lease of a source fetches it into ``.incoming/fetch-<key>``, where the key is made of the URI
-and the pin: who comes after a kill goes on from there, and knows that it is the same bytes. Who registers it
-leaves a hint where it lies, and who waited reads the hint and takes the files from the volume: after it
-hashed them. What is damaged there is fetched, and mended. Two that both fetch, where a lease fails them, do
-so for nothing and harm nothing.
+The holder of a source's lease fetches it into ``.incoming/fetch-<key>``, where the key comes from the URI
+and the pin. After a kill the next caller resumes there, and knows that it is the same bytes. The caller that
+registers it leaves a hint where it lies. A caller that waited reads the hint, hashes the files and takes them
+from the volume. If they are damaged, it fetches and mends them. Where a lease fails, two callers fetch the
+same bytes: a waste, and no harm.
 
-What is refused, or does not fit the volume, is removed at once; what broke off stays until gc.
+A refused download, or one that does not fit the volume, goes at once. An interrupted one stays until gc.
 """
 
 from __future__ import annotations

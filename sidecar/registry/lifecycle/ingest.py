@@ -1,7 +1,7 @@
 """The one way into the registry: take a private copy, judge it, place, record, point, announce.
 
-What was judged is what is recorded: the source is read once, and each part is validated, hashed and
-copied. What stays where it lies (a dropped folder, ``--link``) looks the same before and after.
+The record holds what was judged: this module reads the source once, and validates, hashes and copies each
+part. Files that stay where they lie (a dropped folder, ``--link``) must look the same before and after.
 
 It is safe to stop anywhere: bytes before the record, the record before the pointer, HEAD last. A half-done
 register is an artifact or an inactive revision, never a name without bytes.

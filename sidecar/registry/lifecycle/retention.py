@@ -1,9 +1,9 @@
-"""Which of a name's revisions are kept registered, and withdrawing the others.
+"""Which of a name's revisions stay registered, and withdrawing the others.
 
-Kept are the newest, as many as the name or else its namespace says, and besides them: what the name
-serves, served before or tries, what is pinned, what a folder registered, what a replica reports, and
-what was written lately. Revisions are ordered by when they were first registered, by their writers'
-clocks; one whose time is unknown is kept. Their files go later, as those of any withdrawn one.
+The newest stay, as many as the name or else its namespace says. So do those that the name serves, served
+before or tries, pinned ones, those that a folder registered or a replica reports, and recent ones. Their
+order is the time of their first registration, by their writers' clocks. One of unknown time stays. gc
+removes the files later, as those of any withdrawn revision.
 """
 
 from __future__ import annotations

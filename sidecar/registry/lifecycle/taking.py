@@ -1,6 +1,6 @@
-"""Takes an adapter's bytes: every part that is read is hashed, and written into a new folder or not.
+"""Takes an adapter's bytes: hashes every part that it reads, and writes it into a new folder or not.
 
-The one writer of copies: of what is validated as it comes, of what is staged, of what replaces damaged files.
+The one writer of copies: for validation, for staging, and to replace damaged files.
 """
 
 from __future__ import annotations

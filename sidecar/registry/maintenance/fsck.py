@@ -1,8 +1,8 @@
-"""What is wrong on a volume, and what may be done about it without losing or guessing anything.
+"""What is wrong on a volume, and what to do about it without losing or guessing anything.
 
-It reads a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person:
-where two states are possible (is the adapter withdrawn, or not?) nothing is chosen for them. What
-cannot be looked at is a finding, for unknown is not healthy.
+It reads a ``survey``, and changes nothing; ``mend`` does. A finding without a mend needs a person: where two
+states are possible (is the adapter withdrawn, or not?) fsck chooses none. A folder that it cannot look at is
+a finding, for unknown is not healthy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Mending what ``fsck`` found, by the registry's own writes. Nothing that names an adapter is removed.
+"""Mending what ``fsck`` found, by the registry's own writes. It removes nothing that names an adapter.
 
-A finding that has changed since it was found is left alone: each mend looks again. What could not
-be mended is reported with the reason, and the others go on.
+Each mend looks again, and leaves a finding alone that has changed. It reports what it could not mend with the
+reason, and the others go on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""HEAD: one small file that is replaced at every write and says what the last writes were. A hint.
+"""HEAD: one small file with the last writes. Every writer replaces it. A hint.
 
 A reader that knows one of HEAD's *changes* has missed those after it and no others: it reads the files
-they name and lists nothing. Where that is unknown, HEAD says *look*, and the tree is listed. Two
-writers may replace each other's HEAD: each looks again a moment later whether HEAD names its change,
-and announces it again if not. What is lost all the same is found by the next listing.
+they name and lists nothing. Otherwise HEAD says *look*, and the reader lists the tree. Two writers may
+replace each other's HEAD. Each looks again a moment later, and announces its change again if HEAD lacks it.
+The next listing finds a change that HEAD lost all the same.
 """
 
 from __future__ import annotations

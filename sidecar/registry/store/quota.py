@@ -1,9 +1,9 @@
 """Quotas: what a namespace may register, and what it has. One file says it to every writer.
 
-Who registers in a namespace that has a quota holds its lease, counts, writes, and counts again:
-a lease proves nothing, but of two writers that both got past it at least the later one sees both,
-and takes its own back. So a quota is never exceeded for longer than that takes. Withdrawing,
-promoting, and what makes nothing grow are never refused.
+A writer in a namespace that has a quota holds its lease, counts, writes, and counts again. A lease proves
+nothing. But of two writers that both got past it at least the later one sees both, and takes its own back.
+So nobody exceeds a quota for longer than that takes. A quota never refuses to withdraw or promote, nor
+anything else that makes nothing grow.
 
 The rate counts by the writers' clocks: clocks that differ by seconds misjudge it by as many.
 """

@@ -1,8 +1,7 @@
 """Reading a registry: which one it is, the names in it, and their bodies.
 
-A *series* is the generations of one name in one folder. A body that is damaged or belongs
-elsewhere is never returned; a folder that is not there is empty, and one that cannot be
-listed raises.
+A *series* is the generations of one name in one folder. Readers never return a body that is damaged or
+belongs elsewhere. A missing folder is empty; one that the volume does not list raises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One look at the volume: what was known before, and what is read on top of it.
 
-A body that cannot be read is a problem and a name to be tried again; the last one that can be read
-stays in force. Nothing that is served is forgotten for an absence; a file written anew where the known one
-is gone takes its place, whatever its number.
+An unreadable body is a problem and a name to try again; the last readable one stays in force. The view
+forgets nothing that a name serves for its absence. A file that somebody wrote anew, where the known one is
+gone, takes its place, whatever its number.
 """
 
 from __future__ import annotations

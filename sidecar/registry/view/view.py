@@ -1,12 +1,12 @@
 """The desired state in memory: what the volume says, as last read, good as long as it lasts.
 
 A view only learns: a generation replaces a lower one or one that is gone, a tombstone withdraws, and
-*absence withdraws nothing*. A tombstone that is not listed any more is forgotten; a view that saw no HEAD
-as late as its floor may have missed one, and reads the whole volume anew. A file that cannot be read
-leaves the last good state in force and is reported. Bodies are read once, since names never change.
-Where HEAD tells what was written those files alone are read; else the tree is listed, and a folder whose
-names are those of the last scan is passed over. ``refresh`` blocks on the volume and belongs in a
-thread; ``desired`` is an immutable snapshot that any thread may read.
+*absence withdraws nothing*. It forgets a tombstone that listings lack. A view that saw no HEAD as late as its
+floor may have missed one, and reads the whole volume anew. An unreadable file leaves the last good state in
+force, and the view reports it. It reads each body once, since names never change. Where HEAD names the last
+writes it reads those files alone. Otherwise it lists the tree, and passes over folders with the names of the
+last scan. ``refresh`` blocks on the volume and belongs in a thread; ``desired`` is an immutable snapshot that
+any thread may read.
 """
 
 from __future__ import annotations
