@@ -67,10 +67,10 @@ class Copies:
         """Make the folder, share it with the owner's other processes, and remove what dead ones left.
 
         Args:
-            owner: whose adapters are staged here. Those of another owner would be removed as unregistered.
+            owner: whose adapters this folder holds. Another owner's would count as unregistered and go.
         Raises:
             InputError: a living process has it for another owner.
-            VolumeUnavailable: it cannot be looked through.
+            VolumeUnavailable: the disk does not list it.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock.open(owner)
@@ -118,10 +118,10 @@ class Copies:
         return sum(sizes.get(name, (0, 0))[1] for name in self._removable())
 
     def kept(self, record: Record) -> Path | None:
-        """The copy that is there, if it is whole; one that is not is removed.
+        """Return the copy that is there, if it is whole; remove one that is not.
 
         Raises:
-            OSError: it is unknown. Another process may use the copy, which stays.
+            OSError: nobody knows. Another process may use the copy, which stays.
         """
         name, target = _name(record), Path(self.path(record))
         self._lock.settle(name)
@@ -149,7 +149,7 @@ class Copies:
 
     @contextmanager
     def room_for(self, record: Record, *, make_room: bool) -> Iterator[Path]:
-        """Room for one more copy, and the folder to make it in; what is not placed is removed.
+        """Room for one more copy, and the folder to make it in; the end removes what has no place.
 
         Call inside ``making``.
 
@@ -186,7 +186,7 @@ class Copies:
     def sweep(self, registered: Container[str] = ()) -> None:
         """Remove copies that have been out of use for GRACE_S and are nobody's any more.
 
-        What the disk refuses is logged, and hinders nobody who needs no copy: it is tried again.
+        It logs what the disk refuses, and tries again: that hinders nobody who needs no copy.
 
         Args:
             registered: the digests of all adapters there are.
@@ -260,7 +260,7 @@ class Copies:
         return size
 
     def _remove(self, name: str) -> int:
-        """Remove a copy that no process uses; the bytes it took. One that is used is not tried again soon."""
+        """Remove a copy that no process uses; the bytes it took. It does not soon try one in use again."""
         with self._lock.removing(name) as alone:
             if not alone:
                 with self._guard:
@@ -322,7 +322,7 @@ def _name(record: Record) -> str:
 
 
 def digest_at(path: str) -> str:
-    """The digest, without its kind, that a copy's folder is called by, in whatever stage folder."""
+    """The digest, without its kind, in the name of a copy's folder, in whatever stage folder."""
     return os.path.basename(os.path.dirname(path))
 
 
@@ -340,7 +340,7 @@ def _signature(copy: Path) -> Signature:
 
 
 def _size_bytes(folder: Path) -> int:
-    """The size of a copy under all its names; one that is being removed is gone."""
+    """The size of a copy under all its names; one under removal counts as gone."""
     size = 0
     try:
         for path, _, files in os.walk(folder):

@@ -49,8 +49,8 @@ class Stager(Copies):
         aside: what a thread does before it copies or verifies, so that it is in nobody's way.
         find_room: asked for so many bytes for a record's copy, and since when it is waited for; says whether
             it is worth another try. on_end: called when a job ended. Both on the event loop.
-        waiting: by path, why a load that is waited for has no room yet.
-        trusted: whether a record's bytes are signed by someone who may.
+        waiting: by path, why a load that a request waits for has no room yet.
+        trusted: whether somebody who may signed a record's bytes.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Stager(Copies):
         return await self._wait(self._job(record, make_room), record, make_room)
 
     async def config(self, record: Record) -> bytes:
-        """The ``adapter_config.json`` of a copy that was staged; it is made anew if it was removed since.
+        """The ``adapter_config.json`` of a staged copy; it makes the copy anew if that is gone.
 
         Raises:
             VolumeUnavailable: the disk does not give it.
@@ -133,7 +133,7 @@ class Stager(Copies):
         """Read a copy that the engine refused once more, whatever is known of it; make a damaged one anew.
 
         Returns:
-            Whether it is another one than the engine was given.
+            Whether it is another one than the engine got.
         Raises:
             As ``stage``.
         """
@@ -151,11 +151,11 @@ class Stager(Copies):
         super().sweep(registered)
 
     def end(self) -> None:
-        """Copy nothing any more; what is being copied ends at its next block."""
+        """Copy nothing any more; a copy under way ends at its next block."""
         self._ended.set()
 
     async def _wait(self, job: Job, record: Record, make_room: bool) -> str:
-        """Wait for the copy. While it waits for room it is not cut off, and the volume is not blamed."""
+        """Wait for the copy. While it waits for room nobody cuts it off, or blames the volume."""
         began, path = asyncio.get_running_loop().time(), self.path(record)
         try:
             while True:
@@ -281,7 +281,7 @@ async def _no_room(record: Record, lacks: int, since: float) -> bool:
 
 
 def _gone(error: VolumeUnavailable, source: Path) -> str | None:
-    """What is not there, if that is why ``source`` could not be copied."""
+    """What is not there, if that is why nobody could copy ``source``."""
     cause = error.__cause__
     if isinstance(cause, FileNotFoundError | NotADirectoryError) and not source.is_dir():
         return "its folder is gone from the volume"

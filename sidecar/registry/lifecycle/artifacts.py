@@ -39,7 +39,7 @@ Progress = Callable[[int], None]
 
 
 def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
-    """Open a regular file to be read; a link is not followed and nothing is waited for."""
+    """Open a regular file to read it; follow no link, and wait for nothing."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)
     try:
         regular = stat.S_ISREG(os.fstat(handle).st_mode)
@@ -54,9 +54,9 @@ def open_regular(path: str | Path, dir_fd: int | None = None) -> int:
 
 @contextmanager
 def entered(start: str | Path, *names: str) -> Iterator[int]:
-    """The folder that ``names`` lead to, held open to be listed; neither they nor ``start`` may be a link.
+    """The folder that ``names`` lead to, held open for listing; neither they nor ``start`` may be a link.
 
-    Those passed on the way are searched, not listed. Raises OSError: there is no such folder, or a link.
+    It searches the folders on the way, and lists none. Raises OSError: there is no such folder, or a link.
     """
     handle = os.open(start, _PASSED | os.O_NOFOLLOW)
     try:
@@ -75,11 +75,11 @@ def entered(start: str | Path, *names: str) -> Iterator[int]:
 def opened(folder: Path) -> Iterator[int]:
     """A folder, held open: whatever is put in its place meanwhile, its own files are read.
 
-    It is opened by each name on its way: a link that was put there since it was resolved is found.
+    It opens each name on the way, so it finds a link that somebody put there since the resolution.
 
     Raises:
         SymbolicLink: it, or a folder on its way, is a symlink.
-        VolumeUnavailable: it cannot be opened.
+        VolumeUnavailable: the volume does not open it.
     """
     with ExitStack() as stack:
         try:
@@ -93,7 +93,7 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 class SymbolicLink(InputError):
-    """A folder is a symlink or behind one, and none may be followed."""
+    """A folder is a symlink or behind one, and lora-fs follows none."""
 
 
 def _take(
@@ -163,7 +163,7 @@ def copy_files(
 
     Args:
         sync: make it survive a power loss; a copy that a restart makes anew need not.
-        folder_fd: ``source``, opened by the caller; None: it is opened, and no link on its way is followed.
+        folder_fd: ``source``, opened by the caller; None: open it, and follow no link on its way.
     Raises:
         InputError: a file is no regular one. SymbolicLink: see ``opened``.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did.
@@ -188,7 +188,7 @@ def drafted(
     folder_fd: int | None = None,
     carried: Sequence[str] = CARRIED,
 ) -> Iterator[Path]:
-    """A private copy of files that are known, for as long as the block lasts. Args: see ``copy_files``.
+    """A private copy of known files, for as long as the block lasts. Args: see ``copy_files``.
 
     Raises:
         Conflict: they hold other bytes than those known. What ``copy_files`` raises.
@@ -204,7 +204,7 @@ def drafted(
 
 
 def carry(source: Path, folder: int, taker: Taker, names: Sequence[str] = CARRIED) -> None:
-    """Copy what is no part of the digest from an open folder, and sync the names of all that was taken."""
+    """Copy what is no part of the digest from an open folder, and sync the names of all copies."""
     for name in names:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -219,7 +219,7 @@ def place(draft: Path, target: Path) -> bool:
     """Rename a finished copy to its place. False if something lies there already.
 
     Either way what lies there survives a power loss by its name: who placed it may have died before.
-    A copy that no record names yet is marked, until ``unmark``, as one that nobody dropped.
+    It marks a copy that no record names yet, until ``unmark``, as one that nobody dropped.
     """
     atomic.make_folder(target.parent)
     placed = True
@@ -242,7 +242,7 @@ def mark(draft: Path) -> None:
 
 
 def unmark(folder: Path) -> None:
-    """A record names it now. A mark that cannot be removed changes nothing beside one."""
+    """A record names it now. A mark that stays changes nothing beside one."""
     with suppress(OSError):
         (folder / REGISTERING).unlink(missing_ok=True)
 
@@ -253,7 +253,7 @@ def temporary_in(folder: Path) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Remove a copy that is not wanted; what stays behind is gc's business."""
+    """Remove an unwanted copy; what stays behind is gc's business."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -261,7 +261,7 @@ def discard(folder: Path) -> None:
 class Sight:
     """A folder at a glance: a digest over its files' (path, size, mtime), and their names.
 
-    ``crowded``: it holds more than MAX_ENTRIES, of which the others were not looked at.
+    ``crowded``: it holds more than MAX_ENTRIES, and the others are unread.
     """
 
     fingerprint: str
@@ -273,7 +273,7 @@ def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     """Look at a folder without opening its files; None if it is gone, or no folder (a link is none).
 
     Args:
-        folder_fd: the folder, opened by the caller: what lies at its path is not looked at.
+        folder_fd: the folder, opened by the caller: its path does not count.
     Raises:
         VolumeUnavailable: it is unknown.
     """

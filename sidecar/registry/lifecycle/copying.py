@@ -38,9 +38,9 @@ class Taken(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A source that was opened once: all that is asked of it is asked through this handle.
+    """A source, opened once: every read of it goes through this handle.
 
-    A folder that is swapped for another, or for a link, and back is so never read for the one that it was.
+    So nobody reads a folder that was swapped for another, or for a link, and back, for the one that it was.
 
     Attributes:
         folder: the handle.
@@ -126,14 +126,14 @@ def judged(
     still: str | None,
     progress: Progress | None = None,
 ) -> Iterator[Judged]:
-    """Validate, hash and, into ``draft``, copy an adapter. The draft is gone afterwards, unless it was moved.
+    """Validate, hash and, into ``draft``, copy an adapter. Unless somebody moved the draft, it goes.
 
     Args:
         draft: a folder that is not there; None: the bytes stay where they are.
         namespace: whose signers count, where the expectation names some.
         still: the fingerprint that the folder has before and after, also at its place; None: any.
     Raises:
-        InvalidAdapter: it cannot be served, or is signed by nobody who may. TrustUnreadable: that is unknown.
+        InvalidAdapter: no engine can serve it, or nobody who may signed it. TrustUnreadable: nobody knows.
         TargetUnavailable: writing failed. VolumeUnavailable: reading did, or the folder changed.
     """
     try:
@@ -158,7 +158,7 @@ def judged(
 def _signer(
     source: Held, files: tuple[FileEntry, ...], namespace: str, expectation: Expectation
 ) -> str | None:
-    """Who signed what was read. Its digests are compared: nothing is read again."""
+    """Who signed the bytes. It compares their digests, and reads nothing again."""
     if expectation.trust is None:
         return None
     try:
@@ -172,7 +172,7 @@ class Copy:
     """The copy of judged bytes that the registry keeps at the place of ``key``.
 
     Attributes:
-        moved: the source lies in ``.incoming/``: it is moved there.
+        moved: the source lies in ``.incoming/``: move it.
     """
 
     registry: Registry
@@ -197,7 +197,7 @@ class Copy:
         return not all(lies(self.target, entry) for entry in record.spec.files)
 
     def restore(self, record: Record) -> bool:
-        """Bring back what is lost; False if nothing is. A signature of the source's is taken over, too.
+        """Bring back what is lost; False if nothing is. It takes over the source's signature, too.
 
         Raises:
             See ``private`` and ``mend_files``.
@@ -226,7 +226,7 @@ class Copy:
         """A folder of these bytes that nobody else changes, for as long as the block lasts.
 
         Raises:
-            Conflict: they were judged where they lay, and changed before they were copied.
+            Conflict: they changed between judgement and copy.
             InputError, VolumeUnavailable: see ``artifacts.copy_files``.
         """
         source = self.judged.source
@@ -240,10 +240,10 @@ class Copy:
         """Give the copy its name.
 
         Args:
-            recorded: a record names it; if not, it is marked as one that nobody dropped.
+            recorded: a record names it; if not, mark it as one that nobody dropped.
         Raises:
             Taken: other bytes lie there.
-            VolumeUnavailable: it cannot be moved.
+            VolumeUnavailable: the volume does not move it.
         """
         if self.moved:
             artifacts.mark(draft)

@@ -56,12 +56,12 @@ class Registration:
         revision: None takes the next ``vN``.
         policy: None takes that of the revision that the name serves.
         again: registered bytes become active, too; False: only where the name serves nothing.
-        must_be_new: refuse a name that is served already.
-        fingerprint: of ``source`` as it held still: one that looks otherwise once it was read is refused.
+        must_be_new: refuse a name that serves already.
+        fingerprint: of ``source`` as it held still: refuse one that looks otherwise after the read.
         resolved: links in ``source`` were followed when it was allowed, and none is any more.
         pin: the commit or etag of ``uri``.
         takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
-        allows: codes of findings that are recorded as allowed; None: all that the expectation allows.
+        allows: codes of findings that the record allows; None: all that the expectation allows.
     """
 
     name: str
@@ -115,8 +115,8 @@ def register(
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        OverQuota, TooManyRegistrations, GateNotPassed, InvalidName, InvalidAdapter: nothing was written.
-        Conflict: the revision exists with other bytes, or the name is served already.
+        OverQuota, TooManyRegistrations, GateNotPassed, InvalidName, InvalidAdapter: it wrote nothing.
+        Conflict: the revision exists with other bytes, or the name serves already.
         TemporaryError: see ``Registry.append``.
     """
     name = check_segment("name", wanted.name)
@@ -164,7 +164,7 @@ def register(
 
 
 def _is_home(registry: Registry, scope: Scope, wanted: Registration) -> bool:
-    """Whether the source lies where its copy would: it is not copied onto itself."""
+    """Whether the source lies where its copy would: no copy goes onto itself."""
     own = (*scope, wanted.revision or wanted.source.parent.name, wanted.name)
     if wanted.source.parts[-4:] != own:
         return False
@@ -180,7 +180,7 @@ def _allowed(wanted: Registration, expectation: Expectation) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One registration whose bytes are judged."""
+    """One registration, after the judgement of its bytes."""
 
     registry: Registry
     scope: Scope
@@ -307,7 +307,7 @@ class _Task:
         return record
 
     def _point(self, record: Record, *, is_new: bool) -> Pointer | None:
-        """Let the name serve it, and announce what was written."""
+        """Let the name serve it, and announce the writes."""
         registry, wanted, pointer = self.registry, self.wanted, None
         before = None if is_new or wanted.again else active(registry, self.scope, record.name)
         activates = wanted.activate and (before is None or before.revision is None)

@@ -18,13 +18,13 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 
 def present_revisions(reader: Reader, scope: Scope, name: str) -> dict[str, Record]:
-    """The revisions of a name that are registered, read afresh."""
+    """The registered revisions of a name, read afresh."""
     known = newest_revisions(reader, scope, name, reader.mentions(scope, name))
     return {revision: record for revision, record in known.items() if record.present}
 
 
 def chosen_of(reader: Reader, scope: Scope, name: str, revision: str | None) -> dict[str, Record]:
-    """The registered revisions of a name, or the one that is asked for. Raises NotFound: there is none."""
+    """The registered revisions of a name, or the one in question. Raises NotFound: there is none."""
     known = present_revisions(reader, scope, name)
     if revision is None and not known:
         raise NotFound(f"{name} is not registered in {scope}")
@@ -64,7 +64,7 @@ def promote(registry: Registry, scope: Scope, name: str, revision: str, *, write
     """Let the plain name serve ``revision``.
 
     Raises:
-        NotFound: the revision is not registered.
+        NotFound: nobody registered the revision.
         TemporaryError: see ``Registry.append``.
     """
     record = chosen_of(registry, scope, name, revision)[revision]
@@ -209,11 +209,11 @@ def unregister(
 
     Args:
         keep_files: leave them to their owner: gc does not remove them.
-        taken_away: its dropped folder is gone: one that comes is adopted, were it the same.
+        taken_away: its dropped folder is gone: a replica adopts one that comes, even the same.
     Raises:
-        NotFound: nothing of that name is registered.
-        InputError: several revisions, and none was chosen.
-        FormatTooNew: a newer lora-fs wrote one of them last; nothing was withdrawn.
+        NotFound: nobody registered that name.
+        InputError: several revisions, and no choice.
+        FormatTooNew: a newer lora-fs wrote one of them last; nothing changed.
     """
     check_segment("name", name)
     chosen = chosen_of(registry, scope, name, revision)

@@ -39,7 +39,7 @@ Now = Callable[[], datetime.datetime]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a namespace has. ``recent``: ages in seconds of what was registered in the last minute."""
+    """What a namespace has. ``recent``: ages in seconds of the last minute's registrations."""
 
     names: frozenset[tuple[str, str]]  # (model, name)
     sizes: dict[AdapterKey, int]
@@ -52,7 +52,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What counts of one generation; the body itself is not kept."""
+    """What counts of one generation, without its body."""
 
     present: bool
     size_bytes: int
@@ -74,7 +74,7 @@ class Accounts:
         """What the namespace may register; None if nothing bounds it.
 
         Raises:
-            OperatorError: its quota cannot be understood, so it is not known.
+            OperatorError: its quota makes no sense, so nobody knows it.
             VolumeUnavailable: the volume did not answer.
         """
         path = self._reader.layout.quota(namespace)
@@ -104,10 +104,10 @@ class Accounts:
             atomic.sync_names(path.parent)
 
     def usage(self, namespace: str) -> Usage:
-        """Count what is registered in a namespace, of all its models.
+        """Count the registrations of a namespace, of all its models.
 
         Raises:
-            VolumeUnavailable: something could not be listed or read, so it is not known.
+            VolumeUnavailable: the volume did not list or read something, so nobody knows.
         """
         names: set[tuple[str, str]] = set()
         sizes: dict[AdapterKey, int] = {}
@@ -141,7 +141,7 @@ class Accounts:
             size_bytes: what the revision will have.
             wait_s: how long to wait for another writer of the namespace.
         Raises:
-            OverQuota, TooManyRegistrations: it does not; nothing was written.
+            OverQuota, TooManyRegistrations: it does not; no write happened.
             OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
         """
         quota = self._bounds(key.namespace)
@@ -230,7 +230,7 @@ class Accounts:
         return known
 
     def _recent(self, key: AdapterKey, newest: _Seen | None) -> Iterator[float]:
-        """Ages of what was written in the last minute; older generations are looked at only then."""
+        """Ages of the last minute's writes; it looks at older generations only then."""
         if newest is None or self._age_s(newest) is None:
             return
         for generation in self._reader.generations(self._reader.records(key)):

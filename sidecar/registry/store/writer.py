@@ -77,7 +77,7 @@ class Registry(Reader):
         self._announcer.check(wait=True)
 
     def check_writable(self) -> None:
-        """Raise unless this is the registry that was opened, in a format this lora-fs may write."""
+        """Raise unless this is the registry that this object opened, in a format this lora-fs may write."""
         self.check_identity()
         if self.marker.min_writer > marker.FORMAT:
             raise FormatTooNew(
@@ -106,11 +106,11 @@ class Registry(Reader):
             checked: the caller called ``check_writable`` for this write.
         Raises:
             Conflict: the series moved on; nothing of this write is in force.
-            UnknownOutcome: it may have been written; look before you repeat it.
-            RegistryLost, FormatTooNew: this is not the registry that was opened, or not ours to write,
+            UnknownOutcome: the write may be there; look before you repeat it.
+            RegistryLost, FormatTooNew: this is not the registry that we opened, or not ours to write,
                 as where the newest generation is of another apiVersion.
             OperatorError: the newest generation is the last there can be.
-            VolumeUnavailable: it was not written, or the volume is gone.
+            VolumeUnavailable: nothing is there, or the volume is gone.
         """
         if not checked:
             self.check_writable()
@@ -139,7 +139,7 @@ class Registry(Reader):
         return body
 
     def check_changeable(self, series: Series[Body]) -> None:
-        """Before the first of several appends: raise if this one would be refused, whatever it says.
+        """Before the first of several appends: raise if the volume refuses this one, whatever it says.
 
         Raises:
             FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it is unknown.
@@ -278,7 +278,7 @@ class Registry(Reader):
         return next(iter(self.generations(series)), Generation(0, ""))
 
     def _latest_of_ours(self, series: Series[Body]) -> tuple[Generation, Body | None]:
-        """Do ``latest``. A damaged generation is written over, by the next one; a newer lora-fs's is not."""
+        """Do ``latest``. The next generation goes over a damaged one, and not over a newer lora-fs's."""
         top, newest = self.latest(series)
         if top.generation > (newest.generation if newest is not None else 0):
             try:

@@ -22,7 +22,7 @@ BATCH = 512  # bodies asked for at once, where several threads read
 
 
 class _Wanted(NamedTuple, Generic[Key, Body]):
-    """A generation that is listed and not held."""
+    """A listed generation that the view does not hold."""
 
     key: Key
     series: Series[Body]
@@ -58,10 +58,10 @@ class Learning:
         return self.records.grew or self.pointers.grew
 
     def withdraw(self, before: Desired, unlisted: Collection[Path], told: Collection[Known]) -> list[Known]:
-        """Take what was known and is not there for withdrawn, and keep what is unknown.
+        """Withdraw what was known and is not there, and keep what is unknown.
 
         Args:
-            unlisted: folders that cannot be listed.
+            unlisted: folders that the volume does not list.
             told: what a listing may lack.
         Returns:
             What was withdrawn.
@@ -134,7 +134,7 @@ class Learning:
     def _learn_anew(self, known: Growing[Key, Body], one: _Wanted[Key, Body], held: Body) -> bool:
         """Take what is not above what is held, where that is gone: it was removed, and written anew.
 
-        What the held one builds on is no news: the newest file alone was lost, and is not taken back.
+        What the held one builds on is no news: only the newest file is lost, and stays in force.
 
         Returns:
             False if a listing has to tell what is in force.

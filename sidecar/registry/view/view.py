@@ -42,7 +42,7 @@ class RegistryView:
     """Keeps ``desired`` for some scopes of one registry.
 
     Args:
-        scan_s: the tree is listed so often whatever HEAD says.
+        scan_s: list the tree so often, whatever HEAD says.
         lag_s: how long a listing may lack what HEAD announced; for so long after HEAD moved the
             tree is listed again and again. 0 where listings are fresh.
         readers: threads that read bodies when many are new; more than one where each waits.
@@ -82,9 +82,9 @@ class RegistryView:
         """Read HEAD and the files that it lists; True if anything is new.
 
         Args:
-            force: list the tree. It is listed without being asked, too: if a scan is due, or if HEAD
+            force: list the tree. The view lists it unasked, too: if a scan is due, or if HEAD
                 changed and does not tell all that was written.
-            folders: revisions, or scopes, to be listed at least.
+            folders: revisions, or scopes, to list at least.
         Raises:
             VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
         """
@@ -125,7 +125,7 @@ class RegistryView:
         return changed
 
     def _with_folders(self, folders: Collection[Path]) -> dict[Scope, Collection[Path] | None]:
-        """The scopes to be listed for ``folders``, and which of these: None is the whole scope."""
+        """The scopes to list for ``folders``, and which of these: None is the whole scope."""
         found: dict[Scope, Collection[Path] | None] = {}
         for scope in self._scopes:
             home = self._registry.layout.scope(scope)
@@ -144,7 +144,7 @@ class RegistryView:
         return [place for place in places if place is not None and place.scope in self._scopes]
 
     def _learn_told(self, places: list[Place]) -> bool | None:
-        """Read what HEAD announced; None if the tree has to be listed for it."""
+        """Read what HEAD announced; None if it takes a listing of the tree."""
         if self._registry.marker.epoch != self._epoch:
             return None
         learning = self._learning()
