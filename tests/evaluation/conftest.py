@@ -25,6 +25,8 @@ class Replica:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = -1  # what is flushed is one packet
 
             def log_message(self, *_: object) -> None:
                 """Say nothing."""
@@ -38,22 +40,23 @@ class Replica:
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Connection", "close")
+                self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                self.close_connection = True
-                pieces = [answer] if answer is not None else ["half"]
                 chat = self.path.endswith("/chat/completions")
-                for piece in pieces:
-                    choice = {"delta": {"content": piece}} if chat else {"text": piece}
-                    self._event({"choices": [choice]})
+                piece = answer if answer is not None else "half"
+                choice = {"delta": {"content": piece}} if chat else {"text": piece}
+                self._chunk(f"data: {json.dumps({'choices': [choice]})}\n\n")
                 if answer is None:
+                    self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                self._event({"choices": [], "usage": {"completion_tokens": 5}})
-                self.wfile.write(b"data: [DONE]\n\n")
+                usage = {"choices": [], "usage": {"completion_tokens": 5}}
+                self._chunk(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n")
+                self._chunk("")
 
-            def _event(self, value: object) -> None:
-                self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+            def _chunk(self, text: str) -> None:
+                data = text.encode()
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
                 self.wfile.flush()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
