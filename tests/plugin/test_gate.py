@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 from lora_fs.sidecar.errors import EngineRejected, InvalidAdapter, VolumeUnavailable, WaitTimeout
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.middleware.access import Admin
-from lora_fs.worker_patch.api import gate
+from lora_fs.worker_patch.api import asks
 from lora_fs.worker_patch.api.asked import Requests, asked
 from lora_fs.worker_patch.api.gate import Behind, Gate
 from tests.reconcile.test_plan import RECORD
@@ -249,7 +249,7 @@ async def test_a_body_that_nests_deeply(site: Site) -> None:
 def test_what_nobody_can_read(body: bytes) -> None:
     """It names no adapter, and is no traceback: vLLM says what is wrong with it."""
     scope = {"type": "http", "path": "/", "headers": []}
-    assert at_once(gate._asked(scope, body)).model in (None, "\ud800")
+    assert at_once(asks.read(scope, body)).model in (None, "\ud800")
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ async def invocations(request):
 async def receive():
     return {{"type": "http.request", "body": b'{{"model": "other"}}'}}
 
-for headers in ([({gate._ADAPTER.encode()!r}, b"sql")], []):
+for headers in ([({asks._ADAPTER.encode()!r}, b"sql")], []):
     scope = {{"type": "http", "method": "POST", "headers": headers, "query_string": b""}}
     print(asyncio.run(inject_adapter_id("model")(invocations)(Request(scope, receive))))
 """

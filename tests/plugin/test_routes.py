@@ -136,6 +136,16 @@ def test_no_route_changes_adapters_past_the_registry(patched: TestClient) -> Non
     assert asked > 30
 
 
+def test_completions_stand_no_later_than_in_stock(
+    patched: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request is compared with all routes before its own, twice."""
+    apps: list[Any] = [patched.app, built(monkeypatch, "")]
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        ours, stock = ([route.path for route in app.routes].index(path) for app in apps)
+        assert ours <= stock, path
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_no_spelling_of_a_route_changes_adapters(patched: TestClient, spelling: str) -> None:
     """Slashes, escapes and dots; nor does the case of a letter."""

@@ -272,20 +272,27 @@ def _keys(args: Namespace) -> frozenset[bytes]:
 def _put_first(app: FastAPI, ours: Sequence[Route]) -> None:
     """Let ``ours`` answer, and drop the routes that they replace.
 
-    Call when the application is whole: SageMaker's bootstrap adds routes, and replaces some, after the
-    plugins have added theirs.
+    First stand vLLM's own of one path that none of ours answers: every request is compared with the routes
+    before its own, twice. Call when the application is whole: SageMaker's bootstrap adds routes, and
+    replaces some, after the plugins have added theirs.
     """
+
+    def alike(route: Route) -> list[Route]:
+        return [one for one in ours if one.path_regex.match(route.path)]
 
     def replaced(route: BaseRoute) -> bool:
         return route in ours or (
             isinstance(route, Route)
-            and any(
-                one.path_regex.match(route.path) and (route.methods or set()) <= (one.methods or set())
-                for one in ours
-            )
+            and any((route.methods or set()) <= (one.methods or set()) for one in alike(route))
         )
 
-    app.router.routes[:] = [*ours, *(route for route in app.router.routes if not replaced(route))]
+    theirs = [route for route in app.router.routes if not replaced(route)]
+    apart = [
+        route
+        for route in theirs
+        if isinstance(route, Route) and not route.param_convertors and not alike(route)
+    ]
+    app.router.routes[:] = [*apart, *ours, *(route for route in theirs if route not in apart)]
     app.openapi_schema = None
 
 

@@ -17,7 +17,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -30,10 +29,10 @@ from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.errors import error_response, refuse, respond
 from lora_fs.sidecar.server.proxy.aborted import Unaborted
 from lora_fs.sidecar.server.proxy.canary import counted, user_of
-from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
 from lora_fs.sidecar.settings import BODY_MAX_BYTES
 from lora_fs.worker_patch.api.answer import Answer, uncut
 from lora_fs.worker_patch.api.asked import Asked, asked
+from lora_fs.worker_patch.api.asks import Asks, read
 from lora_fs.worker_patch.api.ending import TOLD, Ending
 from lora_fs.worker_patch.api.engine import InProcess
 from lora_fs.worker_patch.api.incoming import ClientLeft, Incoming, route_of
@@ -43,8 +42,6 @@ _OWN = frozenset(
 )
 _OWN_UNDER = "/v1/lora_adapters/"
 _ANTHROPICS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-_SAGEMAKERS = "/invocations"
-_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 
 
 class Behind(NamedTuple):
@@ -55,17 +52,6 @@ class Behind(NamedTuple):
     hold_timeout_s: float
     admin: Admin
     user_header: str | None = None
-
-
-class Asks(NamedTuple):
-    """What a request's body and headers say."""
-
-    model: str | None
-    user: str | None = None
-    background: object = None
-
-
-_flag = TypeAdapter[bool | None](bool | None)
 
 
 class Gate:
@@ -88,7 +74,7 @@ class Gate:
             return
         incoming = Incoming(receive)
         try:
-            asks = await _asked(scope, await incoming.read(self._max_body_bytes))
+            asks = await read(scope, await incoming.read(self._max_body_bytes))
             if behind.engine.ends:
                 raise EngineUnavailable(TOLD)
             chosen = await _chosen(behind, asks, Headers(scope=scope))
@@ -151,16 +137,6 @@ def _is_own(route: str) -> bool:
     return route in _OWN or route.startswith(_OWN_UNDER)
 
 
-async def _asked(scope: Scope, body: bytes) -> Asks:
-    """The model and the user that a body names, and whether the client fetches its answer later."""
-    headers = Headers(scope=scope)
-    said = await find_fields(headers.get("content-type", ""), body)
-    model = said.name if isinstance(said, ModelField) else None
-    if route_of(scope) == _SAGEMAKERS:  # there vLLM puts the header in the model's place, or nothing
-        model = headers.get(_ADAPTER)
-    return Asks(model, said.user, said.background)
-
-
 async def _chosen(behind: Behind, asks: Asks, headers: Headers) -> Served | None:
     """The adapter that is to answer; None: vLLM says what it makes of the name.
 
@@ -176,17 +152,9 @@ async def _chosen(behind: Behind, asks: Asks, headers: Headers) -> Served | None
     if served is None or served.record.namespace not in sight:
         replica.check_read()
         return None
-    if _is_set(asks.background):
+    if asks.is_fetched_later:
         raise InputError("`background`: an adapter is held until the answer is sent; ask without it")
     return replica.choose(served, user_of(headers, behind.user_header, asks.user))
-
-
-def _is_set(flag: object) -> bool:
-    """Whether vLLM may take it for true: pydantic reads "yes" and 1 as that, too."""
-    try:
-        return bool(_flag.validate_python(flag))
-    except ValidationError:
-        return True
 
 
 def _refusal(scope: Scope, error: Exception) -> JSONResponse:

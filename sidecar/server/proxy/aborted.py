@@ -13,7 +13,6 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable
@@ -67,14 +66,14 @@ class Unaborted:
             await self._send(message)
 
     def _reader(self, head: Message) -> Callable[[bytes, bool], Awaitable[None]]:
-        headers = Headers(raw=[(name.lower(), value) for name, value in head.get("headers", ())])
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        match head["status"], kind, "content-encoding" in headers:
-            case 200, "application/json", False:
+        headers = {name.lower(): value for name, value in head.get("headers", ())}
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        match head["status"], kind, b"content-encoding" in headers:
+            case 200, b"application/json", False:
                 return self._json
-            case 200, "text/event-stream", False:
+            case 200, b"text/event-stream", False:
                 return self._events
-            case 500, "application/json", False:
+            case 500, b"application/json", False:
                 self._mark, self._why = _DEAD, _ENDED
                 return self._json
         return self._as_it_is
