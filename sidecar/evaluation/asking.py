@@ -6,9 +6,11 @@ of the request is: ``Refused``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from lora_fs.sidecar.evaluation.cases import Case
 
 ANSWER_S: Final = 300.0  # between two pieces of an answer
 CONNECT_S: Final = 5.0
+END_S: Final = 1.0  # from ``[DONE]`` to the end of the body
 MOST_ANSWER_CHARS: Final = 4 << 20
 MOST_LIKELY: Final = 20
 AWAY: Final = frozenset({429, 502, 503, 504})
@@ -88,6 +91,7 @@ class Asker:
                 if response.status != 200:
                     raise Refused(response.status, await _reason(response))
                 await _read(response, answer, began)
+                await _end(response)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ReplicaAway(f"{self.url}: {str(error) or type(error).__name__}") from error
         return answer
@@ -144,6 +148,14 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, began: float) 
         answer.ttft_ms = (first - began) * 1_000
         if tokens > 1 and last > first:
             answer.tokens_per_s = (tokens - 1) / (last - first)
+
+
+async def _end(response: aiohttp.ClientResponse) -> None:
+    """Read to the end of the body: only then does the next request take this connection."""
+    with suppress(TimeoutError, aiohttp.ClientError):  # the answer is whole
+        async with asyncio.timeout(END_S):
+            async for _ in response.content.iter_any():
+                pass
 
 
 def _event(data: bytes) -> Mapping[str, Any]:

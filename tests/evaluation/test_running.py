@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import aiohttp
 import pytest
 
 from lora_fs.sidecar.errors import InputError
+from lora_fs.sidecar.evaluation import asking
 from lora_fs.sidecar.evaluation.asking import Asker, ReplicaAway
-from lora_fs.sidecar.evaluation.cases import check
+from lora_fs.sidecar.evaluation.cases import Case, check
 from lora_fs.sidecar.evaluation.command_score import ByCommand
 from lora_fs.sidecar.evaluation.comparison import Totals
 from lora_fs.sidecar.evaluation.journal import Journal
@@ -62,6 +64,40 @@ def test_pairs(replica: Start, data: Data) -> None:
     ]
     assert Counter(at.seen) == {"a@v1": 20, "a@v2": 20}
     assert found.totals[0].figures()["ttft_p99_ms"] > 0
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
+def test_a_connection_is_used_again(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """The end of an answer's body may come after ``[DONE]``: it is read, and one connection serves both
+    requests. If it does not come, the answer is whole, and the next request takes another connection."""
+    monkeypatch.setattr(asking, "END_S", 60.0 if ends else 0.1)
+    case = Case.model_validate({"prompt": "a", "expect": {"exact": "a"}})
+    event = b'data: {"choices": [{"text": "a"}]}\n\n'
+    connections: list[asyncio.StreamWriter] = []
+
+    async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with closing(writer):
+            while head := (await reader.readuntil(b"\r\n\r\n")).lower():
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+                data = event + b"data: [DONE]\n\n"
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+                await asyncio.sleep(0.05)  # what makes this the later packet
+                if not ends:
+                    await reader.read()
+                    return
+                writer.write(b"0\r\n\r\n")
+
+    async def answers() -> list[str]:
+        server = await asyncio.start_server(replica, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, aiohttp.ClientSession() as session:
+            asker = Asker(session, f"http://127.0.0.1:{port}")
+            return [(await asker.ask("a", case)).text for _ in range(2)]
+
+    assert asyncio.run(answers()) == ["a", "a"]
+    assert len(connections) == (1 if ends else 2)
 
 
 def test_chat(replica: Start, data: Data) -> None:
