@@ -21,6 +21,7 @@ from lora_fs.sidecar.gateway.discovery import Discovery
 from lora_fs.sidecar.gateway.forward import VIA, Hop
 from lora_fs.sidecar.gateway.metrics import Metrics
 from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, proxied
 from lora_fs.sidecar.server.middleware.access import HEADER
@@ -79,6 +80,11 @@ def create_gateway(
         body = {"ready": ready, "ejected": ejected, "out": out, "problem": watch.problem}
         return JSONResponse(body, 200 if ready else 503, None if ready else AGAIN)
 
+    async def fleet(request: Request) -> Response:
+        """Every replica; with ``adapter``, that one's order of them."""
+        told = view(router, watch, clock(), request.query_params.get("adapter"))
+        return JSONResponse(told.model_dump(mode="json"))
+
     async def scrape(request: Request) -> Response:
         """Prometheus metrics."""
         return Response(await exposed(metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -94,7 +100,7 @@ def create_gateway(
         exception_handlers=HANDLERS,
     )
     app.router.routes.extend(Route(path, health) for path in ("/health", "/readyz"))
-    app.router.routes.append(Route("/metrics", scrape))
+    app.router.routes.extend((Route("/metrics", scrape), Route("/v1/fleet", fleet)))
     calls = {
         "/v1/load_lora_adapter": every.load,
         "/v1/unload_lora_adapter": every.unload,

@@ -210,7 +210,7 @@ class Hop:
 
     async def _pass_on(self, answer: aiohttp.ClientResponse, send: Send, peer: str) -> bool:
         """Send the answer's head, and the rest as it comes. Return whether all of it came."""
-        raw = backward(answer.raw_headers)
+        raw = [*backward(answer.raw_headers), (b"via", VIA)]  # by it a command knows a gateway
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
         try:
             is_whole = False

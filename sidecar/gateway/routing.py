@@ -81,6 +81,10 @@ class Router:
         """The ready replicas that get no requests, since they failed, and for how many seconds more."""
         return self._outliers.ejected(self._names, self._clock())
 
+    def order(self, adapter: str) -> list[str]:
+        """The ready replicas in an adapter's own order: its homes are the first ones."""
+        return list(self._orders.of(adapter, self._names))
+
     def told(self, name: str, outcome: Outcome) -> float | None:
         """Note what an answer says of a replica. Return for how many seconds that ejects it, or None."""
         seconds = self._outliers.answered(name, outcome, self._names, self._clock())

@@ -27,6 +27,7 @@ POLLS_PER_S: Final = 100  # of all replicas together: with more than 50, each is
 ANSWER_S: Final = 2.0
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
+MOST_TEXT: Final = 1_000
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Seen:
     Attributes:
         name: the replica's id, as it said; None until it answered.
         base_names: of the base model, as it said last.
+        version: of lora-fs there. engine_version: of its engine. None: it did not say.
+        answered_at: when it answered last, on the watch's clock.
     """
 
     url: str
@@ -46,6 +49,9 @@ class Seen:
     missed: int = 0
     digests: dict[str, str] = field(default_factory=dict)
     base_names: frozenset[str] = frozenset()
+    version: str | None = None
+    engine_version: str | None = None
+    answered_at: float | None = None
 
 
 class Watch:
@@ -185,7 +191,9 @@ class Watch:
         return told
 
     def _learn(self, seen: Seen, told: dict[str, Any], asked_at: float) -> None:
-        name, model = str(told["replica"]), str(told["model"]["name"])
+        name, model = _text(told["replica"]), _text(told["model"]["name"])
+        seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
+        seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
         if self._model is None:
             self._model = model
         if model != self._model:
@@ -226,3 +234,8 @@ class Watch:
         if seen.name is not None and self._holders.get(seen.name) == seen.url:
             self._router.lost(seen.name, emptied=emptied and not seen.why)
         seen.why = why
+
+
+def _text(told: object) -> str:
+    """What a replica says, as text that can be answered: JSON lets a string be none."""
+    return str(told)[:MOST_TEXT].encode(errors="replace").decode()

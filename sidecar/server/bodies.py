@@ -264,8 +264,39 @@ class Metadata(_Answer):
     replica: str = Field(description="Whose answer this is")
     namespaces: list[str] = Field(description="Served ones that hold something and that the caller may read")
     ready: bool = Field(description="As /readyz says")
+    version: str = Field(description="Of lora-fs")
+    engine_version: str | None = Field(description="What the engine says; null: it did not yet")
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata
+
+
+class FleetReplica(_Answer):
+    """One replica, as a gateway sees it."""
+
+    replica: str | None = Field(description="Its id; null: it did not answer yet")
+    url: str = Field(description="Where the gateway reaches it")
+    state: Literal["ready", "ejected", "out"] = Field(description="Only a ready one gets requests")
+    why: str = Field(description="What keeps it out, or why it is ejected; empty of a ready one")
+    ejected_s: float | None = Field(description="Seconds until it gets requests again; null: not ejected")
+    in_flight: int = Field(description="Requests that this gateway has there")
+    loading: int = Field(description="Adapters that it loads for this gateway's requests")
+    loaded: int = Field(description="Adapters in its engine that the gateway's token may read")
+    capacity: int | None = Field(description="Adapters that its engine may hold; null: unknown or unbounded")
+    version: str | None = Field(description="Of lora-fs there; null: it does not say")
+    engine_version: str | None = Field(description="Of its engine; null: it does not say")
+    seen_s: float | None = Field(description="Seconds since it answered; null: it never did")
+
+
+class FleetBody(_Answer):
+    """``GET /v1/fleet`` at a gateway: every replica that it knows of."""
+
+    object: Literal["fleet"] = "fleet"
+    replicas: list[FleetReplica]
+    waiting: int = Field(description="Requests that wait until a replica may load their adapter")
+    problem: str = Field(description="Why the list of replicas cannot be read; empty if it can")
+    order: list[str] | None = Field(
+        description="Of `adapter`, if the query names one: its homes are the first of these replicas"
+    )
 
 
 class ErrorDetail(_Answer):

@@ -77,6 +77,10 @@ class ReplicaPort(Protocol):
     def base_cards(self) -> tuple[JsonObject, ...]:
         """The engine's own model cards as last read (base models and adapters that are not ours)."""
 
+    @property
+    def engine_version(self) -> str | None:
+        """What the engine said last that its version is; None: nothing, or it was not asked yet."""
+
     def passes_through(self, name: str) -> bool:
         """Whether the engine itself lists ``name`` (its base model, a static adapter)."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from lora_fs.demo.process import Process
 from lora_fs.demo.volume import LORA_FS
+from lora_fs.sidecar import __version__
 from tests.gateway.conftest import Stubs
 from tests.gateway.test_broadcast import loads, owned
 from tests.gateway.test_process import started, until
@@ -55,3 +58,34 @@ def test_a_registration_waits_for_the_slow_replica(owned: Stubs, two: Process, t
     assert loads(owned) == [1, 1]
     code, out, err = ended(command(owned, two, "status", "new", "-o", "name"))
     assert (code, out) == (0, "new\n"), err
+
+
+def test_the_status_at_a_gateway_shows_its_view_of_the_fleet(owned: Stubs, two: Process) -> None:
+    """Which replica gets requests, which does not and why; no adapter is named without a token."""
+    httpx.post(f"{owned.engines[1]}/fail").raise_for_status()
+    with httpx.Client(base_url=two.url, timeout=60) as client:
+
+        def replicas() -> dict[str, dict[str, Any]]:
+            return {one["replica"]: one for one in client.get("/v1/fleet").json()["replicas"]}
+
+        until(lambda: "Via" in client.get("/metadata").headers)
+        number = 0
+        while replicas()["r1"]["state"] == "ready":
+            client.post("/v1/completions", json={"model": f"a{number % 8}", "prompt": "x"})
+            number += 1
+            assert number < 1000
+        told = replicas()
+        assert [told[name]["state"] for name in ("r0", "r1")] == ["ready", "ejected"]
+        assert 0 < told["r1"]["ejected_s"] <= 30
+        assert told["r0"]["capacity"] == 4
+        assert all(one["version"] == __version__ and one["seen_s"] < ENDS_S for one in told.values())
+        assert "a1" not in client.get("/v1/fleet").text
+        assert sorted(client.get("/v1/fleet?adapter=a1").json()["order"]) == ["r0", "r1"]
+    code, out, err = ended(command(owned, two, "status"))
+    assert code == 0, err
+    rows = [line.split() for line in out.partition("GATEWAY")[2].splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["r0", "ready"], ["r1", "ejected,"]]
+    assert "its last answers all failed" in out
+    code, out, err = ended(command(owned, two, "status", "--exit-code", "-o", "json"))
+    assert (code, "the gateway leaves out: 1" in err) == (1, True), err
+    assert [one["state"] for one in json.loads(out)["fleet"]["replicas"]] == ["ready", "ejected"]

@@ -11,13 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from starlette.responses import JSONResponse
 
 from lora_fs.demo.process import free_port
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.gateway import watch as watching
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
-from lora_fs.sidecar.gateway.watch import Watch
+from lora_fs.sidecar.gateway.view import view
+from lora_fs.sidecar.gateway.watch import Seen, Watch
 
 TRUE: dict[str, Any] = {
     "replica": "r0",
@@ -83,3 +85,26 @@ def test_a_name_that_is_none_is_unknown_for_now() -> None:
     """A label that DNS cannot have is no failure of the gateway."""
     with pytest.raises(TemporaryError, match="is not resolved"):
         asyncio.run(Given([f"dns://{'a' * 64}.svc:8001"]).find())
+
+
+def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
+    """Also of one that never answered. What is known of one that is out stays, and it has no requests."""
+    router = Router(lambda: 10.0)
+    watch = Watch(router, Given(()), lambda: 10.0, headers={})
+    router.report("r0", ["a", "b"], 4, 9.0)
+    watch.seen["http://10.0.0.1:8001"] = Seen("http://10.0.0.1:8001", "r0", "", answered_at=9.5)
+    watch.seen["http://10.0.0.2:8001"] = Seen(
+        "http://10.0.0.2:8001", "r1", "it is not ready", answered_at=9.5
+    )
+    watch.seen["http://10.0.0.3:8001"] = Seen("http://10.0.0.3:8001")
+    seen = view(router, watch, 12.0, "a")
+    rows = [(one.replica, one.state, one.why, one.seen_s, one.capacity) for one in seen.replicas]
+    assert rows == [
+        ("r0", "ready", "", 2.5, 4),
+        ("r1", "out", "it is not ready", 2.5, None),
+        (None, "out", "it was not asked yet", None, None),
+    ]
+    assert (seen.order, seen.waiting, view(router, watch, 12.0).order) == (["r0"], 0, None)
+    named = {**TRUE, "replica": "\ud800", "version": "\ud800" * 2000}
+    watch._learn(watch.seen["http://10.0.0.3:8001"], named, 9.0)
+    assert b"?" in JSONResponse(view(router, watch, 12.0).model_dump(mode="json")).body

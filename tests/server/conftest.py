@@ -54,6 +54,7 @@ class FakeReplica:
     phases: Mapping[str, Phase] = field(default_factory=dict)
     replica_id: str = "fake"
     model: str = "tiny"
+    engine_version: str | None = "0.33.0"
     namespaces: tuple[str, ...] = ("default",)
     holds: Counter[str] = field(default_factory=Counter)
     lookups: int = 0

@@ -31,6 +31,7 @@ from lora_fs.sidecar.escaping import shown
 
 HEADER: Final = "X-Lora-Fs-Token"  # a wrong one is refused; a wrong Authorization may be the engine's
 ERROR: Final = "X-Lora-Fs-Error"
+GATEWAY: Final = "lora-fs-gateway"  # in Via
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 300.0  # a sidecar bounds what it waits for at 120 s, unless it is set otherwise
 MOST_SHOWN: Final = 2_000
@@ -44,12 +45,15 @@ class Client:
         token_file: None: no token.
         answer_s: bound on the pauses in an answer; and on connecting, which has CONNECT_S at most.
         quiet: do not warn that others may read the token.
+    Attributes:
+        meets_a_gateway: the last answer came through one.
     """
 
     def __init__(
         self, url: str, token_file: Path | None, answer_s: float = ANSWER_S, *, quiet: bool = False
     ) -> None:
         self.url, self._token_file = url, token_file
+        self.meets_a_gateway = False
         headers = {"User-Agent": f"lora-fs/{__version__}"}
         if token_file is not None:
             headers[HEADER] = read_token(token_file)
@@ -95,6 +99,7 @@ class Client:
             if method == "GET":
                 raise ServerUnavailable(f"{why}: ask again") from error
             raise UnknownOutcome(f"{why}: it may be done: look before you repeat it") from error
+        self.meets_a_gateway = GATEWAY in answer.headers.get("via", "")
         if answer.is_success:
             return answer.content
         raise self._refusal(answer)

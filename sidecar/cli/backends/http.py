@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlencode
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -21,7 +22,14 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.registry.view.reports import Happened, Reports
 from lora_fs.sidecar.registry.view.snapshot import ByScope, Desired, no_pointers, no_records
-from lora_fs.sidecar.server.bodies import Metadata, NameBody, ReplicaEventsBody, ReplicasBody, ScopeBody
+from lora_fs.sidecar.server.bodies import (
+    FleetBody,
+    Metadata,
+    NameBody,
+    ReplicaEventsBody,
+    ReplicasBody,
+    ScopeBody,
+)
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import is_uri, redacted, scheme_of
 from lora_fs.sidecar.trust import BUNDLE
@@ -97,6 +105,12 @@ class OverHttp:
     def happened(self) -> Happened:
         body = self._read(ReplicaEventsBody, self._client.get("/v1/replicas/events"))
         return Happened(tuple(body.lists), body.unreadable)
+
+    def fleet(self, name: str | None) -> FleetBody | None:
+        if not self._client.meets_a_gateway:
+            return None
+        query = "" if name is None else "?" + urlencode({"adapter": name})
+        return self._read(FleetBody, self._client.get(f"/v1/fleet{query}"))
 
     def do(self, scope: Scope, name: str, act: Act) -> Done:
         answer = self._client.post(_path(scope, name, act.word), act.model_dump(mode="json"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.registry.store.evaluations import Evaluations
     from lora_fs.sidecar.registry.view.reports import Happened, Reports
     from lora_fs.sidecar.registry.view.snapshot import Desired
+    from lora_fs.sidecar.server.bodies import FleetBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,13 @@ class Backend(Protocol):
 
     def happened(self) -> Happened:
         """Read what happened on replicas lately."""
+
+    def fleet(self, name: str | None) -> FleetBody | None:
+        """Read what a gateway knows of its replicas; None: no gateway is asked.
+
+        Args:
+            name: read this adapter's order of the replicas, too. With its namespace if there are several.
+        """
 
     def do(self, scope: Scope, name: str, act: Act) -> Done:
         """Do an act to a name; raises what ``act.do`` does."""

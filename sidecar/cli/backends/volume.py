@@ -86,6 +86,9 @@ class OnVolume:
 
         return read_events(self._reader.layout)
 
+    def fleet(self, name: str | None) -> None:
+        return None
+
     def do(self, scope: Scope, name: str, act: Act) -> Done:
         from lora_fs.sidecar.registry.lifecycle.acts import By
         from lora_fs.sidecar.settings import writer_id

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,11 +22,26 @@ from lora_fs.sidecar.model import AdapterKey, AdapterStatus, Phase, ReplicaStatu
 from lora_fs.sidecar.registry.view.reports import LIVE_S, Reports, age_s
 from lora_fs.sidecar.registry.view.snapshot import Desired
 
+if TYPE_CHECKING:
+    from lora_fs.sidecar.server.bodies import FleetBody, FleetReplica
+
 WATCH_S = 1.0
 SHORT = 100  # of a reason where no terminal folds it; -o wide has all of it
 NOT_SEEN = "this replica has not seen it yet"
 CLOSED = "has no token file (LORA_FS_TOKEN_FILE): it refuses calls over HTTP that change adapters"
 COLUMNS = ("ADAPTER", "SERVES", "REPLICA", "PHASE", "REASON", "SEEN")
+FLEET = (
+    "REPLICA",
+    "GATEWAY",
+    "WHY",
+    "LOADED",
+    "LOADING",
+    "IN FLIGHT",
+    "LORA-FS",
+    "ENGINE",
+    "ANSWERED",
+    "URL",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,7 @@ def status(
         raise click.UsageError("--watch and --exit-code exclude each other")
     scopes, backend = context.scopes(all_namespaces=all_namespaces), context.backend
     desired, reports = backend.desired(scopes), backend.reports()
+    fleet = backend.fleet(name)
     lost: TemporaryError | None = None
     is_checked = name is None
     while True:
@@ -177,7 +194,10 @@ def status(
         replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
         if watch and output.for_people:
             context.out.clear()
-        _show(context, rows, replicas, reports, output, all_namespaces=all_namespaces)
+        _show(context, rows, replicas, reports, fleet, output, all_namespaces=all_namespaces)
+        if fleet is not None and name is None and output.for_people:
+            context.say("")
+            context.table(FLEET, map(_fleet_cells, fleet.replicas), folds="WHY")
         if not rows and output.for_people:
             if name is None and revision is None:
                 context.nothing_in(scopes)
@@ -188,13 +208,14 @@ def status(
             complain(f"unreadable, left out or shown as it was before: {problem}")
         if lost is not None:
             complain(f"shown as it was before: {lost}")
-        if tells and (why := _failing(rows, replicas, reports, desired)):
+        if tells and (why := _failing(rows, replicas, reports, desired, fleet)):
             raise OperatorError(", ".join(why))
         if not watch:
             return
         time.sleep(WATCH_S)
         try:
             desired, reports, lost = backend.desired(scopes), backend.reports(), None
+            fleet = backend.fleet(name)
         except TemporaryError as error:
             lost = error
 
@@ -223,12 +244,18 @@ def _show(
     rows: Sequence[Row],
     replicas: Sequence[ReplicaStatus],
     reports: Reports,
+    fleet: FleetBody | None,
     output: Format,
     *,
     all_namespaces: bool,
 ) -> None:
     written = [replica.model_dump(mode="json") for replica in replicas]
-    told = {"adapters": [asdict(row) for row in rows], "replicas": written, "unreadable": reports.unreadable}
+    told = {
+        "adapters": [asdict(row) for row in rows],
+        "replicas": written,
+        "unreadable": reports.unreadable,
+        "fleet": None if fleet is None else fleet.model_dump(mode="json"),
+    }
     names = (f"{row.namespace}/{row.adapter}" if all_namespaces else row.adapter for row in rows)
     if context.printed(told, output, dict.fromkeys(names)):
         return
@@ -242,8 +269,20 @@ def _show(
     context.table(columns, lines, folds="REASON")
 
 
+def _fleet_cells(one: FleetReplica) -> tuple[str, ...]:
+    loaded = f"{one.loaded}" if one.capacity is None else f"{one.loaded}/{one.capacity}"
+    state = one.state if one.ejected_s is None else f"{one.state}, {one.ejected_s:.0f} s left"
+    answered = "never" if one.seen_s is None else ago(one.seen_s)
+    figures = (loaded, str(one.loading), str(one.in_flight), one.version or "-", one.engine_version or "-")
+    return (one.replica or "-", state, one_line(one.why), *figures, answered, one.url)
+
+
 def _failing(
-    rows: Sequence[Row], replicas: Sequence[ReplicaStatus], reports: Reports, desired: Desired
+    rows: Sequence[Row],
+    replicas: Sequence[ReplicaStatus],
+    reports: Reports,
+    desired: Desired,
+    fleet: FleetBody | None,
 ) -> list[str]:
     """What makes ``--exit-code`` exit 1, in words; empty if nothing does."""
     failed = sum(row.phase == Phase.FAILED for row in rows)
@@ -258,6 +297,9 @@ def _failing(
         "reports that cannot be read": len(reports.unreadable),
         "records that cannot be read": len(desired.problems),
         "replicas that have reported: 0, needed": int(not replicas),
+        "replicas that the gateway leaves out": sum(
+            one.state != "ready" for one in (fleet.replicas if fleet is not None else ())
+        ),
     }
     return [f"{what}: {count}" for what, count in counted.items() if count]
 

@@ -249,6 +249,8 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
             replica=replica.replica_id,
             namespaces=[scope.namespace for scope, listed in known if listed.revisions or listed.pointers],
             ready=replica.readiness().ready,
+            version=__version__,
+            engine_version=replica.engine_version,
             lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
         )
 
