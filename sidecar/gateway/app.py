@@ -26,6 +26,7 @@ from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, proxied
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
+from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected
 from lora_fs.sidecar.server.routes.observe import exposed
@@ -43,6 +44,7 @@ def create_gateway(
     hold_timeout_s: float = 120.0,
     idle_timeout_s: float = ENGINE_IDLE_TIMEOUT_S,
     cors_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
 ) -> FastAPI:
     """Assemble the gateway.
 
@@ -51,16 +53,16 @@ def create_gateway(
         token: shown to replicas that are polled, for the adapters of namespaces that are not public.
         model: the folder of the base model's scopes; None: that of the replica that answers first.
         idle_timeout_s: in which a replica may send no byte of an answer.
-        cors_origins: whose pages may read answers.
+        cors_origins: whose pages may read answers. allowed_hosts: see ``Sites``.
     """
     clock = time.monotonic
     router = Router(clock)
     headers: Mapping[str, str] = {"Via": VIA.decode()} | ({HEADER: token} if token is not None else {})
     watch = Watch(router, discovery, clock, headers=headers, model=model)
     metrics = Metrics(router, watch)
-    hop = Hop(router, watch, metrics, clock, hold_timeout_s=hold_timeout_s)
-
-    every = Broadcast(watch, hold_timeout_s=hold_timeout_s)
+    sites = Sites(allowed_hosts)
+    hop = Hop(router, watch, metrics, clock, sites=sites, hold_timeout_s=hold_timeout_s)
+    every = Broadcast(watch, sites, hold_timeout_s=hold_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -22,10 +22,11 @@ from starlette.responses import JSONResponse, Response
 
 from lora_fs.sidecar.errors import InputError, TemporaryError
 from lora_fs.sidecar.gateway.configuration import CONFIG, common, difference
-from lora_fs.sidecar.gateway.forward import VIA
+from lora_fs.sidecar.gateway.forward import VIA, check_site
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.answers import ADAPTER, LOAD
+from lora_fs.sidecar.server.middleware.origin import Sites
 
 MOST_BYTES: Final = 1 << 20  # of a call
 MARGIN_S: Final = 10.0  # over what a replica itself waits
@@ -67,20 +68,21 @@ class Broadcast:
     """Ask every ready replica.
 
     Args:
+        sites: whose pages may ask: a replica sees the gateway's address and Host, and cannot tell.
         hold_timeout_s: how long a replica waits for a load.
 
     Attributes:
         session: opened by the app.
     """
 
-    def __init__(self, watch: Watch, *, hold_timeout_s: float) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch, sites: Sites, *, hold_timeout_s: float) -> None:
+        self._watch, self._sites = watch, sites
         self._timeout = aiohttp.ClientTimeout(total=hold_timeout_s + MARGIN_S)
         self.session: aiohttp.ClientSession | None = None
 
     async def load(self, request: Request) -> Response:
         """Register an adapter, and answer when every replica has it loaded. Undone where one refuses."""
-        body, headers = await _object(request), _passed(request)
+        body, headers = await _object(request), self._passed(request)
         async with self._hinted(body["lora_name"], headers):
             return await self._load(body, headers)
 
@@ -125,7 +127,7 @@ class Broadcast:
 
     async def unload(self, request: Request) -> Response:
         """Unregister an adapter, and answer when no replica has it any more."""
-        body, headers = await _object(request), _passed(request)
+        body, headers = await _object(request), self._passed(request)
         _, others, said = await self._first("/v1/unload_lora_adapter", body, headers)
         if not said.is_done:
             return _as_it_is(said)
@@ -157,7 +159,7 @@ class Broadcast:
 
     async def pause(self, request: Request) -> Response:
         """Pause every replica, or none."""
-        headers, query = _passed(request), request.url.query
+        headers, query = self._passed(request), request.url.query
         told = await self._all(self._ready(), "POST", f"/pause?{query}", None, headers)
         if refused := self._refused(told):
             name = request.query_params.get("lora_name")
@@ -169,7 +171,9 @@ class Broadcast:
 
     async def resume(self, request: Request) -> Response:
         """Resume every replica; each one is asked, whatever another one says."""
-        told = await self._all(self._ready(), "POST", f"/resume?{request.url.query}", None, _passed(request))
+        told = await self._all(
+            self._ready(), "POST", f"/resume?{request.url.query}", None, self._passed(request)
+        )
         if refused := self._refused(told):
             raise _failed(refused, (), "the other replicas go on")
         return _together(told)
@@ -177,7 +181,7 @@ class Broadcast:
     async def server_info(self, request: Request) -> Response:
         """The configuration that all engines share. 409 where they differ."""
         path = f"/server_info?{request.url.query}"
-        told = await self._all(self._ready(), "GET", path, None, _passed(request))
+        told = await self._all(self._ready(), "GET", path, None, self._passed(request))
         if refused := self._refused(told):
             raise _failed(refused, (), "the engines' configuration is unknown")
         infos = [_info(one) for one in told]
@@ -188,6 +192,19 @@ class Broadcast:
                     f"replicas {told[0].replica} and {other.replica} differ in their configuration: {where}",
                 )
         return JSONResponse(common(infos))
+
+    def _passed(self, request: Request) -> dict[str, str]:
+        """Return the headers that go on: the caller's credentials, which each replica checks.
+
+        Raises:
+            HTTPException: 403 if a page of another site asks; 508 if it came through a gateway.
+        """
+        if any(VIA.decode() in one for one in request.headers.getlist("via")):
+            raise HTTPException(508, "the call came through a gateway already: a replica's address is one")
+        check_site(self._sites, request.headers)
+        client = request.client.host if request.client is not None else "unknown"
+        given = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        return given | {"via": VIA.decode(), "x-forwarded-for": client}
 
     def _ready(self) -> list[str]:
         ready = sorted(self._watch.ready)
@@ -244,15 +261,6 @@ async def _object(request: Request) -> dict[str, Any]:
     if not isinstance(told, dict) or not isinstance(told.get("lora_name"), str):
         raise InputError('the body has no lora_name: send {"lora_name": …}')
     return told
-
-
-def _passed(request: Request) -> dict[str, str]:
-    """Return the headers that go on: the caller's credentials, which each replica checks."""
-    if any(VIA.decode() in one for one in request.headers.getlist("via")):
-        raise HTTPException(508, "the call came through a gateway already: a replica's address is one")
-    client = request.client.host if request.client is not None else "unknown"
-    given = {name: request.headers[name] for name in _PASSED if name in request.headers}
-    return given | {"via": VIA.decode(), "x-forwarded-for": client}
 
 
 def _as_it_is(said: Said) -> Response:

@@ -31,6 +31,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.server.middleware import errors
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.body_limit import held_body
+from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.forward import while_it_waits
 from lora_fs.sidecar.server.proxy.headers import appended, backward, onward
 from lora_fs.sidecar.server.proxy.model_rewrite import ModelField, find_fields
@@ -41,6 +42,7 @@ TAKE_S: Final = 5.0  # in which a replica asks for a request's body
 _CREDENTIALS: Final = frozenset({b"authorization", HEADER.encode()})
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _GONE: Final = "EngineGone"
+_CHANGES: Final = ("/v1/lora_adapters", "/v1/loras")  # below these a replica changes adapters
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,10 @@ class Hop:
         metrics: Metrics,
         clock: Callable[[], float],
         *,
+        sites: Sites,
         hold_timeout_s: float,
     ) -> None:
+        self._sites = sites
         self._router, self._watch, self._metrics, self._clock = router, watch, metrics, clock
         self._hold_timeout_s = hold_timeout_s
         self.session: aiohttp.ClientSession | None = None
@@ -80,6 +84,8 @@ class Hop:
         held, headers, began = held_body(scope), Headers(scope=scope), self._clock()
         if any(VIA.decode() in one for one in headers.getlist("via")):
             raise HTTPException(508, "the request came through a gateway already: a replica's address is one")
+        if scope["method"] not in _SAFE and scope["path"].startswith(_CHANGES):
+            check_site(self._sites, headers)
         if len(headers.getlist("content-type")) > 1:
             raise InputError("the request has two Content-Type headers: send one")
         fields = await find_fields(headers.get("content-type", ""), held.body)
@@ -230,3 +236,12 @@ class Hop:
 def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
     has_reason = errors.NAME in answer.headers or "Retry-After" in answer.headers
     return outcome(answer.status, has_reason=has_reason)
+
+
+def check_site(sites: Sites, headers: Headers) -> None:
+    """Refuse a change that another site's page asks for; raises as ``Sites.check``.
+
+    Without a token in the request, the Host must be known, too: no page of a foreign name has a token.
+    """
+    has_token = any(name.decode() in headers for name in _CREDENTIALS)
+    sites.check(headers, needs_token=has_token)

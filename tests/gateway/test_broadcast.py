@@ -324,3 +324,28 @@ def test_the_engines_configuration_is_the_common_one_or_the_difference(owned: St
     differ = httpx.get(f"{gateway.url}{path}", headers=HEADERS)
     assert differ.status_code == 409
     assert "vllm_config.pace.load_s: 0.0 and 0.1" in differ.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example", "Sec-Fetch-Site": "same-origin"},
+    ],
+    ids=["another origin", "another site", "a name made to resolve to the gateway"],
+)
+def test_a_page_of_another_site_changes_nothing(fleet: Stubs, page: dict[str, str]) -> None:
+    """Replicas that let anybody register see the gateway's address alone: the gateway refuses the page."""
+    fleet.add(env={"LORA_FS_INSECURE": "any"})
+    gateway = started(fleet, replicas=1)
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("/pause", {}),
+        ("/v1/unload_lora_adapter", {"lora_name": "a1"}),
+        ("/v1/lora_adapters/default/tiny/a1/unregister", {"revision": "v1"}),
+    ]
+    for path, body in changes:
+        refused = call(gateway.url, path, headers=page, **body)
+        assert refused.status_code == 403, (path, refused.text)
+    assert "a1" in names(fleet.sidecars[0])
+    assert call(gateway.url, "/v1/unload_lora_adapter", headers={}, lora_name="a1").status_code == 200

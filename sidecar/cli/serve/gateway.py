@@ -71,6 +71,7 @@ async def _serve(context: Context, settings: Settings, end_tracing: Callable[[],
             hold_timeout_s=settings.hold_timeout_s,
             idle_timeout_s=settings.engine_idle_timeout_s,
             cors_origins=settings.cors_origins,
+            allowed_hosts=settings.allowed_hosts,
         )
         await listen(app, settings, sockets, lambda: None, end_tracing)
 
