@@ -29,6 +29,7 @@ from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.proxy.paths import COMMON, INFERENCE, METHODS
 from lora_fs.sidecar.server.proxy.upstream import Upstream, connected
+from lora_fs.sidecar.server.routes.methods import other_methods
 from lora_fs.sidecar.server.routes.observe import exposed
 from lora_fs.sidecar.settings import BODY_MAX_BYTES, ENGINE_IDLE_TIMEOUT_S
 
@@ -111,6 +112,7 @@ def create_gateway(
     }
     app.router.routes.extend(Route(path, call, methods=["POST"]) for path, call in calls.items())
     app.router.routes.append(Route("/server_info", every.server_info))
+    app.router.routes.extend([*other_methods(app.router, app.router.routes)])
     way = proxied(max_body_bytes)
     app.router.routes.extend(
         Route(path, hop, methods=list(METHODS), middleware=way)

@@ -12,10 +12,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
 
 from lora_fs.demo.process import free_port
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.gateway import watch as watching
+from lora_fs.sidecar.gateway.app import create_gateway
 from lora_fs.sidecar.gateway.discovery import Given
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.view import view
@@ -108,3 +110,13 @@ def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
     named = {**TRUE, "replica": "\ud800", "version": "\ud800" * 2000}
     watch._learn(watch.seen["http://10.0.0.3:8001"], named, 9.0)
     assert b"?" in JSONResponse(view(router, watch, 12.0).model_dump(mode="json")).body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/load_lora_adapter", "POST"), ("POST", "/v1/fleet", "GET, HEAD"), ("GET", "/pause", "POST")],
+)
+def test_another_method_on_the_gateways_own_path(method: str, path: str, allowed: str) -> None:
+    """405 with what the path takes: it is passed to no replica."""
+    answer = TestClient(create_gateway(Given(()))).request(method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (405, allowed), answer.text
