@@ -44,7 +44,7 @@ from tests.reconcile.conftest import FakeEngine
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import serving
 
-EXAMPLES = 25
+EXAMPLES = 10
 EXAMPLES_LONG = 2_000
 CONFORMS = (
     "not_a_server_error",
