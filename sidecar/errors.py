@@ -159,7 +159,9 @@ class NoSpareRoom(TemporaryError):
 
 
 class WaitTimeout(TemporaryError):
-    """A bounded wait ran out before what it waited for came true."""
+    """A bounded wait ran out before what it waited for came true. ``wrote``: what was written before it."""
+
+    wrote: object = None
 
 
 class OperatorError(LoraFsError):

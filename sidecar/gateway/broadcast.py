@@ -103,15 +103,17 @@ class Broadcast:
 
     async def _load(self, body: dict[str, Any], headers: Told) -> Response:
         first, others, said = await self._first("/v1/load_lora_adapter", body, headers)
-        if not said.is_done:
-            return _as_it_is(said)
+        made = said.headers.get(LOAD.decode())
+        if not said.is_done and made is None:
+            return _as_it_is(said)  # it wrote nothing
         namespace, model, revision, name = said.headers[ADAPTER.decode()].split("/", 3)
         path = "/v1/lora_adapters/" + "/".join(quote(one, safe="") for one in (namespace, model, name))
-        told = await self._all(others, "POST", f"{path}/load", {"revision": revision}, headers)
-        refused = self._refused(told)
-        if not refused:
+        told = [said]
+        if said.is_done:
+            told += await self._all(others, "POST", f"{path}/load", {"revision": revision}, headers)
+        if not (refused := self._refused(told)):
             return _as_it_is(said)
-        undone = await self._undo([first, *others], path, said.headers.get(LOAD.decode()), headers)
+        undone = await self._undo([first, *others], path, made, headers)
         raise _failed(refused, [undone], "the load was undone everywhere")
 
     async def _undo(self, replicas: Sequence[str], path: str, made: str | None, headers: Told) -> Said:

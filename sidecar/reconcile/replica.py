@@ -201,9 +201,9 @@ class Replica:
             async with self.hold(request.lora_name, self._limits.hold_timeout_s):
                 return Loaded(record, undo.made)
         except TemporaryError as error:
-            raise WaitTimeout(
-                f"{request.lora_name} is registered and not loaded here yet: {error}"
-            ) from error
+            late = WaitTimeout(f"{request.lora_name} is registered and not loaded here yet: {error}")
+            late.wrote = Loaded(record, undo.made)
+            raise late from error
         except LoraFsError:
             await undo()
             raise

@@ -130,6 +130,24 @@ def test_a_revision_that_one_replica_refuses_leaves_the_one_before(
         assert complete(process.url, "policy@v2").status_code == 404
 
 
+def test_a_load_that_the_first_replica_does_not_end_is_undone_on_all(owned: Stubs, tmp_path: Path) -> None:
+    """Its time runs out: the answer says when to repeat the load, and a repeat finds no such name."""
+    owned.add(env={"LORA_FS_HOLD_TIMEOUT_S": "1"})
+    owned.add()
+    gateway = started(owned, replicas=2)
+    source = write_adapter(tmp_path / "published" / "policy")
+    path = "/v1/load_lora_adapter"
+    httpx.post(f"{owned.engines[0]}/hold").raise_for_status()
+    late = call(gateway.url, path, lora_name="policy", lora_path=str(source))
+    assert (late.status_code, "Retry-After" in late.headers) == (503, True), late.text
+    assert "undone everywhere" in late.json()["error"]["message"]
+    with closing(Registry(owned.root)) as registry:
+        assert not release.present_revisions(registry, SCOPE, "policy")
+    httpx.post(f"{owned.engines[0]}/release").raise_for_status()
+    again = call(gateway.url, path, lora_name="policy", lora_path=str(source))
+    assert again.status_code == 200, again.text
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_an_undone_load_takes_away_only_what_it_made(
     owned: Stubs, tmp_path: Path, complete: Complete, active: bool

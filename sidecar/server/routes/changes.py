@@ -9,13 +9,12 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Request
 
 from lora_fs.sidecar.model import Record
-from lora_fs.sidecar.registry.lifecycle.undo import Made
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.middleware.access import Admin, Caller
 from lora_fs.sidecar.server.middleware.admin import AdminCalls
 from lora_fs.sidecar.server.middleware.audit import Trail
 from lora_fs.sidecar.server.middleware.tokens import Verb
-from lora_fs.sidecar.server.ports import LoadRequest, ReplicaPort, full_name
+from lora_fs.sidecar.server.ports import Loaded, LoadRequest, ReplicaPort, full_name
 from lora_fs.sidecar.sources.uri import redacted
 
 Answers = dict[int | str, dict[str, Any]]
@@ -29,7 +28,7 @@ class Change:
     Attributes:
         name: with its namespace.
         record: what is loaded in the end, for the audit; None: nothing.
-        made: what the load wrote; None: there was none.
+        loaded: what a load wrote; None: there was none.
     """
 
     def __init__(
@@ -38,14 +37,14 @@ class Change:
         self._replica, self._admin, self._request, self._caller = replica, admin, request, caller
         self.name = name
         self.record: Record | None = None
-        self.made: Made | None = None
+        self.loaded: Loaded | None = None
 
     async def load(self, source: str, *, in_place: bool = False) -> None:
         """Register ``source`` under the name, and load it here. Raises as ``ReplicaPort.load_adapter``."""
         sight = await self._admin.sight(self._request.headers)
         wanted = LoadRequest(self.name, source, in_place, sight.namespaces)
-        loaded = await self._replica.load_adapter(wanted, writer=self._caller.writer)
-        self.record, self.made = loaded.record, loaded.made
+        self.loaded = await self._replica.load_adapter(wanted, writer=self._caller.writer)
+        self.record = self.loaded.record
 
     async def unload(self) -> None:
         """Unregister the name everywhere. Raises as ``ReplicaPort.unload_adapter``."""

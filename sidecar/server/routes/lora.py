@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase
 from lora_fs.sidecar.registry.lifecycle.selectors import Selection
 from lora_fs.sidecar.server.bodies import (
@@ -27,9 +28,10 @@ from lora_fs.sidecar.server.bodies import (
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.answers import LOAD, answered_by
 from lora_fs.sidecar.server.middleware.audit import Trail
+from lora_fs.sidecar.server.middleware.errors import respond
 from lora_fs.sidecar.server.middleware.tokens import Verb
-from lora_fs.sidecar.server.ports import ReplicaPort, Served
-from lora_fs.sidecar.server.routes.changes import ERRORS, AdapterName, Answers, Changes
+from lora_fs.sidecar.server.ports import Loaded, ReplicaPort, Served
+from lora_fs.sidecar.server.routes.changes import ERRORS, AdapterName, Answers, Change, Changes
 from lora_fs.sidecar.server.routes.listing import Listing
 
 # With a response class that has a media type of its own, FastAPI gives it to the errors, too. Without a 422
@@ -61,6 +63,11 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     )
     routes = APIRouter(tags=["adapters"], route_class=token_first)
 
+    async def loaded(body: LoadBody, request: Request) -> Change:
+        async with changes.admitted(request, Verb.REGISTER, body.lora_name, body.lora_path) as change:
+            await change.load(body.lora_path, in_place=body.load_inplace)
+        return change
+
     @routes.post(
         "/v1/load_lora_adapter",
         summary="Register an adapter everywhere, and load it here",
@@ -68,14 +75,17 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
         responses=_ANSWERS,
     )
     async def load(body: LoadBody, request: Request) -> Response:
-        async with changes.admitted(request, Verb.REGISTER, body.lora_name, body.lora_path) as change:
-            await change.load(body.lora_path, in_place=body.load_inplace)
-        text = f"Success: LoRA adapter '{change.name}' added successfully."
-        answer = PlainTextResponse(text)
+        answer: Response
+        try:
+            change = await loaded(body, request)
+            answer = PlainTextResponse(f"Success: LoRA adapter '{change.name}' added successfully.")
+            wrote: object = change.loaded
+        except WaitTimeout as error:
+            answer, wrote = respond(error), error.wrote
         # A gateway loads this very revision on the other replicas, and takes it back where one refuses.
-        if change.record is not None and change.made is not None:
-            made = change.made.model_dump_json().encode()
-            answer.raw_headers += [*answered_by(change.record), (LOAD, made)]
+        if isinstance(wrote, Loaded):
+            made = wrote.made.model_dump_json().encode()
+            answer.raw_headers += [*answered_by(wrote.record), (LOAD, made)]
         return answer
 
     @routes.post(
@@ -97,7 +107,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
     )
     async def register(body: SageMakerBody, request: Request) -> Response:
         wanted = LoadBody(lora_name=body.name, lora_path=body.src, load_inplace=body.load_inplace)
-        await load(wanted, request)
+        await loaded(wanted, request)
         return PlainTextResponse(f"Adapter {body.name} registered")
 
     @routes.delete(
