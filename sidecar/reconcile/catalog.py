@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -60,8 +61,14 @@ class Terms(NamedTuple):
 
     def home(self, name: str) -> Scope:
         """Return the scope that a public name, or an engine's, has if it is one."""
-        several = len(self.namespaces) > 1
-        return Scope(name.partition("/")[0] if several else self.namespaces[0], self.model)
+        if len(self.namespaces) == 1:
+            return _scope(self.namespaces[0], self.model)
+        return _scope(name.partition("/")[0], self.model)
+
+
+@lru_cache  # several look-ups of each request make one
+def _scope(namespace: str, model: str) -> Scope:
+    return Scope(namespace, model)
 
 
 @dataclass(frozen=True, slots=True)

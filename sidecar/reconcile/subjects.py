@@ -44,8 +44,10 @@ class Subjects:
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public, told = public_of(name), tells_bytes(name, digest_at(path))
-            served, withdrawn = names.lookup(public), names.catalog().is_withdrawn(public)
-            may_be_asked_for = names.terms.scoped(public) is not None  # or it served other namespaces before
+            served = names.lookup(public)
+            unknown = served is None and (  # or this replica served other namespaces before
+                names.terms.scoped(public) is not None and not names.catalog().is_withdrawn(public)
+            )
             found.append(
                 plan.Resident(
                     name,
@@ -56,7 +58,7 @@ class Subjects:
                     self._policy(public, served),
                     names.terms.home(public).namespace,
                     leaving,
-                    served is None and may_be_asked_for and not withdrawn,
+                    unknown,
                     outdated=not told,
                 )
             )

@@ -9,6 +9,7 @@ in memory block on the disk.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
+from lora_fs.sidecar.reconcile.stage.looks import Signature, names_of, signature, size_bytes
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,6 @@ _COPY = re.compile(r"[0-9a-f]{64}")  # its digest
 _COPYING = re.compile(r"\.copying-([0-9a-f]{64})-([0-9]+)")  # its digest, and its bytes
 _REMOVED = ".removed-"
 _DIGEST = "sha256:"
-
-Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class StageFull(VolumeUnavailable):
@@ -171,15 +171,19 @@ class Copies:
         for file in copying.iterdir():
             file.chmod(file.stat().st_mode & ~0o222)
         with self._lock.room():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copying.rename(target)
+            try:
+                copying.parent.rename(target.parent)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                copying.rename(target)  # the same bytes lie there under another name
+                copying.parent.rmdir()
             target.chmod(target.stat().st_mode & ~0o222)
-            copying.parent.rmdir()
             self._sizes[name] = self._size(name)
         with self._guard:
             self._copies.add(str(target))
             self._known.add(name)
-            self._verified[target] = _signature(target)
+            self._verified[target] = signature(target)
             self._unused_since.setdefault(name, time.monotonic())
         return target
 
@@ -195,7 +199,7 @@ class Copies:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock.room():
                 self._measure()
-                copies, now = {c for n in self._sizes for c in _names_of(self._folder / n)}, time.monotonic()
+                copies, now = {c for n in self._sizes for c in names_of(self._folder / n)}, time.monotonic()
                 with self._guard:
                     self._copies = copies
                 for name, since in list(self._unused_since.items()):
@@ -254,9 +258,9 @@ class Copies:
 
     def _size(self, name: str) -> tuple[int, int]:
         """Its bytes under all its names; counted again when one has come or gone."""
-        size, changed = self._sizes.get(name), os.lstat(self._folder / name).st_mtime_ns
+        size, changed = self._sizes.get(name), os.lstat(f"{self._within}{name}").st_mtime_ns
         if size is None or size[0] != changed:
-            return changed, _size_bytes(self._folder / name)
+            return changed, size_bytes(self._folder / name)
         return size
 
     def _remove(self, name: str) -> int:
@@ -299,7 +303,7 @@ class Copies:
         """
         names = [entry.path for entry in record.spec.files]
         try:
-            seen = _signature(copy)
+            seen = signature(copy)
             if self._verified.get(copy) == seen:
                 return True
             whole = artifacts.digest_of(artifacts.hash_files(copy, names)) == record.spec.digest
@@ -324,27 +328,3 @@ def _name(record: Record) -> str:
 def digest_at(path: str) -> str:
     """The digest, without its kind, in the name of a copy's folder, in whatever stage folder."""
     return os.path.basename(os.path.dirname(path))
-
-
-def _names_of(folder: Path) -> list[str]:
-    """The copy under each of its names; none where another process removed it, or it is no folder."""
-    try:
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _signature(copy: Path) -> Signature:
-    found = ((name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
-
-
-def _size_bytes(folder: Path) -> int:
-    """The size of a copy under all its names; one under removal counts as gone."""
-    size = 0
-    try:
-        for path, _, files in os.walk(folder):
-            size += sum(os.lstat(os.path.join(path, file)).st_size for file in files)
-    except FileNotFoundError:
-        return 0
-    return size

@@ -18,7 +18,8 @@ from lora_fs.sidecar.model import FileEntry
 from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
-LEAST_BYTES = 64 << 10  # a smaller part is hashed at once; read at once, whatever a file's size is said to be
+LEAST_BYTES = 64 << 10  # read at once, whatever a file's size is said to be
+BESIDE_BYTES = 512 << 10  # a smaller part is hashed at once: a thread takes longer to begin
 
 
 class TargetUnavailable(VolumeUnavailable):
@@ -56,7 +57,8 @@ class Taker:
         self.folder, self.files = folder, list[FileEntry]()
         self._sync, self._marked = sync, marked
         self._name, self._size, self._digest = "", 0, hashlib.sha256()
-        self._beside, self._doing = ThreadPoolExecutor(1, "lora-fs-hash"), Future[None]()
+        self._beside: ThreadPoolExecutor | None = None
+        self._doing = Future[None]()
         self._doing.set_result(None)
         self._writer: io.BufferedWriter | None = None
 
@@ -64,7 +66,8 @@ class Taker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.shutdown()
+        if self._beside is not None:
+            self._beside.shutdown()
         if self._writer is not None:  # what was taken whole was closed by ``end``
             with suppress(OSError):
                 self._writer.close()
@@ -76,7 +79,8 @@ class Taker:
             self.end()
             self._begin(name)
         self._size += len(part)
-        if len(part) >= LEAST_BYTES:
+        if len(part) >= BESIDE_BYTES:
+            self._beside = self._beside or ThreadPoolExecutor(1, "lora-fs-hash")
             self._doing = self._beside.submit(self._digest.update, part)
         else:
             self._digest.update(part)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope
 from lora_fs.sidecar.registry.store.reader import ScopeListing
@@ -51,6 +51,11 @@ class ByScope(Mapping[Key, Value], Generic[Key, Value]):
 
     def __getitem__(self, key: Key) -> Value:
         return self.parts[self.scope_of(key)][key]
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """As a dict's: ``Mapping`` has one that raises, and catches, a KeyError."""
+        part = self.parts.get(self.scope_of(key))
+        return default if part is None else part.get(key, default)
 
     def __iter__(self) -> Iterator[Key]:
         return chain.from_iterable(self.parts.values())
