@@ -30,7 +30,7 @@ class MemoryEngine:
         cards = {name: {"id": name, "root": path} for name, path in self._adapters.items()}
         return Loaded(({"id": "tiny"},), dict(self._adapters), cards)
 
-    rereads = False
+    rereads, is_own = False, False
 
     async def version(self) -> str | None:
         return "0.32.0"

@@ -61,9 +61,11 @@ class Engine(Protocol):
 
     Attributes:
         rereads: it may read a loaded adapter's copy again while it serves, and dies if it cannot.
+        is_own: it is of this process: its version is known, and never another one's.
     """
 
     rereads: bool
+    is_own: bool
 
     async def version(self) -> str | None:
         """What it says its version is, in its own words; None if it says none.

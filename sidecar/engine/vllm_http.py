@@ -39,7 +39,7 @@ class VllmHttp:
     ``learn`` is given the cards of the base model at each look, before anything is loaded.
     """
 
-    rereads = True
+    rereads, is_own = True, False
 
     def __init__(
         self,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from lora_fs.sidecar.errors import NoSpareRoom
-from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Record, public_of
+from lora_fs.sidecar.model import AdapterKey, AdapterStatus, JsonObject, Phase, Record, public_of
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
 from lora_fs.sidecar.reconcile.residents.effect import Effect
 from lora_fs.sidecar.reconcile.residents.loading import Residents
@@ -112,10 +113,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
     record, name = served.record, served.name
     if residents.name_of(served) is not None:
         signer, effect = residents.signer_of(record), residents.effects.get(record.spec.digest)
-        if effect is Effect.NONE:
-            return _make(record, Phase.READY, "NoEffect", NO_EFFECT, signer=signer, effect=effect.value)
-        known = effect.value if effect is not None else None
-        return _make(record, Phase.READY, "Loaded", signer=signer, effect=known)
+        return _ready(record.key, record.generation, signer, effect)
     if name in residents.phases:
         return _make(record, residents.phases[name])
     failure = residents.failures.get(name)
@@ -131,6 +129,20 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
     if name in catalog.unasked and name not in residents.unplaced:
         return _make(record, Phase.PENDING, "NotLoadedYet", residents.why_not_loaded())
     return resting(record)
+
+
+@lru_cache(4096)  # a report tells of all that is loaded, and little of it changed since the last one
+def _ready(key: AdapterKey, generation: int, signer: str | None, effect: Effect | None) -> AdapterStatus:
+    reason, message = ("NoEffect", NO_EFFECT) if effect is Effect.NONE else ("Loaded", "")
+    return AdapterStatus(
+        key=tuple(key),
+        generation=generation,
+        phase=Phase.READY,
+        reason=reason,
+        message=message,
+        signer=signer,
+        effect=effect.value if effect is not None else None,
+    )
 
 
 def _make(record: Record, phase: Phase, reason: str = "", message: str = "", **more: Any) -> AdapterStatus:

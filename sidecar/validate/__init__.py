@@ -11,7 +11,7 @@ from lora_fs.sidecar.validate.base.modules import compared
 from lora_fs.sidecar.validate.codes import CODES, Code
 from lora_fs.sidecar.validate.folder import looks_preallocated, open_adapter, validate
 from lora_fs.sidecar.validate.report import Expectation, Learned, Peer, Report
-from lora_fs.sidecar.validate.since import needs_newer, too_old, version_problem
+from lora_fs.sidecar.validate.since import heeds_all, needs_newer, too_old, version_problem
 
 __all__ = [
     "CODES",
@@ -23,6 +23,7 @@ __all__ = [
     "Report",
     "compared",
     "expect",
+    "heeds_all",
     "load_base_config",
     "looks_preallocated",
     "needs_newer",

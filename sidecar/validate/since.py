@@ -38,6 +38,11 @@ def version_problem(said: str | None) -> str | None:
     return None
 
 
+def heeds_all(said: str | None) -> bool:
+    """Whether an engine that says this version heeds every field that one before it ignored."""
+    return said is not None and version_problem(said) is None and Version(said) >= max(SINCE.values())
+
+
 def needs_newer(config: bytes) -> tuple[str, ...]:
     """The fields that are set and that not every engine heeds."""
     value = parse_config(config, Findings())

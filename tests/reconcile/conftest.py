@@ -64,6 +64,7 @@ class FakeEngine:
     cannot_load: str | None = None
     facts: Facts = field(default_factory=Facts)
     rereads: bool = False
+    is_own: bool = False
     max_cpu_loras: int | None = None
     silent: bool = False  # when it is asked for that number
     policies: Mapping[str, Policy] = field(default_factory=dict)

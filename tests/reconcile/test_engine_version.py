@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lora_fs.sidecar.errors import EngineUnavailable, InvalidAdapter
-from lora_fs.sidecar.model import Phase, Policy, PolicyKind
+from lora_fs.sidecar.model import Phase, Policy, PolicyKind, Record
 from tests.reconcile.conftest import Rig
 
 MakeRig = Callable[..., Rig]
@@ -99,6 +99,26 @@ async def test_an_engine_that_does_not_say_its_version_now(make_rig: MakeRig) ->
     rig.engine.up = True
     await use(rig, "patterned")
     assert rig.engine.loads
+
+
+@pytest.mark.parametrize(("says", "reads"), [("0.32.0", []), ("0.31.0", ["plain"]), (None, ["plain"])])
+async def test_an_own_engine_that_heeds_every_field(
+    make_rig: MakeRig, says: str | None, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy's config is read once more: what this process's vLLM is does not change."""
+    rig, read = make_rig(), list[str]()
+    config = rig.stager.config
+
+    async def watched(record: Record) -> bytes:
+        read.append(record.name)
+        return await config(record)
+
+    monkeypatch.setattr(rig.stager, "config", watched)
+    rig.engine.is_own, rig.engine.says = True, says
+    rig.volume.put("plain")
+    await rig.settle()
+    await use(rig, "plain")
+    assert read == reads
 
 
 async def test_an_engine_that_serves_is_asked_once(make_rig: MakeRig) -> None:

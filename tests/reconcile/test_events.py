@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_fs.sidecar.errors import EngineRejected, VolumeUnavailable
-from lora_fs.sidecar.model import AdapterKey, Canary, Event, EventList, Policy, PolicyKind, ReplicaStatus
+from lora_fs.sidecar.model import (
+    AdapterKey,
+    AdapterStatus,
+    Canary,
+    Event,
+    EventList,
+    Policy,
+    PolicyKind,
+    ReplicaStatus,
+)
 from lora_fs.sidecar.reconcile import status_file
 from lora_fs.sidecar.reconcile.status_file import Reporter
 from lora_fs.sidecar.reconcile.telemetry.conditions import Since
@@ -242,6 +251,28 @@ async def test_conditions_say_since_when(make_rig: MakeRig) -> None:
     rig.replica.dated(rig.replica.notable()[0])
     await rig.settle()
     assert rig.replica._since._conditions == {}
+
+
+@anyio
+async def test_a_status_that_did_not_change_has_the_time_of_its_change(make_rig: MakeRig) -> None:
+    """One that went and came back has a new one, though it says the same."""
+    rig, moments = make_rig(), Moments()
+    rig.replica._since = Since(moments)
+    rig.volume.put("a", "v1", Policy(ttl_s=60))
+    await rig.settle()
+
+    async def told() -> AdapterStatus:
+        async with rig.replica.hold("a", 5):
+            return rig.replica.dated(rig.replica.notable()[0])["a"]
+
+    first, second = await told(), await told()
+    assert first is second
+    rig.clock.now += 61
+    await rig.settle()
+    assert rig.replica.dated(rig.replica.notable()[0]) == {}
+    third = await told()
+    assert third.model_copy(update={"since": first.since}) == first
+    assert str(third.since) > str(first.since)
 
 
 # -- on the volume -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,23 @@ def test_errors_are_counted_by_the_class_of_their_status(status: int, errors: tu
     counters.answered(key("a"), status)
     found = counters.report().revisions[key("a")]
     assert (found.requests, found.errors_4xx, found.errors_5xx) == (1, *errors)
+
+
+def test_each_report_has_the_counts_of_its_time() -> None:
+    """What was told before stays as it was told, and is told again only if nothing was counted since."""
+    counters = UsageCounters()
+    acts: list[Callable[[], None]] = [
+        partial(counters.asked, key("a")),
+        partial(counters.answered, key("a"), 503),
+        partial(counters.loaded, key("a"), 2.0),
+    ]
+    for count in acts:
+        before = counters.report([key("a")]).revisions[key("a")]
+        copied = before.model_copy()
+        count()
+        after = counters.report([key("a")]).revisions[key("a")]
+        assert (before, after == before) == (copied, False)
+    assert (after.requests, after.errors_5xx, after.loads, after.load_seconds) == (1, 1, 1, 2.0)
 
 
 def test_the_most_requested_are_reported() -> None:

@@ -81,7 +81,7 @@ class InProcess:
 
     # -- what the reconciler asks ----------------------------------------------------------------
 
-    rereads = False  # the worker reads a copy once, in a thread, and what fails there is a failed load
+    is_own, rereads = True, False  # its worker reads a copy once; what fails there is a failed load
 
     async def version(self) -> str | None:
         return str(vllm.__version__)

@@ -33,7 +33,7 @@ from lora_fs.sidecar.reconcile.residents.engine_state import EngineState
 from lora_fs.sidecar.reconcile.residents.foreign import copy_of
 from lora_fs.sidecar.reconcile.stage.jobs import Stager
 from lora_fs.sidecar.reconcile.telemetry.events import EventLog
-from lora_fs.sidecar.validate import needs_newer, too_old
+from lora_fs.sidecar.validate import heeds_all, needs_newer, too_old
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +216,8 @@ class Residents(EngineState):
 
     async def _check_engine(self, record: Record) -> None:
         """Refuse what the engine would serve wrong, by its version now: it may have been replaced."""
+        if self._engine.is_own and heeds_all(await self._engine.version()):
+            return  # whatever the copy's config sets: it is not read once more
         fields = needs_newer(await self._stager.config(record))
         findings = too_old(fields, await self._engine.version()) if fields else ()
         if findings:

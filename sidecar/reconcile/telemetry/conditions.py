@@ -38,6 +38,7 @@ class Since:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._phases: dict[str, tuple[Phase, str]] = {}
+        self._stamped: dict[str, tuple[AdapterStatus, AdapterStatus]] = {}  # as last told: before, after
         self._at_first = {kind: (holds(Phase.UNLOADED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
         self._noted: set[str] = set()  # since it was last asked which of them are served
@@ -63,8 +64,12 @@ class Since:
                 since = at
                 self._phases[name] = (status.phase, at)
                 self._note(name, status.phase, at)
-            stamped[name] = status.model_copy(update={"since": since})
-        return stamped
+            last, its_stamped = self._stamped.get(name, (None, status))
+            if last is not status or its_stamped.since != since:
+                its_stamped = status.model_copy(update={"since": since})
+            stamped[name] = status, its_stamped
+        self._stamped = stamped
+        return {name: its_stamped for name, (_, its_stamped) in stamped.items()}
 
     def conditions(self, name: str, status: AdapterStatus) -> tuple[Condition, ...]:
         """What is true of a name now. A status that was not stamped yet changed now."""
