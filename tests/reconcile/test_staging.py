@@ -217,18 +217,20 @@ async def test_a_stage_that_changes_while_it_is_looked_through(
     )
     paths = [Path(await stager.stage(record)) for record in records]
     (tmp_path / "stage" / ".copying-1").mkdir()
-    listed = os.listdir
+    looked, gone = os.lstat, list[Path]()
 
-    def listing(folder: str | Path) -> list[str]:
-        if Path(folder) == paths[0].parent:
+    def looking(path: str | Path, **options: Any) -> os.stat_result:
+        if Path(path) == paths[0].parent and not gone:
+            gone.append(paths[0])
             shutil.rmtree(paths[0].parent)
-        assert ".copying-" not in str(folder)
-        return listed(folder)
+        assert ".copying-" not in str(path)
+        return looked(path, **options)
 
-    monkeypatch.setattr(os, "listdir", listing)
+    monkeypatch.setattr(os, "lstat", looking)
     stager.use(map(str, paths))
     stager.sweep()
     assert [stager.has(record) for record in records] == [False, True, True]
+    assert gone == paths[:1]
 
 
 async def test_a_stage_that_may_not_be_looked_into(

@@ -26,7 +26,7 @@ from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Record
 from lora_fs.sidecar.reconcile.stage.disk_errors import Unread, refused
 from lora_fs.sidecar.reconcile.stage.lock import FolderLock
-from lora_fs.sidecar.reconcile.stage.looks import Signature, names_of, signature, size_bytes
+from lora_fs.sidecar.reconcile.stage.looks import Look, Signature, look, signature
 from lora_fs.sidecar.registry.lifecycle import artifacts
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Copies:
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder, self._within, self.max_bytes = folder, f"{folder}{os.sep}", max_bytes
         self._lock = FolderLock(folder)
-        self._sizes: dict[str, tuple[int, int]] = {}  # copy → its folder's time, and bytes; under the lock
+        self._looks: dict[str, Look] = {}  # by copy; under the lock
         self._guard = threading.Lock()  # of what follows; never held while anything blocks
         self._copies: set[str] = set()
         self._unused_since: dict[str, float] = {}
@@ -77,6 +77,7 @@ class Copies:
         try:
             with self._lock.room():
                 self._measure()
+                self._follow()
         except OSError as error:
             raise refused(error, f"cannot look through {self._folder}") from error
 
@@ -114,8 +115,8 @@ class Copies:
 
     def free_bytes(self) -> int:
         """What copies take that may make room at once, as last seen: from memory."""
-        sizes = self._sizes
-        return sum(sizes.get(name, (0, 0))[1] for name in self._removable())
+        seen = map(self._looks.get, self._removable())
+        return sum(one.size_bytes for one in seen if one is not None)
 
     def kept(self, record: Record) -> Path | None:
         """Return the copy that is there, if it is whole; remove one that is not.
@@ -179,7 +180,7 @@ class Copies:
                 copying.rename(target)  # the same bytes lie there under another name
                 copying.parent.rmdir()
             target.chmod(target.stat().st_mode & ~0o222)
-            self._sizes[name] = self._size(name)
+            self._looks[name] = look(f"{self._within}{name}", None)
         with self._guard:
             self._copies.add(str(target))
             self._known.add(name)
@@ -199,7 +200,8 @@ class Copies:
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._lock.room():
                 self._measure()
-                copies, now = {c for n in self._sizes for c in names_of(self._folder / n)}, time.monotonic()
+                self._follow()
+                copies, now = {c for one in self._looks.values() for c in one.copies}, time.monotonic()
                 with self._guard:
                     self._copies = copies
                 for name, since in list(self._unused_since.items()):
@@ -237,31 +239,30 @@ class Copies:
 
     def _measure(self) -> int:
         """Look which copies there are, other processes' too; remove what dead ones left; all bytes in use."""
-        sizes, under_way = dict[str, tuple[int, int]](), 0
+        before, looks, under_way = self._looks, dict[str, Look](), 0
         for name in os.listdir(self._folder):
-            if copying := _COPYING.fullmatch(name):
+            if name in before or _COPY.fullmatch(name):
+                with suppress(FileNotFoundError):  # another process removed it
+                    looks[name] = look(f"{self._within}{name}", before.get(name))
+            elif copying := _COPYING.fullmatch(name):
                 if self._lock.is_made(copying[1]):
                     under_way += int(copying[2])
                 else:
                     shutil.rmtree(self._folder / name, ignore_errors=True)
             elif name.startswith(_REMOVED):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
-            elif _COPY.fullmatch(name):
-                with suppress(FileNotFoundError):
-                    sizes[name] = self._size(name)
-        self._sizes, now = sizes, time.monotonic()
-        with self._guard:
-            unused = {name for name in sizes if not self._lock.in_use(name)}
-            self._unused_since = {name: self._unused_since.get(name, now) for name in unused}
-            self._known = {name for name in self._known if name in sizes or self._lock.in_use(name)}
-        return under_way + sum(size for _, size in sizes.values())
+        self._looks = looks
+        if looks.keys() != before.keys():
+            self._follow()
+        return under_way + sum(one.size_bytes for one in looks.values())
 
-    def _size(self, name: str) -> tuple[int, int]:
-        """Its bytes under all its names; counted again when one has come or gone."""
-        size, changed = self._sizes.get(name), os.lstat(f"{self._within}{name}").st_mtime_ns
-        if size is None or size[0] != changed:
-            return changed, size_bytes(self._folder / name)
-        return size
+    def _follow(self) -> None:
+        """Know since when each copy that is there is out of use, and forget those that are gone."""
+        now = time.monotonic()
+        with self._guard:
+            unused = {name for name in self._looks if not self._lock.in_use(name)}
+            self._unused_since = {name: self._unused_since.get(name, now) for name in unused}
+            self._known = {name for name in self._known if name in self._looks or self._lock.in_use(name)}
 
     def _remove(self, name: str) -> int:
         """Remove a copy that no process uses; the bytes it took. It does not soon try one in use again."""
@@ -273,13 +274,13 @@ class Copies:
                 return 0
             logger.info("removing the staged copy %s", name[:12], extra=event("copy.removed", digest=name))
             self._discard(self._folder / name)
-        _, size = self._sizes.pop(name, (0, 0))
+        removed = self._looks.pop(name, None)
         with self._guard:
             self._copies = {path for path in self._copies if Path(path).parent.name != name}
             self._unused_since.pop(name, None)
             self._known.discard(name)
             self._verified = {path: seen for path, seen in self._verified.items() if path.parent.name != name}
-        return size
+        return removed.size_bytes if removed is not None else 0
 
     def _discard(self, path: Path) -> None:
         """Remove a folder that nobody may write to: away from its name first, at once."""

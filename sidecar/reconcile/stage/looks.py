@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
-def names_of(folder: Path) -> list[str]:
-    """The copy under each of its names; none where another process removed it, or it is no folder."""
-    try:
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+class Look(NamedTuple):
+    """What was seen of a copy's folder.
+
+    Attributes:
+        changed_ns: when a name came or went last.
+        size_bytes: what the copy takes under all its names.
+        copies: the copy under each of them.
+    """
+
+    changed_ns: int
+    size_bytes: int
+    copies: tuple[str, ...]
 
 
-def signature(copy: Path) -> Signature:
-    """What a change of its files changes: names, inodes, sizes and times. Raises OSError."""
-    found = ((name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+def look(folder: str, before: Look | None) -> Look:
+    """Look at a copy's folder; what was seen before is what is there if no name came or went.
+
+    Raises FileNotFoundError: another process removed it.
+    """
+    changed_ns = os.lstat(folder).st_mtime_ns
+    if before is not None and before.changed_ns == changed_ns:
+        return before
+    return Look(changed_ns, _size_bytes(folder), _names(folder))
 
 
-def size_bytes(folder: Path) -> int:
-    """The size of a copy under all its names; one under removal counts as gone."""
+def _size_bytes(folder: str) -> int:
+    """One under removal counts as gone."""
     size = 0
     try:
         for path, _, files in os.walk(folder):
@@ -34,3 +46,16 @@ def size_bytes(folder: Path) -> int:
     except FileNotFoundError:
         return 0
     return size
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    try:
+        return tuple(os.path.join(folder, name) for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+
+
+def signature(copy: Path) -> Signature:
+    """What a change of its files changes: names, inodes, sizes and times. Raises OSError."""
+    found = ((name, os.lstat(f"{copy}/{name}")) for name in sorted(os.listdir(copy)))
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
