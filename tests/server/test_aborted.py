@@ -219,3 +219,21 @@ def test_it_is_seen_where_it_begins_to_be_sent(length: int, rest: int) -> None:
     data = packed(answered("x" * length, "abort"))
     status, _, has_ended = passed("application/json", [data[:-rest], data[-rest:]])
     assert status == 503 or not has_ended
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, "1"), ({"Retry-After": "7"}, "7")])
+def test_each_503_says_when_to_ask_again(given: dict[str, str], told: str) -> None:
+    """A paused vLLM's own does not."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    asyncio.run(JSONResponse({"error": "paused"}, 503, given)(scope, receive, Unaborted(send)))
+    headers = [(name.lower(), value) for name, value in sent[0]["headers"]]
+    assert [value for name, value in headers if name == b"retry-after"] == [told.encode()]
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]

@@ -4,6 +4,8 @@ A vLLM that gets SIGTERM ends what is under way: status 200, a text that is cut 
 ``finish_reason`` "abort". Clients take that for an answer. Here it becomes 503, or an error event in a
 stream. Where more of it was sent than is kept here, the connection is closed in the middle.
 vLLM kills its engine right after the signal. If the abort does not come through, it answers 500: 503 here.
+Each 503 says when to ask again: vLLM's own do not, as a paused engine's, and a gateway takes such a one for a
+defect of the replica.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Final
 
 from starlette.types import Message, Send
 
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
-from lora_fs.sidecar.server.middleware.errors import respond
+from lora_fs.sidecar.server.middleware.errors import AGAIN, respond
 
 KEPT_BYTES: Final = 1 << 16
 """Of a JSON answer that is not whole, so many bytes are kept back, with its status."""
@@ -56,6 +59,8 @@ class Unaborted:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+                message = _with_retry(message)
             self._take = self._reader(message)
             self._head = message
             if self._take != self._json:
@@ -135,3 +140,10 @@ class Unaborted:
             self._is_told = True
             logger.warning("the engine aborted an answer", extra=event("engine.broke_off", error="abort"))
             self._aborted(self.has_begun)
+
+
+def _with_retry(head: Message) -> Message:
+    headers = list(head.get("headers", ()))
+    if not any(name.lower() == b"retry-after" for name, _ in headers):
+        headers += [(name.lower().encode(), value.encode()) for name, value in AGAIN.items()]
+    return {**head, "headers": headers}
