@@ -37,6 +37,8 @@ from tests.registry.conftest import write_adapter
 
 pytestmark = pytest.mark.anyio
 
+PATIENCE_S = 1.0  # of a request that is refused: a busy machine has looked for room by then
+
 KEPT = (PolicyKind.EAGER, PolicyKind.PINNED)
 
 
@@ -100,14 +102,14 @@ class Pod:
     async def refused(self, name: str) -> None:
         """A request for it waits for room, and fails for want of room when its time is over."""
         with pytest.raises(StageFull, match="no room to stage"):
-            await self.use(name, within_s=0.2)
+            await self.use(name, within_s=PATIENCE_S)
         loads = self.rig.replica._residents._loads.values()
         async with asyncio.timeout(5):  # nobody waits for it any more
             await asyncio.gather(*loads, return_exceptions=True)
 
     async def told_that_there_is_no_place(self, name: str) -> None:
         with pytest.raises(WaitTimeout, match="no place for"):
-            await self.use(name, within_s=0.2)
+            await self.use(name, within_s=PATIENCE_S)
 
     def served(self, name: str) -> Served:
         found = self.rig.replica.lookup(name)
