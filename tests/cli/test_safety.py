@@ -185,8 +185,9 @@ def test_a_pattern_with_a_revision(two: LoraFs, folder: Folder) -> None:
         assert rows == [["a", "v1"], ["b", "v1"]], line
 
 
-def test_a_rollback_that_is_repeated(two: LoraFs) -> None:
+def test_a_rollback_that_is_repeated(two: LoraFs, folder: Folder) -> None:
     """With its revision it changes nothing; without one the name is back where it was."""
+    two("register", "a", folder(3), "--no-activate")
     assert two("rollback", "a@v1").out == "rolled back a: serves v1\n"
     assert two("rollback", "a@v1", "-o", "json").json["pointer"]["revision"] == "v1"
     ran = two("rollback", "a@v3")
