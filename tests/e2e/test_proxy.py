@@ -239,21 +239,23 @@ def test_a_stream_on_the_engines_own_port(
     """
     register("direct", adapters(43))
     pair.a.answer("direct")
-    direct = openai_client(pair.a.engine_url)
-    options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
-    (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
-    stream = direct.completions.create(model=name, stream=True, extra_body={"ignore_eos": True}, **options)
-    assert next(stream).choices[0].text
-    with pair.a.paused():
-        pair.b.http.post("/v1/unload_lora_adapter", json={"lora_name": "direct"}).raise_for_status()
-        pair.wait_delisted("direct")
-        asked = pair.a.engine.log_text().count(METRICS_CALL)
-        wait_until(
-            "the sidecar has asked again and again what runs",
-            lambda: pair.a.engine.log_text().count(METRICS_CALL) > asked + 3,
-            timeout_s=20,
+    with openai_client(pair.a.engine_url) as direct:
+        options = {key: value for key, value in ENDLESS.items() if key != "ignore_eos"}
+        (name,) = (card.id for card in direct.models.list() if public_of(card.id) == "direct")
+        stream = direct.completions.create(
+            model=name, stream=True, extra_body={"ignore_eos": True}, **options
         )
-        assert "direct" in pair.a.engine_names()
-    assert all(next(stream).choices[0].text for _ in range(LONG))
-    stream.close()
+        assert next(stream).choices[0].text
+        with pair.a.paused():
+            pair.b.http.post("/v1/unload_lora_adapter", json={"lora_name": "direct"}).raise_for_status()
+            pair.wait_delisted("direct")
+            asked = pair.a.engine.log_text().count(METRICS_CALL)
+            wait_until(
+                "the sidecar has asked again and again what runs",
+                lambda: pair.a.engine.log_text().count(METRICS_CALL) > asked + 3,
+                timeout_s=20,
+            )
+            assert "direct" in pair.a.engine_names()
+        assert all(next(stream).choices[0].text for _ in range(LONG))
+        stream.close()
     wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=20)

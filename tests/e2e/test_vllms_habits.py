@@ -41,9 +41,10 @@ def settings(settings: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def stock(engine: Process) -> openai.OpenAI:
+def stock(engine: Process) -> Iterator[openai.OpenAI]:
     """A vLLM without lora-fs."""
-    return openai_client(engine.url)
+    with openai_client(engine.url) as client:
+        yield client
 
 
 def told(client: openai.OpenAI, path: str, **body: object) -> tuple[int, Any]:

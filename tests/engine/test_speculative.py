@@ -58,7 +58,7 @@ def test_drafts_change_no_answer(
         for name, folder in folders.items():
             plugin.register(name, folder)
         client = plugin.client
-        with plugin.unharmed():
+        with plugin.unharmed(steady=False):  # how long a step with drafts takes is no matter here
             assert {name: client.complete(name, max_tokens=TOKENS).text for name in names} == wanted
             answers = client.complete_all(names * 2, max_tokens=TOKENS)
         assert [answer.text for answer in answers] == [wanted[name] for name in names * 2]
