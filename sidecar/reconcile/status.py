@@ -133,24 +133,19 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
 
 @lru_cache(4096)  # a report tells of all that is loaded, and little of it changed since the last one
 def _ready(key: AdapterKey, generation: int, signer: str | None, effect: Effect | None) -> AdapterStatus:
-    reason, message = ("NoEffect", NO_EFFECT) if effect is Effect.NONE else ("Loaded", "")
-    return AdapterStatus(
-        key=tuple(key),
-        generation=generation,
-        phase=Phase.READY,
-        reason=reason,
-        message=message,
-        signer=signer,
-        effect=effect.value if effect is not None else None,
-    )
+    if effect is Effect.NONE:
+        return _of(key, generation, Phase.READY, "NoEffect", NO_EFFECT, signer=signer, effect=effect.value)
+    known = effect.value if effect is not None else None
+    return _of(key, generation, Phase.READY, "Loaded", signer=signer, effect=known)
 
 
 def _make(record: Record, phase: Phase, reason: str = "", message: str = "", **more: Any) -> AdapterStatus:
+    return _of(record.key, record.generation, phase, reason, message, **more)
+
+
+def _of(
+    key: AdapterKey, generation: int, phase: Phase, reason: str, message: str = "", **more: Any
+) -> AdapterStatus:
     return AdapterStatus(
-        key=tuple(record.key),
-        generation=record.generation,
-        phase=phase,
-        reason=reason,
-        message=message,
-        **more,
+        key=tuple(key), generation=generation, phase=phase, reason=reason, message=message, **more
     )

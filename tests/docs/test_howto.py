@@ -241,9 +241,12 @@ def told_reasons() -> set[str]:
     }
     status = ast.parse((RECONCILE / "status.py").read_text())
     for node in ast.walk(status):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_make":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            at = {"_make": 2, "_of": 3}.get(node.func.id, len(node.args))
             found |= {
-                str(argument.value) for argument in node.args[2:3] if isinstance(argument, ast.Constant)
+                str(argument.value)
+                for argument in node.args[at : at + 1]
+                if isinstance(argument, ast.Constant)
             }
     return found
 
