@@ -67,7 +67,7 @@ SUITES ?= plugin engine sidecar fleet
 test-versions: env
 	@$(BIN)/python .ci/versions.py --write --suites $(SUITES) $(if $(VERSIONS),--versions $(VERSIONS))
 
-# The oldest vLLM and the newest start, serve and say what they are: where their packages can be had.
+# Boot the oldest and the newest vLLM with the plugin, where pip finds their packages.
 test-ends: env
 	@$(BIN)/python .ci/versions.py --ends --suites walk boot
 

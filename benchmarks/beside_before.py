@@ -30,6 +30,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from before_after import HERE, python_of
 from figures import heading, interval
 
+from lora_fs.demo.big_llama import engine_pair, register_all
+from lora_fs.demo.engine import EngineFarm
+from lora_fs.demo.replica import PROMPT
+from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
+
 WARM_TOKENS = 8
 UNITS = ("wall", "processor")
 
@@ -50,13 +55,13 @@ class Server:
 
     def ask(self, model: str, tokens: int) -> tuple[str, Took]:
         """A greedy answer. The one before it, of the base model, is not timed: it wakes the server."""
-        self._complete("tiny", 1)
+        self._complete(MODEL_NAME, 1)
         used, began = self._used_ms(), time.perf_counter()
         text = self._complete(model, tokens)
         return text, Took(1000 * (time.perf_counter() - began), self._used_ms() - used)
 
     def _complete(self, model: str, tokens: int) -> str:
-        body = json.dumps({"model": model, "prompt": "hello world", "max_tokens": tokens, "temperature": 0})
+        body = json.dumps({"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0})
         self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         answer = self._connection.getresponse()
         content = answer.read()
@@ -88,10 +93,6 @@ def server(checkout: Path, work: Path, adapters: int) -> Iterator[Server]:
 
 def serve(work: Path, adapters: int) -> None:
     """Be the process of one checkout: its engine serves until the input ends."""
-    from lora_fs.demo.big_llama import engine_pair, register_all
-    from lora_fs.demo.engine import EngineFarm
-    from lora_fs.demo.tiny_llama import MODEL_NAME, ensure_model, make_adapter
-
     model = ensure_model(work / MODEL_NAME)
     for seed in range(adapters):
         make_adapter(model, work / "adapters" / f"a{seed}", seed)

@@ -131,7 +131,7 @@ def _status(served: Served, residents: Residents, now: float, catalog: Catalog) 
     return resting(record)
 
 
-@lru_cache(4096)  # a report tells of all that is loaded, and little of it changed since the last one
+@lru_cache(4096)  # a report lists all loaded adapters, most of them unchanged
 def _ready(key: AdapterKey, generation: int, signer: str | None, effect: Effect | None) -> AdapterStatus:
     if effect is Effect.NONE:
         return _of(key, generation, Phase.READY, "NoEffect", NO_EFFECT, signer=signer, effect=effect.value)

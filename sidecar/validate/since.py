@@ -40,7 +40,7 @@ def version_problem(said: str | None) -> str | None:
 
 def heeds_all(said: str | None) -> bool:
     """Whether an engine that says this version heeds every field that one before it ignored."""
-    return said is not None and version_problem(said) is None and Version(said) >= max(SINCE.values())
+    return not too_old(tuple(SINCE), said)
 
 
 def needs_newer(config: bytes) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def test_errors_are_counted_by_the_class_of_their_status(status: int, errors: tu
 
 
 def test_each_report_has_the_counts_of_its_time() -> None:
-    """What was told before stays as it was told, and is told again only if nothing was counted since."""
+    """A later count changes the next report, and not the one before it."""
     counters = UsageCounters()
     acts: list[Callable[[], None]] = [
         partial(counters.asked, key("a")),

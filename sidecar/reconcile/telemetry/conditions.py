@@ -38,7 +38,9 @@ class Since:
     def __init__(self, now: Now = utc_now) -> None:
         self._now = now
         self._phases: dict[str, tuple[Phase, str]] = {}
-        self._stamped: dict[str, tuple[AdapterStatus, AdapterStatus]] = {}  # as last told: before, after
+        self._stamped: dict[
+            str, tuple[AdapterStatus, AdapterStatus]
+        ] = {}  # the last ones, without a time and with it
         self._at_first = {kind: (holds(Phase.UNLOADED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
         self._noted: set[str] = set()  # since it was last asked which of them are served
@@ -64,12 +66,12 @@ class Since:
                 since = at
                 self._phases[name] = (status.phase, at)
                 self._note(name, status.phase, at)
-            last, its_stamped = self._stamped.get(name, (None, status))
-            if last is not status or its_stamped.since != since:
-                its_stamped = status.model_copy(update={"since": since})
-            stamped[name] = status, its_stamped
+            last, dated = self._stamped.get(name, (None, status))
+            if last is not status or dated.since != since:
+                dated = status.model_copy(update={"since": since})
+            stamped[name] = status, dated
         self._stamped = stamped
-        return {name: its_stamped for name, (_, its_stamped) in stamped.items()}
+        return {name: dated for name, (_, dated) in stamped.items()}
 
     def conditions(self, name: str, status: AdapterStatus) -> tuple[Condition, ...]:
         """What is true of a name now. A status that was not stamped yet changed now."""

@@ -26,7 +26,7 @@ class _Counts:
     errors_5xx: int = 0
     loads: int = 0
     load_s: float = 0.0
-    told: RevisionUsage | None = None  # what they were when they were told last, unless they changed since
+    reported: RevisionUsage | None = None  # the last report's; None once a count changed
 
 
 class UsageReport(NamedTuple):
@@ -84,17 +84,17 @@ class UsageCounters:
             if len(self._counts) >= KEPT:
                 del self._counts[next(iter(self._counts))]
         self._counts[key] = counts
-        counts.told = None
+        counts.reported = None
         return counts
 
 
 def _usage(counts: _Counts) -> RevisionUsage:
-    if counts.told is None:
-        counts.told = RevisionUsage(
+    if counts.reported is None:
+        counts.reported = RevisionUsage(
             requests=counts.requests,
             errors_4xx=counts.errors_4xx,
             errors_5xx=counts.errors_5xx,
             loads=counts.loads,
             load_seconds=round(counts.load_s, 4),
         )
-    return counts.told
+    return counts.reported
