@@ -1,7 +1,7 @@
 #!/bin/sh
 # Release a revision: register it beside what serves, compare both, try it on some users, let it serve the name.
 #
-#   URL=http://gateway:8000 ./release.sh support v2
+#   URL=http://gateway:8001 ./release.sh support v2
 #
 # The first step that fails ends it, with that step's exit code; the name then serves what it served before.
 set -eu

@@ -1,6 +1,6 @@
 """Train a LoRA with TRL's AsyncGRPOTrainer, which samples from all replicas behind `lora-fs gateway`.
 
-    python train.py --model MODEL --gateway http://gateway:8080 --output /adapters/run1
+    python train.py --model MODEL --gateway http://gateway:8001 --output /adapters/run1
 
 ``--output`` lies on the shared volume, under one of the replicas' ``LORA_FS_ALLOWED_SOURCES``. The reward
 counts one letter: put your own in its place. The script needs `trl` and `peft`. TRL packs samples with a

@@ -74,7 +74,7 @@ async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
 
 
 class Asker:
-    """Of one address, such as ``http://gateway:8000``; ``/v1`` at its end changes nothing."""
+    """Of one address, such as ``http://gateway:8001``; ``/v1`` at its end changes nothing."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self.url = session, url.rstrip("/").removesuffix("/v1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import kubernetes_validate
 import pytest
 
+from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
 from tests.deploy import test_kubernetes as plain
 from tests.deploy.test_helm import CASES, CHART, MODES, NOT_KUBERNETES, helm, merged, render
@@ -55,6 +56,7 @@ def test_the_release_address_is_the_gateway_and_each_replica_has_its_own(mode: s
     assert [port["port"] for port in inner["ports"]] == [PORTS[mode]]
     (port,) = container["ports"]
     assert environment["LORA_FS_PORT"] == str(port["containerPort"])
+    assert port["containerPort"] == Settings.model_fields["port"].default, "as the docs have a gateway's port"
     assert [one["targetPort"] for one in outer["ports"]] == [port["name"]]
     assert container["securityContext"] == plain.SIDECAR["securityContext"]
 

@@ -12,6 +12,7 @@ import pytest
 from lora_fs.sidecar.cli.exit_codes import DIFFERS, EXIT_CODES
 from lora_fs.sidecar.cli.main import cli
 from lora_fs.sidecar.cli.options.command import Command
+from lora_fs.sidecar.settings import Settings
 from tests.cli.conftest import parse
 
 ROOT = Path(__file__).parents[2]
@@ -103,3 +104,12 @@ def test_command_lines_parse(page: Path) -> None:
     for words in command_lines(page.read_text()):
         if words != ["--version"]:  # the one that is no command's
             parse(words)
+
+
+def test_a_gateways_address_has_the_port_that_it_listens_on() -> None:
+    """In docs, examples and help texts: the port of `lora-fs gateway` without `--port`."""
+    files = [path for one in ("docs", "examples", "sidecar") for path in (ROOT / one).rglob("*.*")]
+    texts = [path.read_text() for path in files if path.suffix in {".md", ".py", ".sh", ".yaml", ".yml"}]
+    shown = re.findall(r"http://[a-z-]*gateway:([0-9]+)", "\n".join(texts))
+    assert len(shown) > 5
+    assert {int(port) for port in shown} == {Settings.model_fields["port"].default}

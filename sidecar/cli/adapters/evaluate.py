@@ -88,8 +88,8 @@ def evaluate(
 
     \b
     Examples:
-      lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8000
-      lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8000 --gate 'regressions<=2'
+      lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8001
+      lora-fs evaluate support@v2 --data cases.jsonl --url http://gateway:8001 --gate 'regressions<=2'
     """
     from lora_fs.sidecar.evaluation import cases
     from lora_fs.sidecar.evaluation.command_score import ByCommand
