@@ -509,6 +509,46 @@ def test_a_sidecar_that_ends_is_told(tmp_path: Path, open_page: Open) -> None:
     expect(row(page, "a")).to_be_visible()
 
 
+def test_details_that_cannot_be_read_say_why(tmp_path: Path, open_page: Open) -> None:
+    """A sidecar that cannot tell now, one that is gone, and an adapter that is: each has its own sentence."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("s3cret-of-ops name=ops\n")
+    with sidecar(tmp_path, Admin(tokens, ("-",))) as live:
+        live.register("a")
+        page = open_page(live.url, quiet=False)
+        page.get_by_role("button", name="Token").click()
+        page.get_by_label("A token that may read").fill("s3cret-of-ops")
+        page.get_by_role("button", name="Use").click()
+        expect(row(page, "a")).to_be_visible()
+        tokens.rename(tmp_path / "away")
+        bearer = {"Authorization": "Bearer s3cret-of-ops"}
+        adapter = f"{live.url}/v1/dashboard/adapters/a"
+        wait_until("it is seen", lambda: httpx.get(adapter, headers=bearer).status_code == 503, timeout_s=60)
+        row(page, "a").click()
+        expect(page.locator("#details-body")).to_contain_text("This sidecar answers 503: the token file")
+        live.register("b")  # ends the wait of the page's other read
+        expect(page.locator("#problem")).to_contain_text("This sidecar answers 503: the token file")
+        expect(page.locator("#live-text")).to_have_text("answers 503")
+        (tmp_path / "away").rename(tokens)
+        expect(page.locator("#details-body")).to_contain_text("Serves")
+        expect(page.locator("#problem")).to_be_hidden()
+        live.unregister("a")
+        expect(page.locator("#details-body")).to_have_text("It is not registered any more.")
+        page.get_by_role("button", name="Close details").click()
+    expect(page.locator("#problem")).to_contain_text("This sidecar does not answer")
+    row(page, "b").click()
+    expect(page.locator("#details-body")).to_have_text("This sidecar does not answer")
+
+
+def test_details_that_are_refused_say_so(shared: Live, open_page: Open) -> None:
+    """As vLLM refuses them, whose `--api-key` the plugin's dashboard needs."""
+    page = open_page(shared.url, quiet=False)
+    refusal = {"status": 401, "json": {"error": "Unauthorized"}}
+    page.route("**/v1/dashboard/adapters/**", lambda route: route.fulfill(**refusal))
+    row(page, "sql").click()
+    expect(page.locator("#details-body")).to_have_text("A token is needed: HTTP 401")
+
+
 def test_nothing_from_elsewhere_can_run(shared: Live, open_page: Open) -> None:
     """The policy refuses scripts in the page, markup from text, other hosts and frames."""
     page = open_page(shared.url, quiet=False)

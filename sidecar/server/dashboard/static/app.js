@@ -4,7 +4,7 @@ import { drawBanners } from "./banners.js";
 import { drawDetails } from "./details.js";
 import { byId, clock, count, say } from "./dom.js";
 import { followEvents } from "./events.js";
-import { Refused, follow, token } from "./feed.js";
+import { Failed, follow, token } from "./feed.js";
 import { Plots } from "./plot.js";
 import { drawChips, drawDownloads, drawReplicas, drawTiles } from "./side.js";
 import { Fleet, KINDS, SORTS, standing } from "./state.js";
@@ -18,16 +18,20 @@ const FIRST = "state"; // what fails stands first
 const asked = { text: "", words: [], kind: "", replica: null, sort: FIRST, reversed: false, open: null };
 let running = new AbortController();
 let heardAt = 0;
+let lostBy = null; // the last read that failed, while none succeeded since
 let state = "waiting";
 let due = false;
 let failing = null;
 let detailsDue = 0;
+let detailsLost = false;
 
 // -- what comes ----------------------------------------------------------------------------------
 
 const on = {
   data(told) {
     heardAt = Date.now();
+    lostBy = null;
+    if (detailsLost) details();
     if (!told) return live(seen());
     performance.mark("lora-fs:told");
     const touched = fleet.apply(told);
@@ -37,7 +41,8 @@ const on = {
     announce();
     draw();
   },
-  lost() {
+  lost(error) {
+    lostBy = error;
     live("lost");
   },
   refused() {
@@ -71,7 +76,8 @@ function seen() {
 function live(now) {
   state = now;
   byId("live").dataset.state = state;
-  const lost = heardAt ? `no answer for ${Math.round((Date.now() - heardAt) / 1000)} s` : "no answer";
+  const quiet = heardAt ? `no answer for ${Math.round((Date.now() - heardAt) / 1000)} s` : "no answer";
+  const lost = lostBy?.status ? `answers ${lostBy.status}` : quiet;
   const texts = { live: "live", lost, refused: "a token is needed", wrong: "wrong token", public: "public only", waiting: "connecting" };
   say(byId("live-text"), texts[state]);
   problems();
@@ -80,7 +86,7 @@ function live(now) {
 function problems() {
   const since = heardAt ? ` since ${clock(heardAt / 1000)}: what is shown was so then` : "";
   const told = {
-    lost: `This sidecar does not answer${since}.`,
+    lost: `${without(lostBy)}${since}.`,
     refused: "These adapters are not public: give a token that may read.",
     wrong: `This sidecar does not know the token${fleet.own ? ": public namespaces alone are shown" : ""}. Give another one.`,
     public: "Public namespaces are shown. A token shows those it may read.",
@@ -88,6 +94,11 @@ function problems() {
   const text = [told[state], fleet.problem].filter(Boolean).join(" · ");
   byId("problem").hidden = !text;
   say(byId("problem"), text);
+}
+
+/** What a failed read means. */
+function without(error) {
+  return error?.status ? `This sidecar answers ${error.status}: ${error.message}` : "This sidecar does not answer";
 }
 
 function nothing() {
@@ -174,12 +185,15 @@ function show(open) {
 
 async function details() {
   const mine = ++detailsDue;
+  detailsLost = false;
   try {
     await drawDetails(asked.open, fleet, running.signal);
   } catch (error) {
-    if (mine === detailsDue && !running.signal.aborted) {
-      say(byId("details-body"), error instanceof Refused ? "A token is needed." : "It is not registered any more.");
-    }
+    if (!(error instanceof Failed)) throw error;
+    if (mine !== detailsDue || running.signal.aborted) return;
+    detailsLost = error.status !== 404;
+    const why = error.isRefused ? `A token is needed: ${error.message}` : without(error);
+    say(byId("details-body"), detailsLost ? why : "It is not registered any more.");
   }
 }
 

@@ -4,7 +4,7 @@ import { ago, atLeast, byId, bytes, clock, count, el, percent, say, seconds } fr
 import { ask } from "./feed.js";
 import { counts, standing } from "./state.js";
 
-/** One adapter, on every replica. Returns false if it is not there any more. */
+/** Draw one adapter, on every replica. Throws Failed if it cannot be read. */
 export async function drawDetails(name, fleet, signal) {
   const told = await ask(`/v1/dashboard/adapters/${name.split("/").map(encodeURIComponent).join("/")}`, signal);
   const { record, residency } = told;

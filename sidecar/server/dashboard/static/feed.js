@@ -10,15 +10,31 @@ export const token = {
   set: (value) => (value ? sessionStorage.setItem(KEPT_AS, value) : sessionStorage.removeItem(KEPT_AS)),
 };
 
-export class Refused extends Error {}
+/** A read that failed, and why. `status` is the answer's, 0 where none came. */
+export class Failed extends Error {
+  constructor(status, why) {
+    super(why);
+    this.status = status;
+    this.isRefused = status === 401 || status === 403;
+  }
+}
 
+/** What a path answers; null where nothing changed. Throws Failed. */
 export async function ask(path, signal) {
   const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
-  const answer = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit" });
-  if (answer.status === 401 || answer.status === 403) throw new Refused("a token is needed");
-  if (answer.status === 204) return null;
-  if (!answer.ok) throw new Error(`${answer.status}`);
-  return answer.json();
+  try {
+    const answer = await fetch(path, { headers, signal, cache: "no-store", credentials: "omit" });
+    if (answer.status === 204) return null;
+    if (answer.ok) return await answer.json();
+    throw new Failed(answer.status, await reasonOf(answer));
+  } catch (error) {
+    throw error instanceof Failed ? error : new Failed(0, error.message);
+  }
+}
+
+async function reasonOf(answer) {
+  const told = await answer.json().catch(() => null);
+  return told?.error?.message ?? `HTTP ${answer.status}`; // some router's page, not an error of a sidecar's
 }
 
 /** Follow the sidecar until `signal` ends. `on.data`, `on.refused`, `on.lost` tell what comes. */
@@ -35,11 +51,11 @@ export async function follow(on, signal) {
       if (!told && !since) await pause(RETRY_MS[0], signal);
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Refused) {
+      if (error.isRefused) {
         on.refused();
         return;
       }
-      on.lost();
+      on.lost(error);
       await pause(RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)], signal);
     }
   }
