@@ -261,8 +261,13 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     expect(details.locator(".revisions li")).to_contain_text(["v2 canary", "v1 serves"])
     expect(details.locator(".revisions li").first).to_contain_text("by another")
     expect(details.locator(".revisions li").last).to_contain_text(re.compile(r"40\d requests.*load \d+ ms"))
-    details.get_by_role("button", name="Copy lora-fs status a -n default").click()
-    expect(details.get_by_role("button", name="Copy lora-fs status a -n default")).to_have_text("Copied")
+    copy = details.get_by_role("button", name="Copy lora-fs status a -n default")
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    live.report("other", {"a": Phase.FAILED}, "drawn anew")
+    expect(details).to_contain_text("drawn anew")
+    expect(copy).to_have_text("Copied")
+    expect(copy).to_be_focused()
     assert page.evaluate("navigator.clipboard.readText()") == "lora-fs status a -n default"
 
 

@@ -39,8 +39,16 @@ export async function drawDetails(name, fleet, signal) {
   });
   const head = el("thead", {}, el("tr", {}, ...["Replica", "Phase", "Why"].map((title) => el("th", { scope: "col" }, title))));
   const everywhere = el("table", {}, head, el("tbody", {}, ...lines));
-  const parts = [list, ...laneOf(told), el("h3", {}, "Replicas"), everywhere, ...historyOf(told), ...commandsFor(record, told.revisions)];
-  byId("details-body").replaceChildren(...parts);
+  const parts = [list, ...laneOf(told), el("h3", {}, "Replicas"), everywhere, ...historyOf(told)];
+  redraw(byId("details-body"), parts, commandsFor(record, told.revisions));
+}
+
+/** Draw the parts anew. Commands that are the same stay: a button keeps its focus and says that it copied. */
+function redraw(body, parts, commands) {
+  const shown = body.querySelector(".commands");
+  if (shown?.dataset.told !== commands.dataset.told) return body.replaceChildren(...parts, commands);
+  while (body.firstChild !== shown) body.firstChild.remove();
+  shown.before(...parts);
 }
 
 /** What the replicas found out about the bytes that serve; nothing where none of them looked. */
@@ -109,7 +117,8 @@ function commandsFor(record, revisions) {
   const told = [`lora-fs show ${about}`, `lora-fs status ${about}`, `lora-fs events ${about}`];
   if (revisions.some((one) => one.role === "canary")) told.push(`lora-fs canary ${about} --abort`);
   if (revisions.some((one) => one.role === "previous")) told.push(`lora-fs rollback ${about}`);
-  return [el("h3", {}, "Commands"), el("ul", { class: "commands", role: "list" }, ...told.map(command))];
+  const lines = el("ul", { role: "list" }, ...told.map(command));
+  return el("section", { class: "commands", "data-told": told.join("\n") }, el("h3", {}, "Commands"), lines);
 }
 
 /** Copies where the browser lets a page copy; else the text is selected, for the keyboard. */
