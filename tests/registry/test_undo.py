@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
-from dataclasses import dataclass
+import random
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +20,7 @@ from lora_fs.sidecar.model import Scope
 from lora_fs.sidecar.registry.lifecycle import amend, ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.lifecycle.undo import Made, take_back
+from lora_fs.sidecar.registry.store import writer
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
 from tests.registry.conftest import write_adapter
@@ -104,3 +112,72 @@ def test_no_path_is_a_revision(site: Site) -> None:
     """A revision that is no name is refused before anything is read."""
     with pytest.raises(InputError):
         site.take_back(Made(revision="../v1", pointer="p", record="r"))
+
+
+@dataclass
+class Turns:
+    """Lets one of two threads go on at a time, from one look at a series to its next.
+
+    ``order``: whose turn it is, the last one first. When it is used up, both go on.
+    """
+
+    order: list[bool] = field(default_factory=list)
+    _turn: threading.Condition = field(default_factory=threading.Condition)
+    _ended: set[bool] = field(default_factory=set)
+    _who: dict[int, bool] = field(default_factory=dict)
+
+    def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Call both; raises what either raises."""
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for ended in [pool.submit(self._call, False, first), pool.submit(self._call, True, second)]:
+                ended.result()
+        self._ended.clear()
+        self.order.clear()
+
+    def _call(self, who: bool, call: Callable[[], None]) -> None:
+        self._who[threading.get_ident()] = who
+        try:
+            self.wait()
+            call()
+        finally:
+            with self._turn:
+                self._ended.add(who)
+                self._turn.notify_all()
+                del self._who[threading.get_ident()]
+
+    def wait(self) -> None:
+        """Wait for the turn of this thread; any other one than the two goes on."""
+        with self._turn:
+            self._turn.notify_all()
+            who = self._who.get(threading.get_ident())
+            self._turn.wait_for(lambda: who is None or not self.order or self._ended or self.order[-1] == who)
+            if self.order:
+                self.order.pop()
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (2, 3), (2, 1)])
+@pytest.mark.parametrize("times", [12, pytest.param(600, marks=pytest.mark.long)])
+def test_two_take_backs_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, int], times: int
+) -> None:
+    """However their steps fall between each other, and no lease is seen, nothing of either stays."""
+    monkeypatch.setattr(writer, "lease", lambda *_, **__: nullcontext())
+    turns = Turns()
+    for step in ("latest", "newest", "generations", "confirm"):
+        real = getattr(Registry, step)
+
+        def gated(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            turns.wait()
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(Registry, step, gated)
+    chance = random.Random(0)
+    for number in range(times):
+        site.name = f"b{number}"
+        site.put(1)
+        made = [site.load(seed) for seed in seeds]
+        others = Site(Registry(site.registry.layout.root), site.folder, site.name)
+        turns.order = [who for _ in range(20) for who in [chance.random() < 0.5] * chance.randrange(1, 8)]
+        order = list(turns.order)
+        turns.run(partial(site.take_back, made[0]), partial(others.take_back, made[1]))
+        assert site.state() == ("v1", {"v1"}), (number, order)

@@ -1,13 +1,14 @@
 """Take a load back: the name serves what it served before, and what is new is withdrawn.
 
 A write is known by its request id. A restored pointer gets the request id of the write that it restores. So
-loads of one name may be taken back in any order. What somebody else relies on stays.
+loads of one name may be taken back in any order, and two at once. What somebody else relies on stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,7 @@ from lora_fs.sidecar.errors import CorruptRecord
 from lora_fs.sidecar.model import AdapterKey, Pointer, Record, Scope, State
 from lora_fs.sidecar.registry.lifecycle import release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registered
+from lora_fs.sidecar.registry.store.reader import Body, Series
 from lora_fs.sidecar.registry.store.writer import Registry
 
 
@@ -42,49 +44,97 @@ def take_back(registry: Registry, scope: Scope, name: str, made: Made, *, writer
     """Undo a load. Repeated, it changes nothing more.
 
     Whoever promoted the revision or loaded it since has written the pointer, and keeps it. A record that they
-    rely on is theirs from then on: they may take it back in turn.
+    rely on is theirs from then on: they may take it back in turn, at the same time too. So each write is
+    followed by another look.
 
     Args:
         writer: whose load it was. A record that another one wrote last is not withdrawn.
     Raises:
         TemporaryError: see ``Registry.append``.
     """
-    key = AdapterKey.checked(*scope, made.revision, name)
-    records, pointers = registry.records(key), registry.pointers(scope, name)
-    own = {one for one in (made.record, made.pointer) if one is not None}
+    undo = _Undo(registry, scope, name, made, writer)
+    while undo.restore() | undo.withdraw():  # both each time
+        pass
 
-    def is_own(newest: Record | None) -> bool:
-        return newest is not None and newest.present and newest.request_id in own and newest.writer == writer
 
-    withdraws = is_own(registry.latest(records)[1])
-    known = release.present_revisions(registry, scope, name)
-    stays = known.keys() - ({made.revision} if withdraws else set())
+@dataclass
+class _Undo:
+    """One load that is being taken back.
 
-    def restored(newest: Pointer | None) -> dict[str, Any] | None:
-        if newest is None or newest.request_id != made.pointer:
+    ``restored``: the request ids of the pointers that it restored. ``given``: of the pointers on whose
+    account it left the record to others. ``gone``: it has withdrawn the record.
+    """
+
+    registry: Registry
+    scope: Scope
+    name: str
+    made: Made
+    writer: str
+    restored: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.key = AdapterKey.checked(*self.scope, self.made.revision, self.name)
+
+    def restore(self) -> bool:
+        """Let the name serve what it served before this load; returns whether to look again."""
+        return self.made.pointer is not None and self._append(
+            self.registry.pointers(self.scope, self.name), self._earlier
+        )
+
+    def withdraw(self) -> bool:
+        """Withdraw the record, or give it to whoever relies on it; returns whether to look again."""
+        return self._append(self.registry.records(self.key), self._withdrawn)
+
+    def _append(self, series: Series[Body], change: Callable[[Body | None], dict[str, Any] | None]) -> bool:
+        if change(self.registry.latest(series)[1]) is None:
+            return False
+        self.registry.append(series, change, writer=self.writer)
+        return True
+
+    def _earlier(self, newest: Pointer | None) -> dict[str, Any] | None:
+        """The fields of the pointer after ``newest``; None: that one may stay."""
+        if newest is None or newest.request_id not in {self.made.pointer, *self.restored}:
             return None
-        return _as_before(_before(registry, scope, name, newest.request_id, stays), stays)
-
-    def heir() -> Pointer | None:
-        """The pointer of whoever relies on the revision."""
-        pointer = release.active(registry, scope, name)
-        tried = pointer.canary.revision if pointer is not None and pointer.canary is not None else None
-        return pointer if pointer is not None and made.revision in (pointer.revision, tried) else None
-
-    def withdrawn(newest: Record | None) -> dict[str, Any] | None:
-        if not is_own(newest):
+        stays = self._stays()
+        if newest.request_id != self.made.pointer and (newest.revision is None or newest.revision in stays):
             return None
-        if (by := heir()) is not None:
-            return {"request_id": by.request_id, "writer": by.writer}
-        return {"state": State.DELETED}
+        earlier = _before(self.registry, self.scope, self.name, newest.request_id, stays)
+        self.restored.update({earlier.request_id} if earlier is not None else ())
+        return _as_before(earlier, stays)
 
-    if made.pointer is not None:
-        registry.append(pointers, restored, writer=writer)
-    if withdraws:
-        gone = registry.append(records, withdrawn, writer=writer)
-        if not gone.present and (by := heir()) is not None:  # since the check: its answer was "registered"
-            theirs = {"state": State.PRESENT, "request_id": by.request_id, "writer": by.writer}
-            registry.append(records, lambda _: theirs, writer=writer)
+    def _withdrawn(self, newest: Record | None) -> dict[str, Any] | None:
+        """The fields of the record after ``newest``; None: that one may stay."""
+        if newest is None or not (self._is_own(newest) or (self.gone and not newest.present)):
+            return None
+        heir = self._heir()
+        if heir is None:
+            self.gone = True
+            return {"state": State.DELETED} if newest.present else None
+        if newest.present and newest.request_id == heir.request_id:
+            return None
+        self.given.add(heir.request_id)
+        return {"state": State.PRESENT, "request_id": heir.request_id, "writer": heir.writer}
+
+    def _is_own(self, newest: Record | None) -> bool:
+        if newest is None or not newest.present:
+            return False
+        own = newest.request_id in {self.made.record, self.made.pointer} - {None}
+        return (own and newest.writer == self.writer) or newest.request_id in self.given
+
+    def _stays(self) -> Collection[str]:
+        """The revisions that are registered once this load is taken back."""
+        known = release.present_revisions(self.registry, self.scope, self.name)
+        return known.keys() - ({self.made.revision} if self._is_own(known.get(self.made.revision)) else set())
+
+    def _heir(self) -> Pointer | None:
+        """The pointer of whoever else relies on the revision."""
+        pointer = release.active(self.registry, self.scope, self.name)
+        if pointer is None or pointer.request_id == self.made.pointer:
+            return None
+        tried = pointer.canary.revision if pointer.canary is not None else None
+        return pointer if self.made.revision in (pointer.revision, tried) else None
 
 
 def _before(
