@@ -2,7 +2,7 @@
 
 vLLM keeps ``--max-cpu-loras`` adapters and drops the one longest unused. An unloaded one stays until then, in
 the place of another. So vLLM drops an adapter only after requests used that many others since its own last
-use. vLLM reads a dropped one again in the middle of a step.
+use. vLLM reads a dropped one again in the middle of a step. The adapters of one step are equally old to it.
 """
 
 from __future__ import annotations
