@@ -19,7 +19,7 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lora_fs.demo.process import Process, free_port, spawn
@@ -118,6 +118,13 @@ class PacedEngine(StubEngine):
                 "system_env": {"env_vars": f"PID={os.getpid()}"},
             }
         )
+
+    async def _metrics(self, request: Request) -> Response:
+        """With its requests: those under way run, and a load that is held waits."""
+        slots = bytes((await super()._metrics(request)).body).decode()
+        waiting = self._asked - self._loads
+        text = f"vllm:num_requests_running {self._under_way}\nvllm:num_requests_waiting {waiting}\n"
+        return PlainTextResponse(slots + text)
 
     async def _counts(self, _: Request) -> Response:
         return JSONResponse(

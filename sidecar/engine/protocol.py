@@ -44,16 +44,26 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """An engine's requests, as its metrics count them: in a batch, and waiting for one."""
+
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """What the engine is busy with, whoever sent the requests.
 
     Attributes:
         busy: adapters that running or waiting requests name.
         max_loras: adapters one batch may mix; None if it does not say.
+        queue: None if it does not say.
     """
 
     busy: frozenset[str] = frozenset()
     max_loras: int | None = None
+    queue: Queue | None = None
 
 
 class Engine(Protocol):

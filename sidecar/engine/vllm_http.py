@@ -14,8 +14,9 @@ from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded, Queue
 from lora_fs.sidecar.errors import EngineGone, EngineRejected, EngineUnavailable, NameTaken
 from lora_fs.sidecar.model import Policy, Record, public_of
 
@@ -25,6 +26,7 @@ _NO_RUNTIME_UPDATING = (
 )
 
 _ACTIVITY = "vllm:lora_requests_info"
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _VERSION_CHARACTERS = 80
 # The second of each is the Rust front end's, 0.33.
 _IS_LOADED = ("has already been loaded", "is already loaded")
@@ -232,20 +234,38 @@ def read_activity(metrics: str) -> Activity:
     Raises EngineUnavailable: the gauge is there and cannot be read.
     Source: vllm/v1/metrics/loggers.py, 0.32: its value is a timestamp, its labels are lists.
     """
-    lines = [line for line in metrics.splitlines() if line.startswith(_ACTIVITY)]
+    queue = read_queue(metrics)
     try:
-        samples = [s for family in text_string_to_metric_families("\n".join(lines)) for s in family.samples]
+        samples = _samples(metrics, _ACTIVITY)
     except ValueError as error:
         raise EngineUnavailable(f"the engine's metric {_ACTIVITY} cannot be read: {error}") from error
     if not samples:
-        return Activity()
+        return Activity(queue=queue)
     labels = max(samples, key=lambda sample: sample.value).labels
     lists = (labels.get("running_lora_adapters", ""), labels.get("waiting_lora_adapters", ""))
     slots = labels.get("max_lora", "")
     return Activity(
         busy=frozenset(name for names in lists for name in names.split(",") if name),
         max_loras=int(slots) if slots.isdecimal() and int(slots) > 0 else None,
+        queue=queue,
     )
+
+
+def read_queue(metrics: str) -> Queue | None:
+    """Read vLLM's two gauges of requests, of all its data-parallel engines together; None without them."""
+    try:
+        running, waiting = (
+            [int(sample.value) for sample in _samples(metrics, name) if sample.name == name]
+            for name in (_RUNNING, _WAITING)
+        )
+    except (ValueError, OverflowError):
+        return None
+    return Queue(sum(running), sum(waiting)) if running and waiting else None
+
+
+def _samples(metrics: str, name: str) -> list[Sample]:
+    lines = [line for line in metrics.splitlines() if line.startswith(name)]
+    return [one for family in text_string_to_metric_families("\n".join(lines)) for one in family.samples]
 
 
 def not_there(url: str, error: aiohttp.ClientConnectorError) -> EngineGone:

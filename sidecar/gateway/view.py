@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.watch import Seen, Watch
-from lora_fs.sidecar.server.bodies import FleetBody, FleetReplica
+from lora_fs.sidecar.server.bodies import EngineQueue, FleetBody, FleetReplica
 
 EJECTED = "its last answers all failed"
 
@@ -21,6 +21,7 @@ def view(router: Router, watch: Watch, now: float, adapter: str | None = None) -
     def told(seen: Seen) -> FleetReplica:
         peer = peers.get(seen.name or "") if not seen.why else None
         left_s = ejected.get(seen.name or "") if peer is not None else None
+        queue = seen.queue if peer is not None else None
         return FleetReplica(
             replica=seen.name,
             url=seen.url,
@@ -28,6 +29,7 @@ def view(router: Router, watch: Watch, now: float, adapter: str | None = None) -
             why=seen.why or ("" if left_s is None else EJECTED),
             ejected_s=None if left_s is None else round(left_s, 1),
             in_flight=0 if peer is None else peer.in_flight,
+            queue=None if queue is None else EngineQueue(running=queue[0], waiting=queue[1]),
             loading=0 if peer is None else len(peer.loading),
             loaded=len(seen.digests),
             capacity=None if peer is None else peer.capacity,

@@ -40,6 +40,7 @@ class Seen:
         name: the replica's id, as it said; None until it answered.
         base_names: of the base model, as it said last.
         version: of lora-fs there. engine_version: of its engine. None: it did not say.
+        queue: how many requests run in its engine, and wait there, as it said last. None: it did not say.
         answered_at: when it answered last, on the watch's clock.
     """
 
@@ -51,6 +52,7 @@ class Seen:
     base_names: frozenset[str] = frozenset()
     version: str | None = None
     engine_version: str | None = None
+    queue: tuple[int, int] | None = None
     answered_at: float | None = None
 
 
@@ -194,6 +196,8 @@ class Watch:
         name, model = _text(told["replica"]), _text(told["model"]["name"])
         seen.answered_at, versions = self._clock(), (told.get("version"), told.get("engine_version"))
         seen.version, seen.engine_version = (None if one is None else _text(one) for one in versions)
+        queue = told.get("queue")
+        seen.queue = None if queue is None else (int(queue["running"]), int(queue["waiting"]))
         if self._model is None:
             self._model = model
         if model != self._model:

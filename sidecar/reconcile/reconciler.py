@@ -18,7 +18,7 @@ import anyio
 
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.concurrency import Daemons
-from lora_fs.sidecar.engine.protocol import Activity, Engine, Facts, Loaded
+from lora_fs.sidecar.engine.protocol import Activity, Engine, Facts, Loaded, Queue
 from lora_fs.sidecar.errors import EngineUnavailable
 from lora_fs.sidecar.logs import event
 from lora_fs.sidecar.model import Policy
@@ -78,6 +78,7 @@ class Reconciler:
         foreign: what the engine lists and this replica did not load.
         max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
             are. None where the engine does not say.
+        queue: the engine's requests, as it said last; None if it did not say.
         passes: how long they took.
         version: what the engine said last that its version is; None: nothing.
     """
@@ -107,6 +108,7 @@ class Reconciler:
         self.decided = False
         self.foreign = Foreign()
         self.max_loras: int | None = None
+        self.queue: Queue | None = None
         self.slots: int | None = None
         self._engine_view: Loaded | None = None
         self._problem: str | None = "the engine has not answered yet"
@@ -280,17 +282,19 @@ class Reconciler:
         self._to_ask_version = self._to_ask_version or restarted or not residents.paths
         if self._to_ask_version:
             await self._learn_version()
-        activity: Activity | None = Activity()
+        activity: Activity | None = None
         problem = None
         try:
-            if residents.paths:
-                activity = await self._engine.activity()
-                self.max_loras = activity.max_loras
-                if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
-                    self.slots = activity.max_loras
+            activity = await self._engine.activity()
         except EngineUnavailable as error:
-            activity = None
             problem = f"ActivityUnknown: nothing is unloaded until it is known: {error}"
+        self.queue = activity.queue if activity is not None else None
+        if not residents.paths:
+            activity, problem = Activity(), None
+        elif activity is not None:
+            self.max_loras = activity.max_loras
+            if loaded.tiers:  # the plugin's: a stock engine swaps, and one batch's number bounds nothing
+                self.slots = activity.max_loras
         residents.note_activity(activity)
         self._activity_problem = problem
         await self._bound(loaded, activity)

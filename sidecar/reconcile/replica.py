@@ -170,6 +170,8 @@ class Replica:
 
     def figures(self) -> Mapping[str, float]:
         known = {"capacity": self.capacity(), "max_loras": self._loop.max_loras}
+        if (queue := self._loop.queue) is not None and self._loop.ready:
+            known |= {"requests_running": queue.running, "requests_waiting": queue.waiting}
         return status.numbers(self._residents, self._stager, known)
 
     def tiers(self) -> Mapping[str, int]:

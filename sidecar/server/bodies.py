@@ -257,6 +257,13 @@ class LoraMetadata(_Answer):
     lora_endpoints: LoraEndpoints = LoraEndpoints()
 
 
+class EngineQueue(_Answer):
+    """An engine's requests, whoever sent them, as its metrics say: read with every look at the engine."""
+
+    running: int = Field(description="In the engine's batch")
+    waiting: int = Field(description="Wait for a place in it")
+
+
 class Metadata(_Answer):
     """``GET /metadata``: what this replica has, for service discovery."""
 
@@ -266,6 +273,9 @@ class Metadata(_Answer):
     ready: bool = Field(description="As /readyz says")
     version: str = Field(description="Of lora-fs")
     engine_version: str | None = Field(description="What the engine says; null: it did not yet")
+    queue: EngineQueue | None = Field(
+        description="Null: the engine does not say, or the caller may not read every namespace"
+    )
     capabilities: Capabilities = Capabilities()
     lora: LoraMetadata
 
@@ -279,6 +289,9 @@ class FleetReplica(_Answer):
     why: str = Field(description="What keeps it out, or why it is ejected; empty of a ready one")
     ejected_s: float | None = Field(description="Seconds until it gets requests again; null: not ejected")
     in_flight: int = Field(description="Requests that this gateway has there")
+    queue: EngineQueue | None = Field(
+        None, description="Its engine's, as the replica answered last; null: unknown, or the replica is out"
+    )
     loading: int = Field(description="Adapters that it loads for this gateway's requests")
     loaded: int = Field(description="Adapters in its engine that the gateway's token may read")
     capacity: int | None = Field(description="Adapters that its engine may hold; null: unknown or unbounded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,27 @@ def test_a_registration_waits_for_the_slow_replica(owned: Stubs, two: Process, t
     assert loads(owned) == [1, 1]
     code, out, err = ended(command(owned, two, "status", "new", "-o", "name"))
     assert (code, out) == (0, "new\n"), err
+
+
+def test_the_fleet_shows_each_engines_own_queue(owned: Stubs, two: Process) -> None:
+    """Also of requests that reached an engine without its sidecar; `status` shows running+waiting."""
+    httpx.post(f"{owned.engines[1]}/hold").raise_for_status()
+    load = {"lora_name": "elsewhere", "lora_path": "/elsewhere"}
+    with httpx.Client(timeout=ENDS_S) as client, ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(client.post, f"{owned.engines[1]}/v1/load_lora_adapter", json=load)
+        try:
+
+            def queues() -> dict[str, Any]:
+                told = client.get(f"{two.url}/v1/fleet").json()["replicas"]
+                return {one["replica"]: one["queue"] for one in told}
+
+            idle = {"running": 0, "waiting": 0}
+            until(lambda: queues() == {"r0": idle, "r1": {"running": 0, "waiting": 1}}, ENDS_S)
+            code, out, err = ended(command(owned, two, "status"))
+            assert (code, [" 0+0 " in out, " 0+1 " in out]) == (0, [True, True]), err + out
+        finally:
+            httpx.post(f"{owned.engines[1]}/release").raise_for_status()
+        assert loading.result(timeout=ENDS_S).status_code == 200
 
 
 def test_the_status_at_a_gateway_shows_its_view_of_the_fleet(owned: Stubs, two: Process) -> None:

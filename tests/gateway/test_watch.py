@@ -36,6 +36,10 @@ LIES = {
     "a list": "[]",
     "no JSON": "<html>",
     "a model that is a word": json.dumps({**TRUE, "model": "tiny"}),
+    "a queue without end": json.dumps({**TRUE, "queue": {"running": 0, "waiting": 1}}).replace(
+        '"waiting": 1', '"waiting": 1e999'
+    ),
+    "a queue that is a list": json.dumps({**TRUE, "queue": [1]}),
     "adapters that are a list": json.dumps({**TRUE, "lora": {"loaded_loras": ["a"], "lora_capacity": 3}}),
 }
 
@@ -94,10 +98,9 @@ def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
     router = Router(lambda: 10.0)
     watch = Watch(router, Given(()), lambda: 10.0, headers={})
     router.report("r0", ["a", "b"], 4, 9.0)
-    watch.seen["http://10.0.0.1:8001"] = Seen("http://10.0.0.1:8001", "r0", "", answered_at=9.5)
-    watch.seen["http://10.0.0.2:8001"] = Seen(
-        "http://10.0.0.2:8001", "r1", "it is not ready", answered_at=9.5
-    )
+    said: dict[str, Any] = {"answered_at": 9.5, "queue": (3, 5)}
+    watch.seen["http://10.0.0.1:8001"] = Seen("http://10.0.0.1:8001", "r0", "", **said)
+    watch.seen["http://10.0.0.2:8001"] = Seen("http://10.0.0.2:8001", "r1", "it is not ready", **said)
     watch.seen["http://10.0.0.3:8001"] = Seen("http://10.0.0.3:8001")
     seen = view(router, watch, 12.0, "a")
     rows = [(one.replica, one.state, one.why, one.seen_s, one.capacity) for one in seen.replicas]
@@ -106,6 +109,8 @@ def test_a_view_of_the_fleet_says_why_a_replica_is_out() -> None:
         ("r1", "out", "it is not ready", 2.5, None),
         (None, "out", "it was not asked yet", None, None),
     ]
+    queues = [one.queue and (one.queue.running, one.queue.waiting) for one in seen.replicas]
+    assert queues == [(3, 5), None, None]  # of one that is out, it is of long ago
     assert (seen.order, seen.waiting, view(router, watch, 12.0).order) == (["r0"], 0, None)
     named = {**TRUE, "replica": "\ud800", "version": "\ud800" * 2000}
     watch._learn(watch.seen["http://10.0.0.3:8001"], named, 9.0)

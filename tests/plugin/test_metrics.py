@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from lora_fs.worker_patch.api.metrics import COUNTERS, Tiers, public
+from lora_fs.sidecar.engine.protocol import Queue
+from lora_fs.worker_patch.api.metrics import COUNTERS, Tiers, public, queue_of
 
 
 def resident(name: str, level: str = "cpu", rank: int = 8) -> dict[str, Any]:
@@ -38,6 +39,21 @@ def scraped(seen: list[dict[str, Any]]) -> list[Sample]:
 def scrape(residents: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """The labels of every resident adapter's series."""
     return [sample.labels for sample in samples(residents) if sample.name == "vllm:lora_adapter_loaded"]
+
+
+def test_the_queue_of_all_engines() -> None:
+    """vLLM's own gauges, summed; unknown while it has none."""
+    registry = CollectorRegistry()
+    assert queue_of(registry) is None
+    labels = ["model_name", "engine"]
+    running = Gauge("vllm:num_requests_running", "", labels, registry=registry)
+    waiting = Gauge("vllm:num_requests_waiting", "", labels, registry=registry)
+    Gauge("vllm:num_requests_waiting_by_reason", "", [*labels, "reason"], registry=registry)
+    assert queue_of(registry) is None
+    for engine, counts in (("0", (3, 1)), ("1", (4, 0))):
+        for gauge, count in zip((running, waiting), counts, strict=True):
+            gauge.labels("tiny", engine).set(count)
+    assert queue_of(registry) == Queue(7, 1)
 
 
 def test_every_tier_is_told() -> None:

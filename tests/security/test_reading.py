@@ -235,17 +235,18 @@ def test_what_does_not_say_what_it_is(sidecar: Sidecar, token_file: Path, engine
 
 
 def test_sums(sidecar: Sidecar, token_file: Path) -> None:
-    """Only callers who may read every namespace see hits, misses, loads, requests in flight and their
-    history. `/metadata` counts what its caller may read."""
+    """Only callers who may read every namespace see hits, misses, loads, requests in flight, their history
+    and the engine's queue. `/metadata` counts what its caller may read."""
     http = sidecar(token_file, ("-",))
 
-    def told(headers: dict[str, str]) -> tuple[bool, bool, int, int | None]:
+    def told(headers: dict[str, str]) -> tuple[bool, bool, bool, int, int | None]:
         board = http.get("/v1/dashboard", params={"wait_s": 5}, headers=headers).json()
         (replica,) = board["replicas"].values()
-        capacity = http.get("/metadata", headers=headers).json()["lora"]["lora_capacity"]
-        counts = bool(board["history"]), bool(replica["figures"])
+        metadata = http.get("/metadata", headers=headers).json()
+        capacity = metadata["lora"]["lora_capacity"]
+        counts = bool(board["history"]), bool(replica["figures"]), metadata["queue"] is not None
         return *counts, capacity["loaded_count"], capacity["available_slots"]
 
-    assert told(bearer(OPERATORS)) == (True, True, 2, 2)
-    assert told(bearer(CI_A)) == (False, False, 1, None)
-    assert told({}) == (False, False, 0, None)
+    assert told(bearer(OPERATORS)) == (True, True, True, 2, 2)
+    assert told(bearer(CI_A)) == (False, False, False, 1, None)
+    assert told({}) == (False, False, False, 0, None)

@@ -201,7 +201,7 @@ class FakeReplica:
         return {"disk": 2, "engine": 1}
 
     def figures(self) -> Mapping[str, float]:
-        return {"loads": 3, "tier_disk": 2}
+        return {"loads": 3, "tier_disk": 2, "requests_running": 2, "requests_waiting": 1}
 
 
 class FakeEngine:

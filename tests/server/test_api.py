@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
 
-from lora_fs.sidecar.engine.protocol import Activity, Facts
+from lora_fs.sidecar.engine.protocol import Activity, Facts, Queue
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
 from lora_fs.sidecar.model import Finding, Phase, Severity, engine_name
@@ -480,6 +480,28 @@ def test_metrics_that_cannot_be_read(status: int, text: str) -> None:
     """What is in use is unknown, which is not idle."""
     with pytest.raises(EngineUnavailable, match=r"answered|cannot be read"):
         activity_of(PlainTextResponse(text, status))
+
+
+@pytest.mark.parametrize(
+    ("text", "queue"),
+    [
+        ("", None),
+        ("vllm:num_requests_running 1\n", None),
+        ("vllm:num_requests_running nan\nvllm:num_requests_waiting 1\n", None),
+        ("vllm:num_requests_running inf\nvllm:num_requests_waiting 1\n", None),
+        ("vllm:num_requests_running 1\nvllm:num_requests_waiting 0.0\n", Queue(1, 0)),
+        (
+            'vllm:num_requests_running{engine="0"} 1.0\nvllm:num_requests_running{engine="1"} 2.0\n'
+            'vllm:num_requests_waiting{engine="0"} 3.0\nvllm:num_requests_waiting{engine="1"} 4.0\n'
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3.0\n'
+            'vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} 1\n',
+            Queue(3, 7),
+        ),
+    ],
+)
+def test_an_engines_queue(text: str, queue: Queue | None) -> None:
+    """Its data-parallel engines' together; unknown where its metrics lack one of the two numbers."""
+    assert activity_of(PlainTextResponse(text)).queue == queue
 
 
 @pytest.mark.parametrize(("status", "text"), [(404, ""), (200, "vllm:num_requests_running 1\n")])

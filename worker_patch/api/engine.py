@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import vllm
+from prometheus_client import REGISTRY
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
@@ -29,6 +30,7 @@ from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
 from lora_fs.worker_patch.api.calls import Answer, admission, ask_all
 from lora_fs.worker_patch.api.ending import Ending
+from lora_fs.worker_patch.api.metrics import queue_of
 from lora_fs.worker_patch.notices import End, Listener, Waiting
 
 LINGER_S = 5.0
@@ -113,7 +115,9 @@ class InProcess:
         return Loaded(base_cards=tuple(bases), adapters=paths, cards=cards, tiers=tiers, facts=self._facts)
 
     async def activity(self) -> Activity:
-        return Activity(max_loras=min((worker["slots"] for worker in self.seen), default=None))
+        slots = min((worker["slots"] for worker in self.seen), default=None)
+        # With several API servers the gauges are files that a scrape merges.
+        return Activity(max_loras=slots, queue=queue_of(REGISTRY) if self._only else None)
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
         self._policies = policies  # the next sync tells them

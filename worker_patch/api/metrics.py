@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
+from lora_fs.sidecar.engine.protocol import Queue
 from lora_fs.sidecar.model import public_of
 
 _NAMES = re.compile(r'(_lora_adapters=")([^"]*)')
@@ -85,6 +86,17 @@ class Tiers(Collector):
         for name, told in COUNTERS.items():
             of = workers if name in OF_ALL_WORKERS else engines
             yield CounterMetricFamily(f"lora_fs_{name}", told, value=_counted(of, name))
+
+
+def queue_of(registry: CollectorRegistry) -> Queue | None:
+    """Read vLLM's gauges of requests, of all engines of this process; None where it logs no statistics."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    counts: dict[str, int] = {}
+    for family in registry.restricted_registry(names).collect():
+        for sample in family.samples:
+            if sample.name in names:
+                counts[sample.name] = counts.get(sample.name, 0) + int(sample.value)
+    return Queue(*(counts[name] for name in names)) if len(counts) == len(names) else None
 
 
 def public(exposed: bytes, static: Collection[str]) -> bytes:

@@ -37,6 +37,7 @@ FLEET = (
     "LOADED",
     "LOADING",
     "IN FLIGHT",
+    "QUEUE",
     "LORA-FS",
     "ENGINE",
     "ANSWERED",
@@ -273,8 +274,10 @@ def _fleet_cells(one: FleetReplica) -> tuple[str, ...]:
     loaded = f"{one.loaded}" if one.capacity is None else f"{one.loaded}/{one.capacity}"
     state = one.state if one.ejected_s is None else f"{one.state}, {one.ejected_s:.0f} s left"
     answered = "never" if one.seen_s is None else ago(one.seen_s)
-    figures = (loaded, str(one.loading), str(one.in_flight), one.version or "-", one.engine_version or "-")
-    return (one.replica or "-", state, one_line(one.why), *figures, answered, one.url)
+    queue = "-" if one.queue is None else f"{one.queue.running}+{one.queue.waiting}"
+    figures = (loaded, str(one.loading), str(one.in_flight), queue)
+    versions = (one.version or "-", one.engine_version or "-")
+    return (one.replica or "-", state, one_line(one.why), *figures, *versions, answered, one.url)
 
 
 def _failing(

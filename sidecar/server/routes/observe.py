@@ -28,6 +28,7 @@ from lora_fs.sidecar.model import AdapterStatus, JsonObject, Phase, Scope
 from lora_fs.sidecar.reconcile.catalog import public_name
 from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.server.bodies import (
+    EngineQueue,
     Health,
     LoadedLora,
     LoraCapacity,
@@ -240,7 +241,8 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
             if name in catalog and catalog[name].record.namespace in sight
         }
         free = max(0, capacity - len(residency)) if capacity is not None and sight == ALL else None
-        of_a_batch = replica.figures().get("max_loras")
+        figures = replica.figures()
+        of_a_batch = figures.get("max_loras")
         max_loras = None if of_a_batch is None else int(of_a_batch)
         served_names = [str(card["id"]) for card in replica.base_cards()]
         slots = LoraCapacity(max_loras=max_loras, loaded_count=len(loaded), available_slots=free)
@@ -251,7 +253,15 @@ def discovery(replica: ReplicaPort, admin: Admin) -> APIRouter:
             ready=replica.readiness().ready,
             version=__version__,
             engine_version=replica.engine_version,
+            queue=_queue(figures) if sight == ALL else None,
             lora=LoraMetadata(loaded_loras=loaded, lora_capacity=slots),
         )
 
     return routes
+
+
+def _queue(figures: Mapping[str, float]) -> EngineQueue | None:
+    running, waiting = figures.get("requests_running"), figures.get("requests_waiting")
+    if running is None or waiting is None:
+        return None
+    return EngineQueue(running=int(running), waiting=int(waiting))
