@@ -27,13 +27,19 @@ MEDIA_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 
 
-def _base64(text: str) -> str:
+def decoded(text: str) -> bytes:
+    """Decode base64; raises ValueError if it is none, or has another spelling than the usual one."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError("is not base64") from error
     if base64.b64encode(data).decode() != text:
         raise ValueError("is base64 in another spelling than the usual one")
+    return data
+
+
+def _base64(text: str) -> str:
+    decoded(text)
     return text
 
 

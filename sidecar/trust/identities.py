@@ -1,18 +1,22 @@
 """An identity without a key of its own: a workflow or a person that an OpenID Connect issuer knows.
 
 Sigstore's own library verifies it, offline, with the trusted root that the trust file names. The library
-passes over what stands beside the signature below a log's checkpoint. Here that has one value.
+passes over what stands beside the log's signature below a checkpoint. Here all of that is signatures: a
+witness's is read and ignored, since no trust file names a witness.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 from dataclasses import dataclass
+from typing import Final
 
-from lora_fs.sidecar.trust.bundle import PAYLOAD_TYPE, Bundle
+from lora_fs.sidecar.trust.bundle import PAYLOAD_TYPE, Bundle, decoded
 from lora_fs.sidecar.trust.refusal import Refusal
 from lora_fs.sidecar.trust.signers import UNREADABLE, Now
+
+KEY_BYTES: Final = 4
+MOST_SIGNATURES: Final = 100  # below a checkpoint, as in Go's note package
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,29 @@ class Identity:
             raise Refusal("untrusted", "signs another statement than it holds")
         for entry in entries:
             checkpoint = entry.inclusion_proof.checkpoint
-            if checkpoint is None or not _is_signed_once(checkpoint.envelope):
-                raise Refusal("untrusted", "has a log's checkpoint with more than the log's own signature")
+            if checkpoint is None or not _is_signed(checkpoint.envelope, bytes(entry.log_id.key_id)):
+                raise Refusal("untrusted", "has a log's checkpoint that is no note which the log signed once")
         return f"identity {self.identity}"
 
 
-def _is_signed_once(checkpoint: str) -> bool:
-    """Whether one signature stands below a checkpoint, in its one spelling, under the log's own name."""
+def _is_signed(checkpoint: str, log_id: bytes) -> bool:
+    """Whether the log signed a checkpoint, under its own name and once; others may have signed it, too.
+
+    Source: C2SP, signed-note: a key is known by its name and four bytes. Unknown keys are ignored.
+    """
     note, _, below = checkpoint.partition("\n\n")
     log = note.partition("\n")[0].partition(" - ")[0]
-    line = re.fullmatch("\u2014 (\\S+) (\\S+)\n", below)
-    if line is None or line[1] != log:
+    *lines, rest = below.split("\n")
+    if rest or len(lines) > MOST_SIGNATURES:
         return False
-    return base64.b64encode(base64.b64decode(line[2])).decode() == line[2]
+    keys = list[tuple[str, bytes]]()
+    for line in lines:
+        read = re.fullmatch("\u2014 ([^\\s+]+) (\\S+)", line)
+        try:
+            signature = decoded(read[2]) if read is not None else b""
+        except ValueError:
+            return False
+        if read is None or len(signature) <= KEY_BYTES:
+            return False
+        keys.append((read[1], signature[:KEY_BYTES]))
+    return keys.count((log, log_id[:KEY_BYTES])) == 1

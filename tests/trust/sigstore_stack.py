@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lora_fs.sidecar.trust.bundle import MEDIA_TYPE, PAYLOAD_TYPE, pre_authenticated
@@ -42,10 +42,26 @@ def key_id(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 @dataclass
+class Witness:
+    """Signs checkpoints of logs, as C2SP's tlog-cosignature says: the time, and what it is of."""
+
+    name: str
+    key: ed25519.Ed25519PrivateKey = field(default_factory=ed25519.Ed25519PrivateKey.generate)
+
+    def sign(self, note: str, at_s: int) -> str:
+        """Return the line for below the note."""
+        raw = self.key.public_key().public_bytes_raw()
+        key = hashlib.sha256(self.name.encode() + b"\n\x04" + raw).digest()[:4]
+        signed = self.key.sign(f"cosignature/v1\ntime {at_s}\n{note}".encode())
+        return f"\u2014 {self.name} {b64(key + struct.pack('>Q', at_s) + signed)}\n"
+
+
+@dataclass
 class Sigstore:
-    """Signs for whoever an issuer knows. ``at``: when it does."""
+    """Signs for whoever an issuer knows. ``at``: when it does. ``witnesses``: sign the log's checkpoint."""
 
     at: datetime.datetime
+    witnesses: tuple[Witness, ...] = ()
     authority: ec.EllipticCurvePrivateKey = field(default_factory=new_key)
     certificate_log: ec.EllipticCurvePrivateKey = field(default_factory=new_key)
     log: ec.EllipticCurvePrivateKey = field(default_factory=new_key)
@@ -157,6 +173,7 @@ class Sigstore:
         top = hashlib.sha256(b"\0" + body).digest()
         note = f"log.example - 1\n1\n{b64(top)}\n"
         signed = key_id(self.log)[:4] + self.log.sign(note.encode(), SHA256)
+        lines = [f"\u2014 log.example {b64(signed)}\n", *(one.sign(note, at_s) for one in self.witnesses)]
         return {
             "logIndex": "0",
             "logId": {"keyId": b64(key_id(self.log))},
@@ -168,7 +185,7 @@ class Sigstore:
                 "rootHash": b64(top),
                 "treeSize": "1",
                 "hashes": [],
-                "checkpoint": {"envelope": f"{note}\n— log.example {b64(signed)}\n"},
+                "checkpoint": {"envelope": "\n".join((note, "".join(lines)))},
             },
             "canonicalizedBody": b64(body),
         }

@@ -18,7 +18,7 @@ from lora_fs.sidecar.trust import Refusal, Trust
 from lora_fs.sidecar.trust.sign import sign
 from lora_fs.sidecar.trust.statement import state
 from tests.trust.conftest import UTC, new_authority
-from tests.trust.sigstore_stack import Sigstore
+from tests.trust.sigstore_stack import Sigstore, Witness
 
 WHO, ISSUER = "release@acme.example", "https://issuer.example"
 VERSION_3 = b"\xa0\x03\x02\x01\x02"  # in DER
@@ -71,12 +71,58 @@ def test_every_byte_of_the_bundle_counts(adapter: Path, sigstore: Sigstore, trus
     assert passed == []
 
 
+def test_a_witness_signed_as_well(adapter: Path, sigstore: Sigstore, trust: Trust) -> None:
+    """Whoever else signed the log's checkpoint, and wherever its line stands, the log's signature counts.
+
+    Of the witnesses' lines, which nobody here can verify, a byte may be another one. No byte of the log's
+    may, nor of anything else.
+    """
+    sigstore.witnesses = (Witness("witness.example"), Witness("log.example"))
+    files = hash_files(adapter, SERVED)
+    value = json.loads(sigstore.sign(statement(adapter), WHO, ISSUER))
+    checkpoint = value["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]["checkpoint"]
+    note, _, below = checkpoint["envelope"].partition("\n\n")
+    logs, *others = below.splitlines(keepends=True)
+    assert len(others) == 2
+    for lines in ([logs, *others], [*others, logs], [others[0], logs, others[1]]):
+        checkpoint["envelope"] = "\n\n".join((note, "".join(lines)))
+        told = trust.check("default", files, json.dumps(value).encode())
+        assert told == f"ci (identity {WHO})"
+    checkpoint["envelope"] = "\n\n".join((note, "".join(others)))
+    with pytest.raises(Refusal, match="Signature not found"):
+        trust.check("default", files, json.dumps(value).encode())
+    envelope = "\n\n".join((note, "".join([others[0], logs, others[1]])))
+    counts = range(len(note) + 2 + len(others[0]), len(note) + 2 + len(others[0]) + len(logs))
+    passed = []
+    for at in (*range(0, len(note) + 2, 5), *counts):
+        checkpoint["envelope"] = envelope[:at] + chr(ord(envelope[at]) ^ 1) + envelope[at + 1 :]
+        try:
+            trust.check("default", files, json.dumps(value).encode())
+        except Refusal:
+            continue
+        passed.append((at, envelope[at]))
+    assert passed == []
+
+
+def others(line: str) -> Callable[[str], str]:
+    """Write one more line below the log's signature."""
+    return lambda envelope: envelope + line
+
+
 CHECKPOINTS = {
     "another name": lambda envelope: envelope.replace("\u2014 log.", "\u2014 lag."),
     "two signatures": lambda envelope: envelope + envelope.rpartition("\n\n")[2],
-    "a witness's": lambda envelope: envelope + "\u2014 witness.example AAAAAAAAAAAA\n",
     "a line between": lambda envelope: envelope.replace("\n\n", "\n\nx\n"),
     "padded": lambda envelope: envelope[:-1] + "=\n",
+    "no dash": others("witness.example AAAAAAAAAAAA\n"),
+    "no name": others("\u2014  AAAAAAAAAAAA\n"),
+    "a name with a plus": others("\u2014 a+b AAAAAAAAAAAA\n"),
+    "a key alone": others("\u2014 witness.example AAAAAA==\n"),
+    "no base64": others("\u2014 witness.example AAAAAAAAAA*A\n"),
+    "base64 of another spelling": others("\u2014 witness.example AAAAAAAAAAB=\n"),
+    "no end": others("\u2014 witness.example AAAAAAAAAAAA"),
+    "an empty line": others("\n"),
+    "100 more": others("\u2014 witness.example AAAAAAAAAAAA\n" * 100),
 }
 
 
@@ -84,8 +130,8 @@ CHECKPOINTS = {
 def test_what_nothing_signs_in_a_checkpoint(
     adapter: Path, sigstore: Sigstore, trust: Trust, what: str
 ) -> None:
-    """Below a log's checkpoint stands the log's signature and nothing else: Sigstore's library reads over
-    the rest."""
+    """Below a log's checkpoint stand signatures and nothing else, one of them the log's: Sigstore's library
+    reads over the rest."""
     value = json.loads(sigstore.sign(statement(adapter), WHO, ISSUER))
     checkpoint = value["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]["checkpoint"]
     checkpoint["envelope"] = CHECKPOINTS[what](checkpoint["envelope"])
