@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, product
+from itertools import accumulate, chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +40,7 @@ PROCESSORS = {90: 132, 80: 108}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
 # Of SASS; ACQBULK is what waiting for the kernel before becomes.
 COUNTED = "LDG|LDGSTS|STG|STL|LDL|HGMMA|HMMA|FFMA|ATOM|ATOMG|RED|ACQBULK"
+INSTRUCTION_BYTES = 16
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -158,26 +161,59 @@ def specialise(recorded: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     return source, {key: recorded[key] for key in OPTIONS if key in recorded}
 
 
-def measure(recorded: dict[str, Any], capability: int) -> dict[str, Any]:
+def measure(recorded: dict[str, Any], capability: int) -> tuple[dict[str, Any], bytes]:
+    """Compile one launch: what the compiler says of it, and its machine code."""
     source, options = specialise(recorded)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    cubin = compiled.asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-        code = _run("cuobjdump", "-sass", file.name)
     numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
-    operations = re.findall(
-        r"\b((?:LDG|LDGSTS|STG|STL|LDL|HGMMA|HMMA|FFMA|ATOM|ATOMG|RED|ACQBULK)\b[.\w]*)", code
-    )
-    return {
+    told = {
         "name": recorded["name"],
         **{key: value for key, value in recorded.items() if key.isupper() or key in options},
         "registers": numbers["REG"],
         "stack": numbers["STACK"] + numbers["LOCAL"],
         "shared": compiled.metadata.shared,
-        "operations": dict(Counter(_width(operation) for operation in operations)),
     }
+    return told, machine_code(cubin)
+
+
+def machine_code(cubin: bytes) -> bytes:
+    """The one section of an ELF file that holds a kernel's instructions."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_at = struct.unpack_from("<3H", cubin, 0x3A)
+    # Of each section: where its name is, four fields that are not looked at, where it begins, how long it is.
+    sections = [struct.unpack_from("<I20xQQ", cubin, table + number * size) for number in range(count)]
+    names = sections[names_at][1]
+    [code] = [
+        cubin[begin : begin + length]
+        for name, begin, length in sections
+        if cubin.startswith(b".text.", names + name)
+    ]
+    return code
+
+
+def operations(codes: Sequence[bytes], capability: int) -> Iterator[dict[str, int]]:
+    """How often each kernel has each of the operations that are counted, by their width.
+
+    One run of the disassembler reads all of them: it takes half a second to start.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(b"".join(codes))
+        file.flush()
+        listing = _run("nvdisasm", "--binary", f"SM{capability}", file.name)
+    ends = list(accumulate(map(len, codes)))
+    counts = [Counter[str]() for _ in codes]
+    instructions = 0
+    for address, instruction in re.findall(r"^\s*/\*([0-9a-f]+)\*/(.*);", listing, re.MULTILINE):
+        instructions += 1
+        if operation := re.search(rf"\b((?:{COUNTED})\b[.\w]*)", instruction):
+            counts[bisect_right(ends, int(address, 16))][_width(operation[1])] += 1
+    assert instructions * INSTRUCTION_BYTES == ends[-1], "not every instruction is in the listing"
+    yield from map(dict, counts)
 
 
 def _width(operation: str) -> str:
@@ -231,8 +267,11 @@ def main() -> None:
             source, options = specialise(recorded)
             found.setdefault((source.hash(), *options.values()), recorded)
     with ThreadPoolExecutor(2) as pool:
-        measured = pool.map(lambda one: measure(one, capability), found.values())
-        json.dump(list(measured), sys.stdout, indent=1)
+        measured = list(pool.map(lambda one: measure(one, capability), found.values()))
+    told, codes = zip(*measured, strict=True)
+    counted = operations(codes, capability)
+    kernels = [{**one, "operations": counts} for one, counts in zip(told, counted, strict=True)]
+    json.dump(kernels, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":
