@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message
 
 import tests.plugin.conftest  # noqa: F401  # vLLM, without the warnings of its import
 from lora_fs.sidecar.server.app import create_app
-from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware import access, tokens
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.tokens import BadTokenFile, Token, digest_of, find, parse
 from lora_fs.sidecar.server.routes import dynamo, lora
@@ -356,7 +356,7 @@ def test_what_is_no_file(
     """A FIFO in the token file's place, or a file that hangs, delays no request that needs no token by a
     second. A good file takes effect at the next call after the hanging reads have ended.
     """
-    file, more, real = tmp_path / "tokens", access.AT_ONCE + 2, access._contents
+    file, more, real = tmp_path / "tokens", access.AT_ONCE + 2, tokens._contents
     file.write_text(OPERATORS)
     over, began = threading.Event(), time.monotonic
 
@@ -381,7 +381,7 @@ def test_what_is_no_file(
     file.unlink()
     file.write_text(OPERATORS)
     assert [status(one, "load", "x", OPERATORS) for one in (http, unread)] == [200, 200]
-    monkeypatch.setattr(access, "_contents", hangs)
+    monkeypatch.setattr(tokens, "_contents", hangs)
     try:
         needs_none(http)
         needs_none(unread := sidecar(file))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from fastapi import HTTPException
 from starlette.datastructures import Headers
 
-from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware import access, tokens
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES
 
@@ -124,3 +125,25 @@ async def test_a_token_file_is_bounded(tmp_path: Path, more: int) -> None:
     else:
         assert admin.conditions() == ()
         assert await admin.sight(Headers({access.HEADER: SECRET})) == access.ALL
+
+
+async def test_a_file_is_parsed_once_for_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls with a wrong token parse no 10,000 lines each, and other requests go on beside the first."""
+    parse, threads = tokens.parse, list[int]()
+
+    def parsed(text: str) -> object:
+        threads.append(threading.get_ident())
+        return parse(text)
+
+    monkeypatch.setattr(tokens, "parse", parsed)
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"token-{number} name=t{number}\n" for number in range(10_000)))
+    admin = Admin(file, ("-",))
+    for _ in range(20):
+        await admin.look()
+    assert len(threads) == 1
+    file.write_text(f"{SECRET}\n")
+    await admin.look()
+    assert await admin.sight(Headers({access.HEADER: SECRET}))
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads

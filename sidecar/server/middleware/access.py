@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +28,12 @@ from lora_fs.sidecar.model import ChangedBy
 from lora_fs.sidecar.server.middleware.loopback import is_from_here
 from lora_fs.sidecar.server.middleware.origin import Sites
 from lora_fs.sidecar.server.middleware.tokens import (
-    MAX_FILE_BYTES,
     BadTokenFile,
     Token,
+    TokenFile,
     Verb,
     digest_of,
     find,
-    parse,
 )
 from lora_fs.sidecar.settings import Insecure
 
@@ -121,7 +117,7 @@ class Admin:
     ) -> None:
         self._sites, self._insecure = Sites(hosts), insecure
         self.keys: frozenset[bytes] = frozenset()
-        self._token_file, self._clock = token_file, clock
+        self._token_file, self._clock = None if token_file is None else TokenFile(token_file), clock
         self._public = None if EVERY in public else frozenset(public) - {NOBODY}
         self._read_at: float | None = None
         self._failed_at: float | None = None
@@ -131,9 +127,9 @@ class Admin:
 
     def conditions(self) -> tuple[str, ...]:
         """What was wrong with the token file when it was last read; nothing of what is in it."""
-        if self._problem is None:
+        if self._problem is None or self._token_file is None:
             return ()
-        return (f"AdminToken: {self._token_file}: {self._problem}; what needs a token is answered 503",)
+        return (f"AdminToken: {self._token_file.path}: {self._problem}; what needs a token is answered 503",)
 
     @property
     def changed_by(self) -> ChangedBy:
@@ -262,7 +258,7 @@ class Admin:
         assert self._token_file is not None
         now = self._clock()
         try:
-            tokens = await self._parsed(self._token_file)
+            tokens = await self._read_in_time(self._token_file)
         except HTTPException as error:
             self._failed_at, self._problem = self._clock(), error.detail
             raise
@@ -270,10 +266,9 @@ class Admin:
         self._read_at, self._failed_at, self._problem = now, None, None
         return tokens
 
-    async def _parsed(self, path: Path) -> Mapping[bytes, Token]:
+    async def _read_in_time(self, file: TokenFile) -> Mapping[bytes, Token]:
         try:
-            data = await self._threads.run(partial(_contents, path), READ_WAIT_S)
-            return parse(data.decode())
+            return await self._threads.run(file.read, READ_WAIT_S)
         except TimeoutError as error:
             raise HTTPException(503, f"the token file was not read in {READ_WAIT_S:.0f} s") from error
         except OSError as error:
@@ -288,21 +283,6 @@ def address_of(scope: Scope) -> str:
     """The client's address, as the connection has it: no header is believed."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
-
-
-def _contents(path: Path) -> bytes:
-    """Opened without waiting, so that a FIFO in its place costs no thread. A Secret's file is a link."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("it is not a regular file")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    finally:
-        os.close(handle)
-    if len(data) > MAX_FILE_BYTES:
-        raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
-    return data
 
 
 def given_token(headers: Headers) -> str | None:

@@ -11,10 +11,13 @@ all, and the error names the line, not what is in it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from lora_fs.sidecar.errors import InputError
@@ -50,6 +53,27 @@ class Token:
         return verb in self.verbs and (self.namespaces is None or namespace in self.namespaces)
 
 
+class TokenFile:
+    """Reads the file at ``path`` each time, and parses it only if its bytes changed. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: tuple[bytes, Mapping[bytes, Token]] = b"", {}
+
+    def read(self) -> Mapping[bytes, Token]:
+        """Return each token by its SHA-256.
+
+        Raises:
+            OSError: it cannot be read. UnicodeDecodeError: it is no text. BadTokenFile: see ``parse``.
+        """
+        data = _contents(self.path)
+        digest, tokens = hashlib.sha256(data).digest(), self._last[1]
+        if digest != self._last[0]:
+            tokens = parse(data.decode())
+            self._last = digest, tokens
+        return tokens
+
+
 def parse(text: str) -> Mapping[bytes, Token]:
     """Read a token file: each token by its SHA-256. Empty lines and comments (``#``) are skipped.
 
@@ -80,6 +104,21 @@ def find(tokens: Mapping[bytes, Token], given: str) -> Token | None:
 def digest_of(given: str) -> bytes:
     """The SHA-256 of what a header carried."""
     return hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+
+
+def _contents(path: Path) -> bytes:
+    """Opened without waiting, so that a FIFO in its place costs no thread. A Secret's file is a link."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
+    return data
 
 
 def _token(number: int, words: list[str]) -> Token:
