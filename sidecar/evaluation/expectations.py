@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from lora_fs.sidecar.errors import OperatorError
 
 MOST_CHOICES: Final = 20  # vLLM gives so many likely tokens at most, unless it is set otherwise
+MOST_SCHEMAS: Final = 256  # that are kept
 REGEX_S: Final = 1.0
 Text = Annotated[str, Field(min_length=1)]
 
@@ -91,7 +93,7 @@ class Expect(BaseModel):
         if self.regex is not None:
             checks.append(_matches(self.regex, ignore_case=self.ignore_case))
         if self.json_schema is not None:
-            checks.append(_meets(self.json_schema))
+            checks.append(_meets(json.dumps(self.json_schema)))
         return checks
 
 
@@ -118,7 +120,9 @@ def _matches(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
     return check
 
 
-def _meets(schema: dict[str, Any] | bool) -> Callable[[str], bool]:
+@lru_cache(maxsize=MOST_SCHEMAS)  # many cases have one schema, which takes a millisecond to check
+def _meets(written: str) -> Callable[[str], bool]:
+    schema: dict[str, Any] | bool = json.loads(written)
     if schema is False or (
         isinstance(schema, dict) and (schema.get("enum") == [] or schema.get("not") in ({}, True))
     ):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from lora_fs.sidecar.errors import InputError, OperatorError
@@ -14,6 +17,7 @@ from lora_fs.sidecar.evaluation.cases import check
 from lora_fs.sidecar.evaluation.expectations import Expect
 
 Data = Callable[..., Path]
+MILLION = 1_000_000
 GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
 
 
@@ -107,18 +111,49 @@ def test_changed_meanwhile(data: Data) -> None:
         list(found)
 
 
-def test_memory(tmp_path: Path) -> None:
-    """10,000 cases are read in the memory of a few: their lines alone would take 1.5 MiB."""
-    path = tmp_path / "many.jsonl"
-    with path.open("w", encoding="utf-8") as out:
-        for number in range(10_000):
-            out.write(json.dumps({"prompt": f"{number} {'x' * 100}", "expect": {"exact": "2"}}) + "\n")
-    check(path)
-    tracemalloc.start()
-    assert sum(1 for _ in check(path)) == 10_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
+READS = """
+import resource, sys
+from pathlib import Path
+from typing import Any
+from lora_fs.sidecar.evaluation.cases import check
+print(check(Path(sys.argv[1])).cases, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def read_alone(path: Path) -> tuple[int, int]:
+    """Check a file in a process of its own; return its cases, and the process's most memory in KiB."""
+    command = [sys.executable, "-P", "-c", READS, str(path)]
+    cases, peak_kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return int(cases), int(peak_kib)
+
+
+def test_a_million_lines(tmp_path: Path) -> None:
+    """A million cases are read in the memory of ten: at most 8 MiB more, of a file of ten times that."""
+    few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
+    expect = json.dumps({"json_schema": {"type": "object", "required": ["answer"]}})
+    for path, count in ((few, 10), (many, MILLION)):
+        with path.open("w", encoding="utf-8") as out:
+            out.writelines(f'{{"prompt": "{number}", "expect": {expect}}}\n' for number in range(count))
+    cases, floor_kib = read_alone(few)
+    assert cases == 10
+    cases, peak_kib = read_alone(many)
+    assert cases == MILLION
+    assert peak_kib - floor_kib < 8 << 10
+
+
+def test_a_schema_is_checked_once(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cases have it: a check takes a millisecond, and a file may have a million cases."""
+    checks, real = list[Any](), jsonschema.Draft202012Validator.check_schema
+
+    def counted(schema: Any) -> None:
+        checks.append(schema)
+        real(schema)
+
+    monkeypatch.setattr(jsonschema.Draft202012Validator, "check_schema", counted)
+    schema = {"type": "object", "required": ["checked once"]}
+    found = check(data(*[{"prompt": f"{n}", "expect": {"json_schema": schema}} for n in range(1000)]))
+    assert sum(1 for _ in found) == 1000
+    assert len(checks) == 1
 
 
 @pytest.mark.parametrize(
