@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from lora_fs.sidecar.engine.vllm_http import not_there
 from lora_fs.sidecar.errors import TemporaryError
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.evaluation.cases import Case
@@ -92,6 +93,8 @@ class Asker:
                     raise Refused(response.status, await _reason(response))
                 await _read(response, answer, began)
                 await _end(response)
+        except aiohttp.ClientConnectorError as error:
+            raise ReplicaAway(str(not_there(self.url, error))) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ReplicaAway(f"{self.url}: {str(error) or type(error).__name__}") from error
         return answer

@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lora_fs.sidecar import field_errors
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.evaluation.expectations import Expect, Text
 
 MOST_LINE_BYTES: Final = 1 << 20
+OF_A_UNION: Final = ("constrained-", "tuple[")  # how pydantic calls a union's members in a path
 MOST_SHOWN: Final = 10  # broken lines that the error lists; it counts the others
 
 
@@ -113,12 +115,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _case(path: Path, number: int, line: bytes, *, scored: bool) -> Case:
     try:
-        case = Case.model_validate_json(line)
+        case = Case.model_validate_json(line.rstrip())
     except ValidationError as error:
-        first: Any = error.errors(include_url=False, include_input=False)[0]
-        why = {"extra_forbidden": "there is no such field", "missing": "is missing"}.get(first["type"])
-        why = why or first["msg"].removeprefix("Value error, ")
-        field = ".".join(str(part) for part in first["loc"])
+        loc, why = field_errors.first(error, "JSON object")
+        why = why.replace(" at line 1 column ", " at column ")  # a line of the JSON is all that there is
+        field = ".".join(str(part) for part in loc if not str(part).startswith(OF_A_UNION))
         told = f"{shown(field)}: {why}" if field else why
         raise InputError(f"{path}:{number}: {told}") from error
     if case.expect is None and not scored:

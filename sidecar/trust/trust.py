@@ -65,7 +65,8 @@ class Trust:
             return None
         able = [one for one in signers.every if one.covers(namespace)]
         if not able:
-            raise Refusal("untrusted", f"cannot count: {self.path} names no signer for namespace {namespace}")
+            why = f"is trusted by nobody: {self.path} names no signer for namespace {namespace}"
+            raise Refusal("untrusted", why, "name one in the trust file")
         if raw is None:
             raise Refusal(
                 "unsigned",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lora_fs.sidecar import field_errors
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.model.names import Segment
@@ -108,23 +109,19 @@ def parse(text: str, read: Callable[[str], bytes]) -> Signers:
     Raises:
         InputError: a line or a field is wrong, or a key that it names is. OSError: a file cannot be read.
     """
-    import yaml  # a command that checks no signature needs none
+    from lora_fs.sidecar import yaml_texts  # a command that checks no signature needs none
 
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise InputError(
-            f"{where}not YAML: {shown(getattr(error, 'problem', None) or str(error))}"
-        ) from error
+        tree = yaml_texts.parse(text, 1)
+    except yaml_texts.Wrong as wrong:
+        raise InputError(_place(wrong.line, wrong.field, wrong.why)) from wrong
+    if tree is None or tree.value is None:
+        return Signers((), frozenset())
     try:
-        said = TrustFile.model_validate({} if value is None else value)
+        said = TrustFile.model_validate(tree.value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        why = str(first["msg"]).removeprefix("Value error, ")
-        raise InputError(f"{shown(field)}: {shown(why)}") from error
+        path, why = field_errors.first(error)
+        raise InputError(_place(tree.line_of(path), yaml_texts.shown_path(path), why)) from error
     every = []
     for entry in said.signers:
         namespaces = frozenset(entry.namespaces) if entry.namespaces is not None else None
@@ -133,6 +130,10 @@ def parse(text: str, read: Callable[[str], bytes]) -> Signers:
         except (InputError, ValueError) as error:
             raise InputError(f"signer {entry.name}: {error}") from error
     return Signers(tuple(every), frozenset(said.unsigned))
+
+
+def _place(line: int, field: str, why: str) -> str:
+    return f"line {line}: " + (f"{shown(field)}: {shown(why)}" if field else shown(why))
 
 
 def _method(entry: Entry, read: Callable[[str], bytes]) -> Method:
@@ -149,7 +150,11 @@ def _method(entry: Entry, read: Callable[[str], bytes]) -> Method:
     if entry.key is not None:
         return signers.PublicKey(signers.public_key(pem(entry.key)))
     if entry.certificates is not None:
-        return signers.Authority(tuple(load_pem_x509_certificates(pem(entry.certificates))), entry.subject)
+        try:
+            roots = tuple(load_pem_x509_certificates(pem(entry.certificates)))
+        except ValueError as error:
+            raise InputError("its certificates are none in PEM") from error
+        return signers.Authority(roots, entry.subject)
     if util.find_spec("sigstore") is None:
         raise InputError("sigstore is not installed: pip install 'lora-fs[sign]'")
     from lora_fs.sidecar.trust.identities import Identity

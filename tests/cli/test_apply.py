@@ -16,7 +16,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lora_fs.sidecar.cli.declared import carrying, texts
+from lora_fs.sidecar import yaml_texts as texts
+from lora_fs.sidecar.cli.declared import carrying
 from lora_fs.sidecar.registry.format.layout import TEMPORARY
 from lora_fs.sidecar.registry.lifecycle import copying
 from lora_fs.sidecar.registry.lifecycle.artifacts import hash_files
@@ -142,7 +143,12 @@ BAD = {
         "there is no such field",
     ),
     "no source": (HEAD + "metadata: {name: a}\nspec: {}\n", 9, "spec.source", "is missing"),
-    "a bad name": (HEAD + "metadata:\n  name: ../a\nspec: {source: lora-1}\n", 9, "metadata.name", "pattern"),
+    "a bad name": (
+        HEAD + "metadata:\n  name: ../a\nspec: {source: lora-1}\n",
+        9,
+        "metadata.name",
+        "'../a' does not match",
+    ),
     "a label with an empty key": (
         HEAD + 'metadata:\n  name: a\n  labels:\n    team: data\n    "": x\nspec: {source: lora-1}\n',
         12,
@@ -153,7 +159,25 @@ BAD = {
         HEAD + "metadata: {name: a}\nspec:\n  source: lora-1\n  canary: true\n",
         11,
         "spec.canary",
-        "integer",
+        "is no whole number",
+    ),
+    "a policy that is a word": (
+        HEAD + "metadata: {name: a}\nspec:\n  source: lora-1\n  policy: eager\n",
+        11,
+        "spec.policy",
+        "is no mapping",
+    ),
+    "a label that is a number": (
+        HEAD + "metadata: {name: a, labels: {size: 7}}\nspec: {source: lora-1}\n",
+        8,
+        "metadata.labels.size",
+        "is no text: quote it",
+    ),
+    "a policy that is none": (
+        HEAD + "metadata: {name: a}\nspec:\n  source: lora-1\n  policy:\n    kind: eagre\n",
+        12,
+        "spec.policy.kind",
+        "'eagre' is not 'lazy', 'sticky', 'eager' or 'pinned'",
     ),
     "no such folder": (
         HEAD + "metadata: {name: a}\nspec:\n  source: lora-9\n",

@@ -112,9 +112,10 @@ def test_bad_input(lora_fs: LoraFs, root: Path, data: Data) -> None:
         (("a@v2", *nobody, good, "--gate", "pass_rate>"), 2, "cannot be read at column 11"),
         (("a@v1", *nobody, good, "--gate", "regressions<=2"), 2, "nothing to compare with"),
         (("a@v9", *nobody, good), 3, "a of default/tiny has no revision 'v9' (registered: v1, v2)"),
-        (("b", *nobody, good), 3, "b of default/tiny"),
+        (("b", *nobody, good), 3, "b of default/tiny is not registered"),
+        (("a@v2", "--url", "gateway:8001", "--data", good), 2, "--url gateway:8001 is no address"),
         (("a@v2", "--data", good), 2, "say whom to ask"),
-        (("a@v2", *nobody, good), 1, "http://127.0.0.1:9"),
+        (("a@v2", "--patience", "1s", *nobody, good), 1, "no engine answers at http://127.0.0.1:9: "),
     ):
         ran = lora_fs("evaluate", *words)
         assert (ran.code, why in ran.err) == (code, True), ran.err

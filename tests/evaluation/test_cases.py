@@ -24,8 +24,10 @@ GOOD = {"prompt": "1+1=", "expect": {"exact": "2"}}
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "2: Invalid JSON"),
-        ("[]", "2: Input should be an object"),
+        ("{", "2: Invalid JSON: EOF while parsing an object at column 1"),
+        ("[]", "2: is no JSON object"),
+        ({"prompt": 1, "expect": {"exact": "a"}}, "2: prompt: is no text"),
+        ({"prompt": "a", "expect": {"contains": 3}}, "2: expect.contains: is no text"),
         ({"prompt": "a"}, "2: expect: is missing, and there is no --score-command"),
         ({"expect": {"exact": "a"}}, "2: say prompt or messages"),
         (

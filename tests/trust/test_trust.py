@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -195,14 +196,30 @@ def test_an_empty_trust_file(adapter: Path, tmp_path: Path, text: str) -> None:
 
 WRONG = {
     "not YAML": ("signers: [\n", "line 2: not YAML"),
-    "a list": ("- a\n", "the file: "),
-    "an unknown field": ("signers:\n- {name: a, keys: b}\n", "signers.0.keys: "),
-    "no method": ("signers:\n- {name: a}\n", "signers.0: give it one of key, certificates and identity"),
-    "two methods": ("signers:\n- {name: a, key: b, certificates: c}\n", "signers.0: give it one of"),
+    "a list": ("- a\n", "line 1: is no mapping"),
+    "an unknown field": (
+        "signers:\n- name: a\n  keys: b\n",
+        "line 3: signers[0].keys: there is no such field",
+    ),
+    "a key twice": ("signers:\n- name: a\n  key: x\n  key: y\n", "line 4: signers[0].key: this key is there"),
+    "signers twice": ("signers: []\nsigners: []\n", "line 2: signers: this key is there twice"),
+    "anchors that multiply": (
+        "signers: &a [1,1,1,1,1,1,1,1,1,1]\n"
+        + "".join(f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in itertools.pairwise("abcdefg")),
+        "its anchors written out",
+    ),
+    "no method": (
+        "signers:\n- {name: a}\n",
+        "line 2: signers[0]: give it one of key, certificates and identity",
+    ),
+    "two methods": ("signers:\n- {name: a, key: b, certificates: c}\n", "signers[0]: give it one of"),
     "half an identity": ("signers:\n- {name: a, identity: b}\n", "identity, issuer and trustedRoot"),
     "no such file": ("signers:\n- {name: a, key: nowhere.pub}\n", "nowhere.pub: "),
     "no key": ("signers:\n- {name: a, key: '-----BEGIN nothing'}\n", "signer a: its key is no public key"),
-    "no certificate": ("signers:\n- {name: a, certificates: '-----BEGIN x'}\n", "signer a: "),
+    "no certificate": (
+        "signers:\n- {name: a, certificates: '-----BEGIN x'}\n",
+        "signer a: its certificates are none in PEM",
+    ),
     "two of a name": ("signers:\n- {name: a, key: x}\n- {name: a, key: y}\n", "two signers have one name"),
 }
 

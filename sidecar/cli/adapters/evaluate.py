@@ -101,6 +101,8 @@ def evaluate(
     url = url or context.server()
     if url is None:
         raise click.UsageError("say whom to ask: --url of a replica or a gateway")
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"--url {url} is no address: write for example http://gateway:8001")
     wanted = parse(gate) if gate is not None else None
     read = cases.check(data, scored=score_command is not None)
     score: Score = ByCommand(score_command) if score_command is not None else by_expectation
@@ -134,6 +136,8 @@ def _chosen(named: Named, what: str, revision: str | None, against: str | None) 
     known = {record.revision: record for record in named.revisions}
     serves = named.pointer.revision if named.pointer is not None else None
     chosen = revision or serves
+    if not known:
+        raise NotFound(f"{what} is not registered")
     if chosen is None:
         raise NotFound(f"{what} serves nothing: say which revision")
     other = against or (serves if serves != chosen else None)

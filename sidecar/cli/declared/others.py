@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lora_fs.sidecar.cli.declared import texts
-from lora_fs.sidecar.cli.declared.texts import Path, Tree, Wrong, shown_path
+from lora_fs.sidecar import yaml_texts as texts
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.model import PolicyKind
 from lora_fs.sidecar.sources.migration import gie
+from lora_fs.sidecar.yaml_texts import Path, Tree, Wrong, shown_path
 
 POLICIES: Final = frozenset(kind.value for kind in PolicyKind)
 

@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
-from lora_fs.sidecar.cli.declared import others, texts
+from lora_fs.sidecar import field_errors
+from lora_fs.sidecar import yaml_texts as texts
+from lora_fs.sidecar.cli.declared import others
 from lora_fs.sidecar.cli.declared.documents import LoraAdapter
 from lora_fs.sidecar.cli.declared.others import Translated
-from lora_fs.sidecar.cli.declared.texts import Tree, Wrong, shown_path
 from lora_fs.sidecar.errors import InvalidName
 from lora_fs.sidecar.model import Scope, model_slug
 from lora_fs.sidecar.sources.migration.gie import CONFIG
+from lora_fs.sidecar.yaml_texts import Tree, Wrong, shown_path
 
 MOST_BYTES: Final = 64 << 20
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
@@ -151,11 +153,9 @@ def _declared(
     try:
         document = LoraAdapter.model_validate(one.value)
     except ValidationError as error:
-        first: Any = error.errors(include_url=False)[0]
-        loc = tuple(part for part in first["loc"] if part != KEY)
-        why = {"extra_forbidden": "there is no such field", "missing": "is missing"}.get(first["type"])
-        why = "its key is empty" if KEY in first["loc"] else why
-        why = why or first["msg"].removeprefix("Value error, ")
+        whole, why = field_errors.first(error)
+        loc = tuple(part for part in whole if part != KEY)
+        why = "its key is empty" if KEY in whole else why
         raise Wrong(tree.line_of((*one.at, *loc)), shown_path(loc), why) from error
     base = document.spec.model or model
     if base is None:
