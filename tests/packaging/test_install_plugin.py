@@ -68,7 +68,12 @@ def entries(name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def engine_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with vLLM and what vLLM requires, as links, and nothing else."""
+    """A virtual environment with vLLM and what vLLM requires, as links, and nothing else.
+
+    ``ENGINE_PYTHON`` is the interpreter of a vLLM without lora-fs that is taken instead: one in another Python.
+    """
+    if another := os.environ.get("ENGINE_PYTHON"):
+        return Path(another)
     if find_spec("vllm") is None:
         pytest.skip(NO_VLLM)
     folder = tmp_path_factory.mktemp("engine")
