@@ -70,7 +70,7 @@ def entries(name: str) -> set[str]:
 def engine_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with vLLM and what vLLM requires, as links, and nothing else.
 
-    ``ENGINE_PYTHON`` is the interpreter of a vLLM without lora-fs that is taken instead: one in another Python.
+    ``ENGINE_PYTHON`` names another vLLM's interpreter, as of another Python: it must have no lora-fs.
     """
     if another := os.environ.get("ENGINE_PYTHON"):
         return Path(another)
