@@ -14,6 +14,7 @@ import io
 import os
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -54,8 +55,8 @@ def _snapshot(
     """
     found: dict[str, tuple[Record | Pointer, bytes]] = {}
 
-    def take(series: Series[Any]) -> None:
-        newest, body, data = _newest(registry, series)
+    def take(series: Series[Any], listed: Generation) -> None:
+        newest, body, data = _newest(registry, series, listed)
         if newest.generation and (body is None or body.generation != newest.generation):
             path = series.folder / generation_name(series.name, *newest)
             instead = f"generation {body.generation} is exported instead" if body else ""
@@ -71,26 +72,33 @@ def _snapshot(
             left_out.append(f"{path} is left out, since no restore takes it: {error}")
 
     for scope in scopes:
-        for name in sorted(registry.scan(scope).pointers):
-            take(registry.pointers(scope, name))
+        for name, newest in sorted(registry.scan(scope).pointers.items()):
+            take(registry.pointers(scope, name), newest)
         for revision, entries in sorted(registry.scan(scope).revisions.items()):
-            for name in sorted(entries.records):
-                take(registry.records(AdapterKey(*scope, revision, name)))
+            for name, newest in sorted(entries.records.items()):
+                take(registry.records(AdapterKey(*scope, revision, name)), newest)
     return found
 
 
-def _newest(registry: Registry, series: Series[Body]) -> tuple[Generation, Body | None, bytes]:
+def _newest(
+    registry: Registry, series: Series[Body], listed: Generation
+) -> tuple[Generation, Body | None, bytes]:
     """The greatest generation, the newest good body and its bytes.
 
-    They are read again if gc removed what was listed: another generation has followed, or all are gone.
+    They are listed and read again if what was ``listed`` is damaged, or gc removed it: another generation has
+    followed, or all are gone.
     """
+    with suppress(CorruptRecord):
+        found = registry.read(series, listed)
+        if (bytes_of := atomic.read_bytes(registry.path(series, found))) is not None:
+            return listed, found, bytes_of
     for _ in range(RACES):
         newest, body = registry.latest(series)
         data = atomic.read_bytes(registry.path(series, body)) if body is not None else None
         if data is not None:
             return newest, body, data
-        listed = series.folder / generation_name(series.name, *newest)
-        if body is None and (not newest.generation or not registry.is_gone(listed)):
+        path = series.folder / generation_name(series.name, *newest)
+        if body is None and (not newest.generation or not registry.is_gone(path)):
             break
     return newest, None, b""
 

@@ -145,15 +145,16 @@ def _lay(folder: Path, body: Record | Pointer, data: bytes, tier: str, names: Te
     token = body.token if tier == "lww" else ""
     path = folder / generation_name(body.name, body.generation, token)
     atomic.make_folder(folder)
-    there = path.name in (atomic.list_names(folder) or ())
-    if there and atomic.read_bytes(path) == data:
-        return
+    there = atomic.read_bytes(path)
     try:
-        if tier == "lww" and not there:
+        if tier == "lww" and there is None:
             atomic.create_unique(path, data)
             return
-        if not there and atomic.publish(path, data, names):
+        if there is None and atomic.publish(path, data, names):
             return
     except LoraFsError as error:
         raise VolumeUnavailable(f"{error}: restore again") from error
-    raise Conflict(f"{path} is another one than the export's: move it away, or import into an empty folder")
+    if data not in (there, atomic.read_bytes(path)):
+        raise Conflict(
+            f"{path} is another one than the export's: move it away, or import into an empty folder"
+        )

@@ -1,0 +1,82 @@
+"""What maintenance does for one more adapter does not grow with those that there are.
+
+Counted in Python's function calls, which are the same on any machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_fs.sidecar.model import Scope
+from lora_fs.sidecar.registry.backup import archive, export, restore
+from lora_fs.sidecar.registry.lifecycle import release
+from lora_fs.sidecar.registry.maintenance import fsck, gc, survey
+from lora_fs.sidecar.registry.store.writer import Registry
+from tests.registry.conftest import MakeAdapter
+from tests.registry.test_operations import put
+
+SCOPE = Scope("default", "tiny")
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called, and generators resumed."""
+    count = 0
+
+    def note(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def collect(registry: Registry, _: Path) -> None:
+    """Look for all that gc would remove."""
+    assert gc.find(registry, SCOPE, frozenset(), -10.0, history_s=-10.0)
+
+
+def check(registry: Registry, _: Path) -> None:
+    """Look for all that is wrong."""
+    list(fsck.find(registry, survey.look(registry), older_than_s=0, hash_files=False))
+
+
+def back_up(registry: Registry, folder: Path) -> None:
+    """Export all but the files."""
+    export.to_file(registry, [SCOPE], folder / "export.tar", artifacts=False)
+
+
+def bring_back(_: Registry, folder: Path) -> None:
+    """Restore what was exported last."""
+    file = folder / "export.tar"
+    restore.restore(folder / f"restored-{file.stat().st_size}", file, archive.read(file))
+
+
+@pytest.mark.parametrize("work", [collect, check, back_up, bring_back])
+def test_work_grows_with_what_there_is(
+    registry: Registry,
+    make_adapter: MakeAdapter,
+    tmp_path: Path,
+    work: Callable[[Registry, Path], None],
+) -> None:
+    """Twice as many more cost twice as much more; half of the adapters are withdrawn."""
+    source, counts = make_adapter(), []
+    for number in range(24):
+        put(registry, SCOPE, source, name=f"a{number}")
+        if number % 2:
+            release.unregister(registry, SCOPE, f"a{number}", writer="test")
+        if number + 1 in (6, 12, 24):
+            back_up(registry, tmp_path)
+            registry.close()  # its own temporary names are due in 50 ms
+            counts.append(calls_of(lambda: work(registry, tmp_path)))
+    few, twice, all_of_them = counts
+    assert (all_of_them - twice) / (twice - few) == pytest.approx(2, rel=0.1), counts
