@@ -24,6 +24,7 @@ from lora_fs.sidecar.gateway.routing import Router
 from lora_fs.sidecar.gateway.view import view
 from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.server.app import layers, proxied
+from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.middleware.access import HEADER
 from lora_fs.sidecar.server.middleware.errors import AGAIN, HANDLERS
 from lora_fs.sidecar.server.middleware.origin import Sites
@@ -104,6 +105,7 @@ def create_gateway(
     )
     app.router.routes.extend(Route(path, health) for path in ("/health", "/readyz"))
     app.router.routes.extend((Route("/metrics", scrape), Route("/v1/fleet", fleet)))
+    app.router.routes.extend(Route(path, answer) for path, answer in page("fleet.html").items())
     calls = {
         "/v1/load_lora_adapter": every.load,
         "/v1/unload_lora_adapter": every.unload,

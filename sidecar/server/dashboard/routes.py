@@ -1,17 +1,11 @@
-"""``GET /`` and what it is made of, and the data behind it: under ``/v1``, read as the other lists are.
-
-The page itself holds no data and asks nobody for a token. It loads from here alone, and says so.
-"""
+"""A replica's page at ``GET /``, and the data behind it: under ``/v1``, read as the other lists are."""
 
 # No postponed annotations: FastAPI has to see ``Request``, of a function inside one.
 
 import asyncio
 import gzip
-import hashlib
-import mimetypes
 from collections.abc import Coroutine
-from importlib import resources
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
@@ -20,31 +14,18 @@ from lora_fs.sidecar.errors import LoraFsError, NotFound
 from lora_fs.sidecar.registry.store.evaluations import Evaluations
 from lora_fs.sidecar.server.bodies import ErrorBody
 from lora_fs.sidecar.server.dashboard.board import MAX_WAIT_S, Board, Since
+from lora_fs.sidecar.server.dashboard.page import page
 from lora_fs.sidecar.server.dashboard.revisions import revisions_of
 from lora_fs.sidecar.server.dashboard.usage import totals_of
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.ports import ReplicaPort, Served
 
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
-PAGE: Final = "index.html"
-
 
 def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["dashboard"])
-    for name, (data, kind, tag) in _files().items():
-        path = "/" if name == PAGE else f"/dashboard/{name}"
-        routes.add_api_route(path, _file(data, kind, tag), methods=["GET"], include_in_schema=False)
+    for path, answer in page("index.html").items():
+        routes.add_api_route(path, answer, methods=["GET"], include_in_schema=False)
 
     @routes.get(
         "/v1/dashboard",
@@ -134,23 +115,3 @@ async def _unless_left(request: Request, answer: Coroutine[Any, Any, bytes | Non
     finally:
         work.cancel()
         gone.cancel()
-
-
-def _files() -> dict[str, tuple[bytes, str, str]]:
-    """Name → content, type and tag of every file of the page; they are read once."""
-    found = {}
-    for file in (resources.files(__package__) / "static").iterdir():
-        data = file.read_bytes()
-        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        found[file.name] = (data, kind, f'"{hashlib.sha256(data).hexdigest()[:16]}"')
-    return found
-
-
-def _file(data: bytes, kind: str, tag: str) -> Any:
-    async def answer(request: Request) -> Response:
-        headers = {**HEADERS, "ETag": tag}
-        if tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(data, media_type=kind, headers=headers)
-
-    return answer

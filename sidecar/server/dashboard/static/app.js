@@ -6,9 +6,10 @@ import { byId, clock, count, say } from "./dom.js";
 import { followEvents } from "./events.js";
 import { Failed, follow, token } from "./feed.js";
 import { Plots } from "./plot.js";
-import { drawChips, drawDownloads, drawReplicas, drawTiles } from "./side.js";
+import { drawChips, drawDownloads, drawFleetTiles, drawReplicas } from "./side.js";
 import { Fleet, KINDS, SORTS, standing } from "./state.js";
 import { Table } from "./table.js";
+import { followTheme } from "./theme.js";
 
 const QUIET_MS = 30000;
 const fleet = new Fleet();
@@ -118,7 +119,7 @@ function draw() {
     const rows = fleet.view(asked);
     table.show(rows, fleet, asked.replica);
     drawBanners(fleet);
-    drawTiles(fleet);
+    drawFleetTiles(fleet);
     drawChips(fleet, asked.kind, (kind) => change({ kind }));
     drawReplicas(fleet, asked.replica, pick);
     drawDownloads(fleet);
@@ -211,10 +212,6 @@ byId("search").addEventListener("keydown", (event) => {
   if (event.key === "ArrowDown" || event.key === "Enter") (event.preventDefault(), table.focus());
 });
 byId("details-close").addEventListener("click", close);
-byId("theme").addEventListener("click", () => {
-  const dark = getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
-  theme(dark ? "light" : "dark");
-});
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("dialog")) return;
   if (event.key === "/" && !event.target.closest("input")) (event.preventDefault(), byId("search").select());
@@ -226,11 +223,6 @@ document.addEventListener("keydown", (event) => {
     }
   }
 });
-
-function theme(kind) {
-  if (kind) localStorage.setItem("lora-fs-theme", kind);
-  document.documentElement.dataset.theme = localStorage.getItem("lora-fs-theme") ?? "";
-}
 
 byId("token-open").addEventListener("click", () => {
   byId("token-value").value = token.get();
@@ -252,7 +244,7 @@ setInterval(() => {
   if (heardAt && Date.now() - heardAt > QUIET_MS) live("lost");
 }, 5000);
 
-theme();
+followTheme();
 const kept = new URLSearchParams(location.hash.slice(1));
 if (kept.get("kind") === "evicted") kept.set("kind", "unloaded"); // what it was called before
 const [, minus, by] = /^(-?)(\w*)$/.exec(kept.get("sort") ?? "") ?? [];

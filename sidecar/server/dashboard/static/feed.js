@@ -61,7 +61,7 @@ export async function follow(on, signal) {
   }
 }
 
-function pause(ms, signal) {
+export function pause(ms, signal) {
   return new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });

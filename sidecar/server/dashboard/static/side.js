@@ -2,8 +2,9 @@
 
 import { ago, byId, bytes, count, el, percent, say, seconds } from "./dom.js";
 import { KINDS, standing } from "./state.js";
+import { drawTiles } from "./tiles.js";
 
-export function drawTiles(fleet) {
+export function drawFleetTiles(fleet) {
   const replicas = [...fleet.replicas.values()];
   const live = replicas.filter((replica) => replica.live);
   const ready = live.filter((replica) => standing(replica) === "ready").length;
@@ -19,13 +20,7 @@ export function drawTiles(fleet) {
     ["Hit rate: fleet, since start", percent(hits, hits + misses), ""],
     ["Median load: this replica", seconds(own.load_s), ""],
   ];
-  const tiles = byId("tiles");
-  told.forEach(([title, value, kind], at) => {
-    if (!tiles.children[at]) tiles.append(el("div", {}, el("dt", {}, title), el("dd")));
-    const tile = tiles.children[at];
-    tile.className = kind;
-    say(tile.querySelector("dd"), value);
-  });
+  drawTiles(told);
 }
 
 /** `on(id)`: a replica was picked. */
