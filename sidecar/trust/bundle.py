@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from lora_fs.sidecar import field_errors
 from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.trust.refusal import BUNDLE, Refusal
@@ -131,9 +132,9 @@ def parse(raw: bytes) -> Bundle:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
         bundle = _Bundle.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        why = f"is no signature that is read: {shown(field)}: {shown(first['msg'])}"
+        path, reason = field_errors.first(error, "JSON object")
+        field = ".".join(map(str, path))
+        why = f"is no signature that is read: {shown(field)}: {shown(reason)}"
         raise Refusal("untrusted", why) from error
     except (ValueError, RecursionError) as error:
         raise Refusal("untrusted", f"is no signature that is read: {shown(str(error))}") from error
