@@ -284,6 +284,10 @@ def test_a_cluster_without_sidecars_is_refused() -> None:
         ({"stage": {"maxBytes": 1}}, "stage.maxBytes: Invalid type. Expected: string"),
         ({"storage": {"accessModes": ["ReadOnlyMany"]}}, "storage.accessModes"),
         ({"image": {"digest": "latest"}}, "image.digest: Does not match pattern"),
+        (
+            {"terminationGracePeriodSeconds": 29},
+            "terminationGracePeriodSeconds: Must be greater than or equal to 30",
+        ),
         ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: Array must have at least 1 items"),
         ({"strategy": {"maxSurge": 0}}, "strategy: Must not validate the schema"),
         ({"ingress": {"enabled": True}}, "ingress.host: String length must be greater than or equal to 1"),
@@ -481,12 +485,10 @@ def test_what_is_loaded_fits_the_engine() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stop_leaves_requests_their_time(mode: str) -> None:
     """All that the pod has but 30 s, whatever that is; the engine's own arguments have the last word."""
-    for grace_s in (VALUES["terminationGracePeriodSeconds"], 31, 3600):
+    for grace_s in (VALUES["terminationGracePeriodSeconds"], 30, 3600):
         spec = pod(objects({"mode": mode, "terminationGracePeriodSeconds": grace_s}))
         assert plain.option(spec["containers"][0], "shutdown-timeout") == grace_s - 30
         assert plain.slack_s(spec) == 20
-    (engine,) = pod(objects({"mode": mode, "terminationGracePeriodSeconds": 20}))["containers"]
-    assert plain.option(engine, "shutdown-timeout") == 0
     given = {"mode": mode, "engine": {"args": ["--shutdown-timeout=5"]}}
     (engine,) = pod(objects(given))["containers"]
     assert engine["args"][-1] == "--shutdown-timeout=5"

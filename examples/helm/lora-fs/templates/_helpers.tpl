@@ -149,7 +149,7 @@ seccompProfile:
 
 {{- /* How long the engine goes on with requests: less 10 s before it is told, and 20 s to end after them. */ -}}
 {{- define "lora-fs.shutdownTimeout" -}}
-{{- max 0 (sub (int .Values.terminationGracePeriodSeconds) 30) -}}
+{{- sub (int .Values.terminationGracePeriodSeconds) 30 -}}
 {{- end -}}
 
 {{- /* What lora-fs is told, in the sidecar or in the engine. */ -}}
