@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.e2e.conftest import adapters, farm, model_dir, work_dir
+from tests.e2e.conftest import adapters, farm, forked, model_dir, work_dir
 
-__all__ = ["adapters", "farm", "model_dir", "work_dir"]
+__all__ = ["adapters", "farm", "forked", "model_dir", "work_dir"]

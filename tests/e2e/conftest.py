@@ -24,6 +24,7 @@ from lora_fs.demo.process import Process, module_command
 from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from lora_fs.demo.volume import Volume
+from tests.gateway.forks import commands_are_forked
 
 HERE = Path(__file__).parent
 ADAPTERS = 48
@@ -34,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Commands and sidecars are forked, but those of the demo and of a page: it runs the script."""
+    with commands_are_forked():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from lora_fs.demo.engine import ENGINE_ENV, EngineFarm
 from lora_fs.demo.process import module_command
 from lora_fs.demo.tiny_llama import MODEL_NAME
 from tests.engine.client import owned
+from tests.gateway.forks import commands_are_forked
 
 HERE = Path(__file__).parent
 ADAPTERS = 16
@@ -32,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Commands and sidecars are forked, but those of the demo and of a page: it runs the script."""
+    with commands_are_forked():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from lora_fs.sidecar.registry.lifecycle import ingest
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.validate import Expectation
-from tests.gateway.forks import Forks
+from tests.gateway.forks import Forks, shared
 from tests.registry.conftest import write_adapter
 
 SCOPE = Scope("default", "tiny")
@@ -122,9 +122,8 @@ def stubs(folder: Path, forks: Forks) -> Iterator[Stubs]:
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("forks") / "log") as one:
-        yield one
+def forks() -> Forks:
+    return shared()
 
 
 @pytest.fixture

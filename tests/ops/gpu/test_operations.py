@@ -182,9 +182,13 @@ CONFIGURATIONS = [
 def test_every_configuration_gives_the_same(
     configs: tuple[Shrink, Expand], dtype: torch.dtype, inputs: int
 ) -> None:
-    """Tiles and the number of programs are a matter of time, not of the result."""
-    layer = make_layer(Shape(inputs, (64, 16, 8)), [[20, 3, 0], [1, 1, 40], None, [130, 0, 2]], dtype)
-    slots = slots_of_rows((1, 66), (NO_SLOT, 1), (0, 2), (3, 17), (2, 3), (0, 5))
+    """Tiles and the number of programs are a matter of time, not of the result.
+
+    One segment has more rows than a tile, and one slice more ranks.
+    """
+    rows, ranks = configs[0].rows + 2, configs[0].ranks + 2
+    layer = make_layer(Shape(inputs, (64, 16, 8)), [[20, 3, 0], [1, 1, 17], None, [ranks, 0, 2]], dtype)
+    slots = slots_of_rows((1, rows), (NO_SLOT, 1), (0, 2), (3, 17), (2, 3), (0, 5))
     plan = gpu.DevicePlan(len(slots), 4, DEVICE)
     plan.upload(plan_rows(slots), tile=configs[0].rows)
     check(layer, slots, plan=plan, configs=configs)
