@@ -109,6 +109,14 @@ def test_both_servers_serve_what_one_command_registered(
     )
 
 
+def test_a_vllm_started_by_its_own_command_answers_alike(
+    clients: dict[str, httpx.Client], engine: Process
+) -> None:
+    """What the farm does to start fast changes nothing that clients see."""
+    with httpx.Client(base_url=engine.url, timeout=60, **LOCAL) as forked:
+        assert {answer(client, MODEL_NAME) for client in clients.values()} == {answer(forked, MODEL_NAME)}
+
+
 def test_loads_keep_off_the_processors_of_the_steps(
     served: tuple[Process, Volume], clients: dict[str, httpx.Client], adapters: Adapters
 ) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.process import Process, child_environment, module_command, spawn
 from lora_fs.demo.replica import PROMPT
 
@@ -95,15 +94,3 @@ def test_a_killed_process_is_not_signalled_again(tmp_path: Path, monkeypatch: py
     process.stop()
     process.kill()
     assert signalled == []
-
-
-def test_a_vllm_started_by_its_own_command_answers_alike(
-    engine: Process, farm: EngineFarm, model_dir: Path
-) -> None:
-    """What the farm does to start fast changes nothing that clients see."""
-    stock = farm.start_by_command("stock", model_dir)
-    stock.wait_ready(timeout_s=120)
-    try:
-        assert complete(stock, "tiny") == complete(engine, "tiny")
-    finally:
-        stock.stop()
