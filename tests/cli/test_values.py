@@ -25,6 +25,17 @@ def test_an_option_of_every_command_is_its_setting(option: Setting) -> None:
     assert option.shown_default == (field.default or "")
 
 
+def test_help_has_one_word_for_durations() -> None:
+    """And one for sizes, in every command: an option that is made from a setting says the same."""
+    shown = {
+        (option.type.name, option.make_metavar(click.Context(command)))
+        for command in map(cli.commands.__getitem__, sorted(cli.commands))
+        for option in command.params
+        if isinstance(option.type, Duration | Size)
+    }
+    assert shown == {("time", "TIME"), ("size", "SIZE")}
+
+
 @pytest.mark.parametrize(
     ("written", "seconds"),
     [("90", 90), ("90s", 90), ("15m", 900), ("48h", 172_800), ("2d", 172_800), ("0.5", 0.5), ("500ms", 0.5)],

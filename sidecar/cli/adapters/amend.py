@@ -80,9 +80,7 @@ def unpin(
     type=click.Choice([*(kind.value for kind in PolicyKind), "default"]),
     help="When it is in the engine; default: as each sidecar is set",
 )
-@click.option(
-    "--ttl", type=Duration(whole=True), metavar="TIME", help="Idle time of a lazy adapter: 90s, 15m, 1h"
-)
+@click.option("--ttl", type=Duration(whole=True), help="Idle time of a lazy adapter: 90s, 15m, 1h")
 @click.option("--priority", type=int, metavar="N", help="Eager and pinned: greater loads first")
 @click.option(
     "--label",

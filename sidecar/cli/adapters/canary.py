@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--steps", type=Steps(), metavar="P,P", help="Advance by itself, such as 5,25,100; 100 finishes"
 )
-@click.option(
-    "--every", type=Duration(), default="10m", show_default=True, metavar="TIME", help="How long a step lasts"
-)
+@click.option("--every", type=Duration(), default="10m", show_default=True, help="How long a step lasts")
 @click.option(
     "--gate", metavar="GATE", help="With --steps: end the trial and exit 5 if a step does not pass it"
 )

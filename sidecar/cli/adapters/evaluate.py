@@ -56,7 +56,6 @@ CONFIDENCE = 0.95
     type=Duration(),
     default="5m",
     show_default=True,
-    metavar="TIME",
     help="How long a replica may be away before the evaluation gives up",
 )
 @click.option("--journal", type=Place(), metavar="FILE", help="Keep each result; a later run goes on from it")

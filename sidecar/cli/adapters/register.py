@@ -29,7 +29,6 @@ from lora_fs.sidecar.registry.lifecycle.register_as import Outcome, RegisterAs
 @click.option(
     "--ttl",
     type=Duration(whole=True),
-    metavar="TIME",
     help="Evict a lazy adapter after this idle time: 90s, 15m, 1h, 2d; a bare number is seconds "
     "[default: LORA_FS_DEFAULT_TTL_S, 1h]",
 )

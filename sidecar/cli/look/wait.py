@@ -53,7 +53,6 @@ class Aim(click.ParamType[str]):
     type=Duration(),
     default="60s",
     show_default=True,
-    metavar="TIME",
     help="Wait no longer",
 )
 @parameters.output

@@ -120,7 +120,6 @@ all_namespaces = click.option(
 wait = click.option(
     "--wait",
     type=Duration(),
-    metavar="TIME",
     help="Wait so long until every live replica follows; exit 6 if one does not [default: do not wait]",
 )
 min_replicas = click.option(

@@ -51,7 +51,7 @@ class Duration(click.ParamType[float]):
         bare: whether a number without a unit is taken for seconds.
     """
 
-    name = "duration"
+    name = "time"
 
     def __init__(self, *, least: float = 0, whole: bool = False, bare: bool = True) -> None:
         self._least, self._whole, self._bare = (1 if whole else least), whole, bare

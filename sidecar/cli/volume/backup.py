@@ -190,7 +190,6 @@ def _tell(context: Context, rows: list[dict[str, Any]], dry_run: bool, output: F
     type=Duration(bare=False),
     default="24h",
     show_default=True,
-    metavar="TIME",
     help="Pass over half copies and unregistered folders that are younger",
 )
 @parameters.output

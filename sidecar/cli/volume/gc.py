@@ -31,7 +31,6 @@ DEAD_AFTER_S = 1.5 * LEASE_S
     type=Duration(bare=False),
     default="24h",
     show_default=True,
-    metavar="TIME",
     help="Keep what is younger",
 )
 @click.option(
@@ -39,7 +38,6 @@ DEAD_AFTER_S = 1.5 * LEASE_S
     type=Duration(bare=False),
     default=f"{HISTORY_S / 3600:g}h",
     show_default=True,
-    metavar="TIME",
     help="Keep superseded generations and tombstones that are younger",
 )
 @parameters.output

@@ -30,7 +30,6 @@ COLUMNS = ("NAMESPACE", "WHAT", "USED", "ALLOWED")
     "--bytes",
     "size_bytes",
     type=Size(or_none=True),
-    metavar="SIZE",
     help="Of all revisions: 50Gi, 500M, 1000, or none",
 )
 @click.option("--per-minute", type=Count(), metavar="N", help="Registrations in a minute, or none")
