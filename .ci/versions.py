@@ -5,7 +5,8 @@ Results are kept by file: ``--files`` runs some of a suite's, and what was kept 
 
 The plugin's suites run inside a version's environment, from ``PLUGIN_FROM`` on. The sidecar knows its engine
 over HTTP alone: its suite runs here, and ``ENGINE_PYTHON`` is the interpreter of the engine. The suite
-``fleet`` replaces replicas of ``FLEET_FROM`` by ones of the version, ``OTHER_ENGINE_PYTHON``, and back.
+``fleet`` replaces replicas of ``FLEET_FROM`` by ones of the version, ``OTHER_ENGINE_PYTHON``, and back, and
+pauses ones of the version.
 
 Another version's environment has that vLLM and what it pins otherwise (``requirements/versions``); the rest
 is this one's. Where no CPU build is to be had, its Python is laid over this one's compiled files; where its
@@ -51,7 +52,7 @@ SUITES = {
         "tests/e2e/test_proxy.py",
         "tests/e2e/test_bad_input.py",
     ],
-    "fleet": ["tests/e2e/test_two_versions.py"],
+    "fleet": ["tests/e2e/test_two_versions.py", "tests/e2e/test_paused.py"],
 }
 SINCE = {"sidecar": "", "fleet": HERE}
 DEFAULT = ["plugin", "engine", "sidecar", "fleet"]
