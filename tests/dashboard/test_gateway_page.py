@@ -68,6 +68,7 @@ def test_replicas_their_state_and_an_adapters_homes(fleet: Stubs, open_page: Ope
     page = open_page(gateway.url)
     expect(line(page, "r0")).to_contain_text("ready")
     expect(line(page, "r1")).to_contain_text(__version__)
+    expect(line(page, "r1").get_by_role("cell", name="0 + 0", exact=True)).to_be_visible()  # its queue
     expect(tile(page, "Replicas ready")).to_have_text("2 / 2")
     expect(page.locator("#incident")).to_be_hidden()
     expect(page.get_by_role("columnheader", name="Home")).to_be_hidden()
