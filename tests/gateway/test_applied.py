@@ -67,7 +67,7 @@ def users(fleet: Stubs) -> Iterator[dict[tuple[str, str], list[str]]]:
     def ask(replica: Process) -> None:
         try:
             with httpx.Client(timeout=60) as client:
-                while not ended.is_set():
+                while not ended.wait(0.01):
                     for name in STEPS:
                         told.setdefault((replica.name, name), []).append(answer(client, replica, name))
         except BaseException as error:  # a user's error is the test's
