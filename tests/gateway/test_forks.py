@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,13 @@ from tests.gateway.forks import commands_are_forked
 from tests.registry.conftest import write_adapter
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    made = Volume(tmp_path / "root", "tiny", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Volume:
+    folder = tmp_path_factory.mktemp("volume")
+    made = Volume(folder / "root", "tiny", cwd=folder)
     made.root.mkdir()
     made.run("init")
-    write_adapter(tmp_path / "source", 1)
+    write_adapter(folder / "source", 1)
     made.run("register", "one", "source", "--base-model", "tiny")
     return made
 
