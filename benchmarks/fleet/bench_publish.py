@@ -67,7 +67,8 @@ class Mirror(threading.Thread):
             self.follow(time.monotonic() - self._lag_s)
 
     def follow(self, until: float) -> None:
-        """Copy what was as it is since ``until``."""
+        """Copy what was as it is since ``until``, in the order in which it was written."""
+        now, due = time.monotonic(), list[tuple[int, Path, tuple[int, int]]]()
         for folder, _, names in os.walk(self._source):
             for name in names:
                 path = Path(folder, name)
@@ -77,10 +78,13 @@ class Mirror(threading.Thread):
                     if self._done.get(path) == version:
                         continue
                     if self._seen.get(path, (None, 0.0))[0] != version:
-                        self._seen[path] = version, time.monotonic()
+                        self._seen[path] = version, now
                     if self._seen[path][1] <= until:
-                        self._take(path)
-                        self._done[path] = version
+                        due.append((told.st_mtime_ns, path, version))
+        for _, path, version in sorted(due):
+            with contextlib.suppress(FileNotFoundError):
+                self._take(path)
+                self._done[path] = version
 
     def _take(self, path: Path) -> None:
         target = self._copy / path.relative_to(self._source)
