@@ -8,10 +8,12 @@ elsewhere, as each command is by its script.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -103,8 +105,10 @@ class Forks:
 
 @functools.cache
 def shared() -> Forks:
-    """The one of this process; it ends with it."""
-    return Forks(Path(tempfile.mkdtemp(prefix="forks-")) / "log")
+    """The one of this process; it ends with it, and its log goes."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Forks(folder / "log")
 
 
 @contextmanager
