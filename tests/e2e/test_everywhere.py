@@ -15,6 +15,7 @@ import pytest
 
 from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
+from lora_fs.demo.waiting import wait_until
 from tests.sources.conftest import tar_of
 
 Adapters = Callable[[int], Path]
@@ -41,6 +42,24 @@ def test_registered_by_command(
     register("by-command", adapters(10))
     assert all("by-command" in replica.names() for replica in pair.both)
     assert pair.answer("by-command") != base_answer
+
+
+def test_the_queue_is_the_engines(pair: Pair[Replica]) -> None:
+    """`/metadata` counts what runs in the engine and what waits there, whoever asked; then nothing does."""
+    idle, endless = {"running": 0, "waiting": 0}, {"prompt": [PROMPT] * 1_000, "max_tokens": 200}
+    body = {**endless, "model": "tiny", "temperature": 0, "ignore_eos": True, "stream": True}
+
+    def queue() -> dict[str, int]:
+        told: dict[str, int] = pair.a.http.get("/metadata").raise_for_status().json()["queue"]
+        return told
+
+    wait_until("it is idle", lambda: queue() == idle, timeout_s=60)
+    with httpx.stream("POST", f"{pair.a.engine_url}/v1/completions", json=body, timeout=200) as response:
+        assert response.status_code == 200, response.read()
+        lines = response.iter_lines()  # kept: the connection ends with it
+        assert next(lines)
+        wait_until("some run, and others wait", lambda: min(queue().values()) > 0, timeout_s=60)
+    wait_until("it is idle again", lambda: queue() == idle, timeout_s=200)
 
 
 def test_seen_on_the_dashboard(pair: Pair[Replica], register: Register, adapters: Adapters) -> None:
