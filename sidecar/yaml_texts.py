@@ -77,7 +77,8 @@ def parse(text: str, first_line: int) -> Tree | None:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = first_line + (mark.line if mark is not None else 0)
+        last = text.rstrip().count("\n")  # libyaml's end of a text is the line after it
+        line = first_line + (min(mark.line, last) if mark is not None else 0)
         raise Wrong(line, "", f"not YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Wrong(first_line, "", f"not YAML: {' '.join(str(error).split())}") from error

@@ -107,7 +107,9 @@ class Stream:
         """After ``stop``: every answer was whole and the undisturbed one, and none stood still.
 
         Args:
-            steady: False where the engine's own steps may take long, as in Triton's interpreter.
+            steady: False where the engine's own steps may take long. Triton's interpreter is slow. Two
+                tensor-parallel workers and the core wait for one another in busy loops: beside others on two
+                cores a step takes seconds.
         """
         assert not self._thread.is_alive(), "the stream did not end"
         assert self.broke is None

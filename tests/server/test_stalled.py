@@ -19,7 +19,7 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 from lora_fs.sidecar.server.dashboard import board
 from lora_fs.sidecar.server.dashboard.board import Board
 from lora_fs.sidecar.server.dashboard.fleet import Fleet
-from lora_fs.sidecar.server.middleware import access
+from lora_fs.sidecar.server.middleware import access, tokens
 from lora_fs.sidecar.server.middleware import audit as trail
 from lora_fs.sidecar.server.middleware.access import Admin
 from lora_fs.sidecar.server.middleware.audit import Trail
@@ -65,7 +65,7 @@ def hang() -> Iterator[Hang]:
 async def test_the_token_file(hang: Hang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever shows a token is answered 503; one that was not read just now is not waited for anew."""
     monkeypatch.setattr(access, "READ_WAIT_S", SOON_S)
-    monkeypatch.setattr(access, "_contents", hang)
+    monkeypatch.setattr(tokens, "_contents", hang)
     admin = Admin(tmp_path / "tokens", ("-",))
     for _ in range(CALLERS):
         with pytest.raises(HTTPException, match="was not read") as told:

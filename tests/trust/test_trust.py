@@ -195,7 +195,7 @@ def test_an_empty_trust_file(adapter: Path, tmp_path: Path, text: str) -> None:
 
 
 WRONG = {
-    "not YAML": ("signers: [\n", "line 2: not YAML"),
+    "not YAML": ("signers: [\n", "line 1: not YAML"),
     "a list": ("- a\n", "line 1: is no mapping"),
     "an unknown field": (
         "signers:\n- name: a\n  keys: b\n",
