@@ -2,7 +2,7 @@
 
 A script, run by ``tests.gateway.forks``. It takes JSON from the socket whose number is its argument, with the
 files that are to be the process's output, and answers each with a pid. A third file makes it a command that
-ends: it is told how. When the other end closes it exits, and what it forked is killed.
+ends: the exit code is written there. When the other end closes it exits, and what it forked is killed.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_a_fork_changes_the_volume(volume: Volume) -> None:
 
 
 def test_a_command_that_hangs_is_ended(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told where it was, as of the script."""
+    """The error says where the command was, as with the script."""
     monkeypatch.setattr(forks, "_COMMAND_LIMIT_S", 1)
     with commands_are_forked(), pytest.raises(CommandHung) as hung:
         volume.run("events", "--follow")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from vllm.lora.request import LoRARequest
 
-from lora_fs.worker_patch.api.calls import admission
-from lora_fs.worker_patch.api.engine import _heard
+from lora_fs.worker_patch.api.calls import admission, heard
 from lora_fs.worker_patch.notices import Waiting
 from lora_fs.worker_patch.worker import rpc
 from lora_fs.worker_patch.worker.load.loader import Done
@@ -96,7 +95,7 @@ class Ranks(RuleBasedStateMachine):
             if states != {"ready"}:
                 self.call("drop", user, id=adapter)
             return
-        self.admit[key] = admission(_heard(answer, self.heard[adapter]) for answer in answers)
+        self.admit[key] = admission(heard(answer, self.heard[adapter]) for answer in answers)
 
     @rule(rank=st.integers(0, 3), adapter=IDS, fails=st.integers(0, 9))
     def end(self, rank: int, adapter: int, fails: int) -> None:

@@ -1,4 +1,4 @@
-"""A call of ``worker.rpc`` in every worker of every engine behind a client of vLLM's."""
+"""A call of ``worker.rpc`` in every worker of every engine behind a client of vLLM's, and its answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.engine.protocol import EngineClient
 
+from lora_fs.worker_patch.notices import End, Waiting
 from lora_fs.worker_patch.worker.hooks import RPC
 
 Answer = dict[str, Any]
@@ -45,3 +46,14 @@ def admission(answers: Iterable[Answer]) -> Answer | None:
         return None
     numbers = sorted({answer["load"] for answer in loaded})
     return {"loads": numbers, "bytes": max(answer["bytes"] for answer in loaded)}
+
+
+def end_of(answer: Answer) -> End:
+    """Return which end of a load a worker's answer waits for."""
+    return answer["load"], answer["from"]
+
+
+def heard(answer: Answer, waiting: Waiting) -> Answer:
+    """Return what a worker that was loading answers once its load has ended."""
+    size_bytes = waiting.ended.get(end_of(answer)) if answer["state"] == "loading" else None
+    return answer if size_bytes is None else {**answer, "state": "loaded", "bytes": size_bytes}

@@ -28,10 +28,10 @@ from lora_fs.sidecar.engine.protocol import Activity, Facts, Loaded
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NoSpareRoom
 from lora_fs.sidecar.model import Policy, PolicyKind, Record, public_of
 from lora_fs.worker_patch import processors
-from lora_fs.worker_patch.api.calls import Answer, admission, ask_all
+from lora_fs.worker_patch.api.calls import Answer, admission, ask_all, end_of, heard
 from lora_fs.worker_patch.api.ending import Ending
 from lora_fs.worker_patch.api.metrics import queue_of
-from lora_fs.worker_patch.notices import End, Listener, Waiting
+from lora_fs.worker_patch.notices import Listener, Waiting
 
 LINGER_S = 5.0
 TARGETS_MOST = 64  # of an adapter with more the worker reserves room for the whole
@@ -180,8 +180,8 @@ class InProcess:
                 await self._sync(0)  # what nobody uses now makes room
             under_way = [answer for answer in answers if answer["state"] == "loading"]
             if not again and all(answer["notifies"] for answer in under_way):
-                await waiting.until([_end(answer) for answer in under_way], UNHEARD_S)
-                admit = admission(_heard(answer, waiting) for answer in answers)
+                await waiting.until([end_of(answer) for answer in under_way], UNHEARD_S)
+                admit = admission(heard(answer, waiting) for answer in answers)
                 continue
             admit = None
             await asyncio.sleep(FULL_S if again else look_s)
@@ -342,13 +342,3 @@ class InProcess:
             if "error" in answer:
                 raise EngineUnavailable(f"the engine did not do it ({call}): {answer['error']}")
         return answers
-
-
-def _end(answer: Answer) -> End:
-    return answer["load"], answer["from"]
-
-
-def _heard(answer: Answer, waiting: Waiting) -> Answer:
-    """What a worker that was loading would answer now that its load has ended."""
-    size_bytes = waiting.ended.get(_end(answer)) if answer["state"] == "loading" else None
-    return answer if size_bytes is None else {**answer, "state": "loaded", "bytes": size_bytes}
