@@ -610,26 +610,18 @@ def test_what_scales_replicas_is_alone() -> None:
 
 
 def test_the_pages_example_scales() -> None:
-    """The autoscaler that the page gives is one that the API takes, by a metric that a replica has."""
-    (given,), (rule,), (keda, _) = (
-        [one for one in values_of("kubernetes.md") if key in one or key == one.get("kind")]
-        for key in ("autoscaling", "rules", "ScaledObject")
+    """The autoscaler that the page gives is one that the API takes, by a metric that the adapter makes."""
+    (given,), (rule,) = (
+        [one for one in values_of("kubernetes.md") if key in one] for key in ("autoscaling", "rules")
     )
     kinds = objects(given)
     kubernetes_validate.validate(kinds["HorizontalPodAutoscaler"], plain.VERSIONS[-1], strict=True)
     (metric,) = given["autoscaling"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["rules"]["custom"][0]["name"]["as"]
-    metrics = (plain.FOLDER.parents[1] / "docs/reference/metrics.md").read_text()
-    for query in (
-        rule["rules"]["custom"][0]["seriesQuery"],
-        keda["spec"]["triggers"][0]["metadata"]["query"],
-    ):
-        assert f"`{re.findall('lora_fs_[a-z_]+', query)[0]}`" in metrics
 
 
 def test_the_pages_zero_is_left_again() -> None:
-    """Its values render a gateway that is ready without replicas and scraped; KEDA asks for its series."""
-    keda = [one for one in values_of("kubernetes.md") if one.get("kind") == "ScaledObject"][-1]
+    """Its values render a gateway that is ready without replicas and scraped, by a PodMonitor or without."""
     (given,) = (one for one in values_of("kubernetes.md") if "readyAtZero" in one.get("gateway", {}))
     made = {(one["kind"], one["metadata"]["name"]): one for one in render(given)}
     (gateway,) = (
@@ -637,15 +629,12 @@ def test_the_pages_zero_is_left_again() -> None:
     )
     (container,) = gateway["spec"]["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/metrics"
+    assert plain.scraped(gateway) == [8001]
     (monitor,) = (
         one for kind, one in made.items() if kind[0] == "PodMonitor" and kind[1].endswith("-gateway")
     )
     labels = gateway["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert keda["spec"]["minReplicaCount"] == 0
-    series = (plain.FOLDER.parents[1] / "docs/howto/fleet.md").read_text()
-    for trigger in keda["spec"]["triggers"]:
-        assert f"`{re.findall('lora_fs_[a-z_]+', trigger['metadata']['query'])[0]}`" in series
 
 
 @pytest.mark.parametrize(

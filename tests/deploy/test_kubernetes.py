@@ -334,7 +334,7 @@ def test_service_selects_the_pods() -> None:
 def scraped(deployment: Object) -> list[int]:
     """The ports of a deployment's pods that the example for Prometheus keeps."""
     config = yaml.safe_load((FOLDER.parent / "observability/prometheus.yaml").read_text())
-    (relabel,) = config["scrape_configs"][0]["relabel_configs"]
+    (relabel,) = (one for one in config["scrape_configs"][0]["relabel_configs"] if "action" in one)
     template = deployment["spec"]["template"]
     known = {
         f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', name)}": value
@@ -342,7 +342,7 @@ def scraped(deployment: Object) -> list[int]:
     }
     pod, found = template["spec"], []
     for exposed in (
-        port for one in pod["initContainers"] + pod["containers"] for port in one.get("ports", [])
+        port for one in pod.get("initContainers", []) + pod["containers"] for port in one.get("ports", [])
     ):
         number = known["__meta_kubernetes_pod_container_port_number"] = str(exposed["containerPort"])
         if re.fullmatch(relabel["regex"], ";".join(known[name] for name in relabel["source_labels"])):

@@ -1,22 +1,29 @@
-"""The Grafana dashboard and the alerts: PromQL that parses, about series and labels that are served."""
+"""The dashboard, the alerts and what scales: PromQL that parses, about series and labels that are served."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import promql_parser
 import pytest
 import yaml
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
+from lora_fs.sidecar.gateway.discovery import Given
+from lora_fs.sidecar.gateway.metrics import Metrics
+from lora_fs.sidecar.gateway.routing import Router
+from lora_fs.sidecar.gateway.watch import Watch
 from lora_fs.sidecar.model import Phase
 from lora_fs.sidecar.reconcile.catalog import Served, Trial
 from lora_fs.sidecar.server.routes.observe import Revisions, Scrape
 from lora_fs.worker_patch.api.metrics import Tiers
+from tests.deploy.test_kubernetes import VERSIONS
 from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeReplica
 
@@ -28,14 +35,20 @@ RULES: list[dict[str, Any]] = [
     for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-FROM_PROMETHEUS = {"instance", "job", "le", "__name__"}
+SCALED: dict[str, dict[str, Any]] = {
+    name: yaml.safe_load((FOLDER / name).read_text()) for name in ("keda.yaml", "keda-zero.yaml")
+}
+ADAPTER: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())
+SCRAPE: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+ADDED = {one.get("target_label") for one in SCRAPE["scrape_configs"][0]["relabel_configs"]} - {None}
+FROM_PROMETHEUS = {"instance", "job", "le", "__name__"} | ADDED
 PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total"}
 LEGEND = re.compile(r"\{\{ *\$?(?:labels\.)?(\w+) *\}\}")
 VARIABLES = {"$__rate_interval": "5m", "$job": ".+", "$instance": ".+", "${datasource}": "p"}
 
 
 def families() -> Iterator[Metric]:
-    """Every family that a sidecar or the plugin serves, with a series of each."""
+    """Every family that a sidecar, the plugin or the gateway serves, with a series of each."""
     trials = {"a": Trial(Served("a@v1", RECORD), 20)}
     replica = FakeReplica(("a", "b"), phases={"b": Phase.FAILED}, ready=False, trials=trials)
     yield from Scrape(replica).collect()
@@ -49,6 +62,9 @@ def families() -> Iterator[Metric]:
     }
     yield from Tiers(lambda: [seen]).collect()
     yield from Revisions(replica).collect()
+    router = Router(time.monotonic)
+    router.report("r0", [], None, 0.0)
+    yield from Metrics(router, Watch(router, Given(()), time.monotonic, headers={})).registry.collect()
 
 
 def served() -> dict[str, set[str]]:
@@ -73,7 +89,17 @@ def grafana_expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], expression
 
 
-EXPRESSIONS = [*grafana_expressions(), *((rule["alert"], rule["expr"]) for rule in RULES)]
+QUERIES = [
+    (name, trigger["metadata"]["query"])
+    for name, scaled in SCALED.items()
+    for trigger in scaled["spec"]["triggers"]
+]
+EXPRESSIONS = [
+    *grafana_expressions(),
+    *((rule["alert"], rule["expr"]) for rule in RULES),
+    *QUERIES,
+    ("prometheus-adapter.yaml", ADAPTER["rules"]["custom"][0]["seriesQuery"]),
+]
 
 
 def selectors(expression: object) -> Iterator[promql_parser.VectorSelector]:
@@ -103,6 +129,47 @@ def test_what_is_asked_for_is_served(title: str, expression: str) -> None:
         assert one.name in SERVED, one.name
         named = {matcher.name for matcher in one.matchers.matchers}
         assert named <= SERVED[one.name] | FROM_PROMETHEUS, (one.name, named)
+
+
+def test_a_label_of_the_scrape_is_no_series_own() -> None:
+    """Prometheus would rename the series' own, and a query by it would ask for something else."""
+    assert {"namespace", "pod"} == ADDED
+    assert not [name for name, labels in SERVED.items() if labels & ADDED]
+
+
+@pytest.mark.parametrize("scaled", SCALED.values(), ids=SCALED)
+def test_keda_takes_it(scaled: dict[str, Any]) -> None:
+    """Its fields are those of KEDA's CRD that a scale by Prometheus needs; the autoscaler gets the others.
+
+    ``cooldownPeriod`` delays the last step to zero alone; above it the autoscaler's own window counts.
+    Source: kedacore/keda, config/crd/bases/keda.sh_scaledobjects.yaml.
+    """
+    spec = dict(scaled["spec"])
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    target, triggers = spec.pop("scaleTargetRef"), spec.pop("triggers")
+    least, most = spec.pop("minReplicaCount"), spec.pop("maxReplicaCount")
+    assert ("cooldownPeriod" in spec) is (least == 0)
+    spec.pop("cooldownPeriod", None)
+    behavior = spec.pop("advanced", {"horizontalPodAutoscalerConfig": {}})["horizontalPodAutoscalerConfig"]
+    assert not spec
+    for trigger in triggers:
+        assert (trigger.keys(), trigger["type"]) == ({"type", "metadata"}, "prometheus")
+        asked = trigger["metadata"]
+        assert {"serverAddress", "query", "threshold"} <= asked.keys()
+        assert asked.keys() <= {"serverAddress", "query", "threshold", "activationThreshold"}
+        assert all(isinstance(value, str) for value in asked.values()), "KEDA takes texts alone"
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": scaled["metadata"],
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", **target},
+            "minReplicas": max(1, least),
+            "maxReplicas": most,
+            **behavior,
+        },
+    }
+    kubernetes_validate.validate(autoscaler, VERSIONS[-1], strict=True)
 
 
 def test_every_count_of_a_revision_has_a_panel() -> None:
