@@ -63,10 +63,6 @@ FAILS = {
     "test_a_load_that_one_engine_fails": _TWO,
     "test_an_unload_frees_both": _TWO,
     "test_they_say_what_one_engine_says": _TWO,
-    "test_a_compiled_model_has_the_right_answers": (
-        "with the plugin it answers right; the stock vLLM 0.30 beside it did not start, as PyTorch could not "
-        "read the source of a function that it compiled; once, cause not found"
-    ),
     "test_gateways_are_told_the_names_that_clients_know": (
         "a stream beside the test stood still for longer than it may; once, on a machine with other work"
     ),
