@@ -39,7 +39,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Begin(BaseModel):
-    """The first member: what was exported, and when."""
+    """The first member: what the export holds, and when it began."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -61,7 +61,7 @@ class End(BaseModel):
     kind: Literal["ExportEnd"] = "ExportEnd"
     members: int = Field(ge=0)
     digest: str
-    left_out: int = Field(default=0, ge=0)  # adapters whose files could not be exported whole
+    left_out: int = Field(default=0, ge=0)  # adapters whose files the export holds in part or not at all
     sum: str = ""
 
 
@@ -219,7 +219,7 @@ def check(name: str, body: Record | Pointer) -> None:
     says = AdapterKey(body.namespace, body.model, revision, body.name)
     if says != key:
         raise CorruptRecord(f"holds {says}, which is not what {name} says")
-    following = Generation(body.generation + 1, body.token)  # there has to be one: it can be withdrawn
+    following = Generation(body.generation + 1, body.token)  # must exist: a withdrawal writes it
     if not body.token or parse_generation(generation_name(body.name, *following)) != (body.name, following):
         raise CorruptRecord("its generation or its token is none that a file's name can have")
     if generation not in (Generation(body.generation, body.token), Generation(body.generation, "")):

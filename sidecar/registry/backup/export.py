@@ -51,7 +51,7 @@ def _snapshot(
     """Read the newest good generation of every series, with its bytes, by its path in the registry.
 
     Raises:
-        VolumeUnavailable: a folder cannot be listed or a file read, so the contents are unknown.
+        VolumeUnavailable: the volume does not list a folder or read a file, so the contents are unknown.
     """
     found: dict[str, tuple[Record | Pointer, bytes]] = {}
 
@@ -68,7 +68,7 @@ def _snapshot(
         try:
             check(name, body)
             found[name] = (body, data)
-        except (CorruptRecord, InputError) as error:  # with it the export would be refused as a whole
+        except (CorruptRecord, InputError) as error:  # with this body, import would refuse the whole export
             left_out.append(f"{path} is left out, since no restore takes it: {error}")
 
     for scope in scopes:
@@ -85,8 +85,8 @@ def _newest(
 ) -> tuple[Generation, Body | None, bytes]:
     """The greatest generation, the newest good body and its bytes.
 
-    They are listed and read again if what was ``listed`` is damaged, or gc removed it: another generation has
-    followed, or all are gone.
+    List and read again if the body in ``listed`` is damaged, or gc removed its file: a newer generation
+    exists, or none.
     """
     with suppress(CorruptRecord):
         found = registry.read(series, listed)
@@ -174,7 +174,7 @@ def _add_files(members: _Members, layout: Layout, record: Record, done: Exported
 
 
 class _Members:
-    """The members of an export, counted and hashed as they are written.
+    """The members of an export: counts and hashes each as it is written.
 
     Args:
         at: seconds since 1970, for people.
@@ -228,7 +228,7 @@ def to_file(registry: Registry, scopes: Iterable[Scope], target: Path, *, artifa
     """Write an export to a file. The file gets its name once it is whole and synced.
 
     Raises:
-        InputError: the file cannot be written there. OperatorError: its disk is full or fails.
+        InputError: no file can be written there. OperatorError: its disk is full or fails.
         TemporaryError: the volume did not answer.
     """
     draft = target.with_name(f"{target.name}.part")

@@ -1,8 +1,8 @@
 """Restores an export into an empty folder.
 
-Records and pointers keep their bytes. The marker comes last, with a new epoch: until then no registry is
-there, and running sidecars read the restored state anew. The same call completes a restore that was killed.
-One more generation gives a linked adapter whose folder is gone a folder of its own.
+Records and pointers keep their bytes. The marker comes last, with a new epoch. Until then the folder holds no
+registry. Afterwards running sidecars read the restored state anew. If a restore was killed, the same call
+completes it. A linked adapter whose folder is gone gets one more generation, with a folder of its own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from lora_fs.sidecar.registry.volume.atomic import TemporaryNames
 
 
 def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False) -> list[str]:
-    """Make an empty folder the registry that was exported. Returns the adapters left without files.
+    """Make an empty folder the registry in the export. Returns the adapters left without files.
 
     Args:
         as_new: give the copy a registry id of its own, so that nobody takes it for the original.
     Raises:
         Conflict: a registry is or was there, or something else lies where a part of the export belongs.
-        InputError: the export changed since it was checked.
-        VolumeUnavailable: the volume does not take it; called again it goes on.
+        InputError: the export changed after its check.
+        VolumeUnavailable: the volume does not take it; the same call continues.
     """
     layout = Layout(path)
     check_empty(path)
@@ -77,7 +77,7 @@ def restore(path: Path, file: Path, contents: Contents, *, as_new: bool = False)
 
 
 def check_empty(path: Path) -> None:
-    """Raise Conflict if a folder is or was a registry: nothing is restored over one."""
+    """Raise Conflict if a folder is or was a registry: a restore overwrites none."""
     if is_registry(path):
         raise Conflict(
             f"{path} is a registry already, and an archive is restored into an empty folder: restore it with "
@@ -100,7 +100,7 @@ def _at_home(layout: Layout, record: Record) -> Record:
 
 
 def _next(home: Record) -> Record:
-    """A record as the generation after itself, the same each time: a restore that is repeated meets it."""
+    """A record as the generation after itself. Every repeat of a restore writes the same one."""
     previous = Previous(generation=home.generation, sum=home.sum)
     return home.model_copy(
         update={"generation": home.generation + 1, "previous": previous, "request_id": home.sum[:32]}

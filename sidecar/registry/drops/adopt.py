@@ -44,15 +44,15 @@ UNREADABLE = (
     "RecordUnreadable: its record is there and cannot be read: mend it (`lora-fs fsck`), or register the "
     "revision anew"
 )
-FULL_LOOK_S = 5.0  # while folders settle, the others are looked at this often
+FULL_LOOK_S = 5.0  # while folders settle, the adopter looks at all others this often
 
 
 class Adopter:
     """Watches the folders of some scopes across passes. One thread owns it; any may ask for ``refusals``.
 
     Args:
-        find: where a folder lies, with no link on its way, if it may be read; None if not. What it returns
-            is opened without following a link: one that is put on its way afterwards leads nowhere.
+        find: returns where a folder lies if it may be read and no link is on its way, else None. The adopter
+            opens that path without following links: a link that somebody puts there later leads nowhere.
     Attributes:
         adopting_s: what the last step spent on reading and registering folders, in seconds.
     """
@@ -82,7 +82,7 @@ class Adopter:
         self._frozen = False
 
     def refusals(self) -> Mapping[AdapterKey, str]:
-        """Folders that are not adopted, and why. From any thread."""
+        """Folders that the adopter refuses, and why. From any thread."""
         return self._candidates.refusals()
 
     def waiting(self) -> bool:
@@ -92,14 +92,14 @@ class Adopter:
         return self._candidates.due(self._clock()) or bool(self._withdrawals.in_doubt())
 
     def in_doubt(self) -> set[Path]:
-        """The folders to be listed again before the next step: of what was missed once."""
+        """The folders to list again before the next step, because they were missing once."""
         layout = self._registry.layout
         return {layout.revision(key.scope, key.revision) for key in self._withdrawals.in_doubt()}
 
     def step(
         self, desired: Desired, *, everywhere: bool = True, dropped: Collection[AdapterKey] = ()
     ) -> bool:
-        """Look at the folders once; True if the registry was changed.
+        """Look at the folders once; True if the registry changed.
 
         Args:
             everywhere: at those, too, whose listing is the one of the last step.
@@ -141,7 +141,7 @@ class Adopter:
         return self._withdrawals.step(desired, listed, folders) or changed
 
     def adopt(self, key: AdapterKey) -> str | None:
-        """Adopt one folder that has no record, now. Returns why it was not adopted, or None."""
+        """Adopt one folder that has no record, now. Returns None, or why not."""
         if self._consider(key, Desired()):
             return None
         return self.refusals().get(key, "it could not be adopted now: a sidecar may be at it")
@@ -177,7 +177,7 @@ class Adopter:
         return adopted
 
     def _unread(self, key: AdapterKey, desired: Desired) -> str | None:
-        """The record that is listed of what has none that is known: damaged, or not read yet."""
+        """The file of a listed record that this view does not know: damaged, or not read yet."""
         listing = desired.listings.get(key.scope, ScopeListing()).revisions.get(key.revision, Listing())
         if key.name not in listing.records:
             return None
@@ -232,10 +232,10 @@ class Adopter:
         return True
 
     def _activate_left_over(self, key: AdapterKey, desired: Desired, record: Record) -> bool:
-        """Point the name at what was recorded and no more.
+        """Point the name at a record that an adoption left without a pointer.
 
-        A killed adopter's record is known by a name that never had a pointer; this one's own, where
-        the volume failed before the pointer, by a pointer that has not moved since.
+        If another adopter was killed, the name never had a pointer. If this one met a failing volume, the
+        pointer has not moved since.
         """
         candidate, now = self._candidates.get(key), self._clock()
         known = desired.pointers.get((key.scope, key.name))
@@ -259,14 +259,14 @@ class Adopter:
 
     def _activates(self, key: AdapterKey, pointer: Pointer | None) -> bool:
         if gating.required_gate(self._registry, key.namespace) is not None:
-            return False  # it is registered, and somebody evaluates and promotes it
+            return False  # it has a record: somebody evaluates and promotes it
         if pointer is None or pointer.revision is None:
             return True
         return natural_order(key.revision) > natural_order(pointer.revision)
 
 
 def _may_be_a_drop(record: Record | None) -> bool:
-    """A registered folder is guarded by its digest, and so is what a withdrawal left of it."""
+    """The digest guards a registered folder, and what a withdrawal left of it."""
     if record is None:
         return True
     return record.origin == "folder" if record.present else record.spec.fingerprint is not None

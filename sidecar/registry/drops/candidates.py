@@ -29,7 +29,7 @@ from lora_fs.sidecar.registry.lifecycle.artifacts import Sight
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # after the volume, or another replica at work, kept a folder from being adopted
+RETRY_S = 5.0  # after the volume, or another replica at work, stopped an adoption
 QUOTA_RETRY_S = 30.0  # after the namespace's quota did
 UNFINISHED = (
     f"Unfinished: who registers copied it and wrote no record yet; if that ended, `lora-fs gc` removes it in "
@@ -43,13 +43,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class Candidate:
-    """A folder as it was seen: ``fingerprint`` is empty where nothing else of it counts."""
+    """A folder at its last look. ``fingerprint`` is empty if the look failed."""
 
     fingerprint: str
     still_since: float
-    refused: str | None = None  # why this fingerprint was not adopted
+    refused: str | None = None  # why the adopter refused this fingerprint
     retried: bool = False  # the refusal may end without the files changing
-    momentary: bool = False  # it is the volume's, and tried again without a look at every folder
+    momentary: bool = False  # the volume failed: try again without a look at every folder
     not_before: float = 0.0
     replaces: int | None = None  # the pointer's generation when an adoption began that did not end
 
@@ -58,7 +58,7 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
     """By key, those last tried at the end. One thread owns them; any may ask for ``refusals``."""
 
     def look(self, key: Key, folder: Path, now: float, *, link: bool = True) -> Sight | None:
-        """Look at a folder; None if it is gone, or cannot be adopted as it is, which is kept.
+        """Look at a folder. None if it is gone, or refused as it is; ``refusals`` then has the reason.
 
         Args:
             link: report a symlink in its place.
@@ -78,7 +78,7 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         return None
 
     def unseen(self, key: Key, now: float) -> Candidate:
-        """A candidate of which nothing is known but what an adoption that began replaces."""
+        """A candidate without a fingerprint. It keeps the pointer that an unfinished adoption replaces."""
         known = self.get(key)
         return Candidate("", now, replaces=known.replaces if known is not None else None)
 
@@ -106,16 +106,16 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
         return None
 
     def refusals(self) -> Mapping[Key, str]:
-        """Folders that are not adopted, and why: a copy is read, which nobody changes."""
+        """Folders that the adopter refuses, and why. Reads a copy, which no thread changes."""
         return {key: one.refused for key, one in self.copy().items() if one.refused}
 
     def due(self, now: float) -> bool:
-        """Whether one settles, or must be tried again soon."""
+        """Whether a candidate settles, or its retry is due."""
         open_ones = (one for one in self.values() if one.refused is None or one.momentary)
         return any(one.not_before <= now for one in open_ones)
 
     def failed(self, key: Key, candidate: Candidate, error: LoraFsError, now: float) -> Literal[False]:
-        """Keep why it was not registered, and try again where that may pass."""
+        """Keep why the registration failed, and retry if the reason may pass."""
         if isinstance(error, OverQuota | TooManyRegistrations | OperatorError):
             candidate.not_before = now + QUOTA_RETRY_S
             return self.refuse(key, candidate, error, retried=True)
@@ -126,13 +126,13 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
     def refuse(
         self, key: Key, candidate: Candidate, why: str | Exception, *, retried: bool = False
     ) -> Literal[False]:
-        """Keep why it is not adopted: until its files change, or ``retried`` at every look at all folders."""
+        """Keep why it is refused: until its files change, or ``retried`` at each look at all folders."""
         self._keep(key, candidate, why, "folder %s is not adopted: %s", "adoption.refused")
         candidate.retried, candidate.momentary = retried, False
         return False
 
     def retry(self, key: Key, candidate: Candidate, why: str | Exception, now: float) -> Literal[False]:
-        """Keep what the volume answered: it is tried again in RETRY_S."""
+        """Keep the volume's error, and retry after RETRY_S."""
         self._keep(key, candidate, why, "adoption of %s is retried: %s", "adoption.retried")
         candidate.retried, candidate.momentary = True, True
         candidate.not_before = now + RETRY_S
@@ -148,7 +148,7 @@ class Candidates(dict[Key, Candidate], Generic[Key]):
 
 
 def _may_pass(error: InputError) -> bool:
-    """A mode, an owner, or a link on its way is changed without a trace in the fingerprint."""
+    """A change of mode, owner, or a link on the way leaves no trace in the fingerprint."""
     refused = isinstance(error, InvalidAdapter) and any(one.code == "permission" for one in error.findings)
     return refused or isinstance(error, artifacts.SymbolicLink)
 

@@ -22,7 +22,7 @@ _NO_NAMES = Listing()
 
 
 class Withdrawals:
-    """What was missed, across passes. Not thread-safe: the adopter owns it."""
+    """The folders that are missing, across passes. Not thread-safe: the adopter owns it."""
 
     def __init__(self, registry: Registry, writer: str) -> None:
         self._registry, self._writer = registry, writer
@@ -30,11 +30,11 @@ class Withdrawals:
         self._failed: set[AdapterKey] = set()
 
     def in_doubt(self) -> set[AdapterKey]:
-        """Missed once: to be looked for again soon."""
+        """Folders missing once, which the next step looks for again."""
         return self._gone_once - self._failed
 
     def forget(self) -> None:
-        """Nothing was missed yet."""
+        """Start over: no folder is missing."""
         self._gone_once.clear()
 
     def step(
@@ -43,7 +43,7 @@ class Withdrawals:
         listed: Mapping[Scope, ScopeListing],
         folders: Mapping[tuple[Scope, str], frozenset[str]],
     ) -> bool:
-        """Withdraw what is missed for the second time; True if anything was.
+        """Withdraw the folders that are missing for the second time; True if there was one.
 
         Args:
             listed: the scopes looked at now. folders: the names of the folders in each of their revisions.

@@ -36,10 +36,10 @@ def is_marked(sight: Sight) -> bool:
 def unfinished(folder: Path, sight: Sight) -> str | None:
     """A name in it that a transfer leaves while it runs, or where it broke off; None if there is none.
 
-    It is made fit to be shown.
+    The name is escaped for display.
 
     Raises:
-        VolumeUnavailable: it is unknown.
+        VolumeUnavailable: the volume does not show the folder's names.
     """
     found = min(filter(_UNFINISHED.fullmatch, sight.names), default=None)
     for top in _HUBS.keys() & sight.names if found is None else ():
@@ -47,7 +47,7 @@ def unfinished(folder: Path, sight: Sight) -> str | None:
         try:
             part = _part_in(folder, inner)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # nothing was fetched so, or a link lies there, which is not followed
+            continue  # this hub's client fetched nothing, or a link lies there: never followed
         except OSError as error:
             why = os.strerror(error.errno or 0)
             raise VolumeUnavailable(f"cannot look into {folder.joinpath(*inner)}: {why}") from error

@@ -123,7 +123,7 @@ class Listing:
     """What the names in one folder say.
 
     Attributes:
-        packed: all names in the order they were listed in, in one text: a third of a list's memory.
+        packed: all names in the listing's order, in one text: a third of a list's memory.
         records: the newest generation of each name (in ``.active``: of each pointer).
         folders: names that an artifact's folder may have.
         siblings: names whose newest generation has several files, and how many.
@@ -136,7 +136,7 @@ class Listing:
 
     @classmethod
     def of(cls, names: Sequence[str], last: Listing | None = None) -> Listing:
-        """Take a folder's names apart; where names were only added to ``last``, those alone."""
+        """Parse a folder's names. If names were only added to ``last``, parse those alone."""
         fresh: Collection[str] = names
         before = set(last.packed.split("/")) if last is not None else set()
         if last is None or any(not gone.startswith(".") for gone in before.difference(names, [""])):

@@ -41,7 +41,7 @@ class Done(BaseModel):
 
 
 class Act(BaseModel):
-    """What is asked of one name. ``word``: the command's, and the last part of the route."""
+    """What a caller asks of one name. ``word``: the command's, and the last part of the route."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     word: ClassVar[str]
@@ -91,7 +91,7 @@ class Unregister(Act):
         return self._done(*gone)
 
     def _check_not_serving(self, registry: Registry, scope: Scope, name: str) -> None:
-        """Raise Conflict if ``name`` would serve nothing while another revision is registered."""
+        """Raise Conflict if ``name`` would serve nothing while it has another registered revision."""
         pointer = release.active(registry, scope, name)
         others = release.present_revisions(registry, scope, name).keys() - {self.revision}
         if pointer is not None and pointer.revision == self.revision and others:

@@ -70,12 +70,12 @@ def amend(
 
     Args:
         changes: one after the other.
-        revision: None: all of them, so that promoting one changes nothing of what was said.
-        expect: the generation the caller saw, of one revision; another one in force is refused.
+        revision: None: all of them, so that a promotion changes none of these settings.
+        expect: the generation the caller saw, of one revision. Refuse the change if another is in force.
     Raises:
-        NotFound: it is not registered. InputError: a generation is expected of several.
-        Conflict: it was withdrawn meanwhile, or is of another generation.
-        TemporaryError: see ``Registry.append``; called again it goes on.
+        NotFound: no such revision is registered. InputError: ``expect`` is set, and several revisions match.
+        Conflict: somebody withdrew it meanwhile, or another generation is in force.
+        TemporaryError: see ``Registry.append``; the same call continues.
     """
     chosen = sorted(chosen_of(registry, scope, name, revision))
     if expect is not None and len(chosen) > 1:
@@ -113,7 +113,7 @@ def keep_revisions(registry: Registry, scope: Scope, name: str, count: int | Non
     """Say how many revisions of a name gc keeps registered; None: as the namespace says.
 
     Raises:
-        NotFound: the name has no pointer: it was never served.
+        NotFound: the name has no pointer: it never served.
     """
     if active(registry, scope, name) is None:
         raise NotFound(f"{name} serves nothing in {scope}: promote a revision first")
@@ -134,14 +134,14 @@ def say_again(
     writer: str,
     patience_s: float,
 ) -> Record:
-    """Take over what a registration of a record's bytes says anew, if it differs; labels are added.
+    """Take over the policy and labels of a repeated registration, if they differ; labels are added.
 
-    Above a newer generation that is damaged the record is written anew, so that all readers agree again.
+    Above a damaged newer generation it writes the record anew, so that all readers agree again.
 
     Args:
         patience_s: how long to wait for another writer of a namespace that has a quota.
     Raises:
-        Conflict: it was withdrawn meanwhile. TemporaryError: see ``Registry.append``.
+        Conflict: somebody withdrew it meanwhile. TemporaryError: see ``Registry.append``.
     """
     series = registry.records(record.key)
     registry.confirm(series, record)

@@ -116,7 +116,7 @@ def _take(
 
 
 def _parts(reader: io.FileIO, most_bytes: int) -> Iterator[memoryview]:
-    """What a file holds; a part is written over two parts later, as a ``Taker`` allows."""
+    """The parts of a file. As ``Taker`` allows, a part's buffer is reused two parts later."""
     size = min(CHUNK_BYTES, max(os.fstat(reader.fileno()).st_size + 1, LEAST_BYTES))
     for buffer in itertools.cycle([memoryview(bytearray(size)) for _ in range(2)]):
         count = reader.readinto(buffer[:most_bytes])
@@ -135,7 +135,7 @@ def hash_files(folder: Path, files: Sequence[str], progress: Progress | None = N
 
 
 def size_of_served(folder: int) -> int:
-    """What the served files of an open folder have at least, in bytes; 0 where it is unknown."""
+    """The least size of the served files of an open folder, in bytes; 0 if unknown."""
     found = 0
     for name in SERVED:
         with suppress(OSError):
@@ -275,7 +275,7 @@ def look(folder: str | Path, folder_fd: int | None = None) -> Sight | None:
     Args:
         folder_fd: the folder, opened by the caller: its path does not count.
     Raises:
-        VolumeUnavailable: it is unknown.
+        VolumeUnavailable: the volume does not answer.
     """
     try:
         if folder_fd is not None:

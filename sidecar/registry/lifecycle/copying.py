@@ -1,7 +1,7 @@
 """Reads the bytes of a registration once: it judges, hashes and keeps the same bytes.
 
-A source that its owner may change is copied into ``.incoming/`` during its validation. Each part read is
-validated, hashed and written, so the three never differ. Files that lie in ``.incoming/`` already, or stay
+A source that its owner may change is copied into ``.incoming/`` during its validation. One read serves all
+three: validation, hash and copy. So they never differ. Files that lie in ``.incoming/`` already, or stay
 where they are, get one pass of validation and hashing. They must look as they did before. This module opens
 the source once, and reads nothing of it by its path again.
 """
@@ -40,7 +40,7 @@ class Taken(Conflict):
 class Held:
     """A source, opened once: every read of it goes through this handle.
 
-    So nobody reads a folder that was swapped for another, or for a link, and back, for the one that it was.
+    So a folder that somebody swaps for another or for a link, and back, never passes for the first one.
 
     Attributes:
         folder: the handle.
@@ -57,7 +57,7 @@ class Held:
         """Open a source. ``follow``: whether it, or a folder on its way, may be a symlink.
 
         Raises:
-            InvalidAdapter: it is not there, or may not be read. SymbolicLink: it is not followed.
+            InvalidAdapter: the source is absent or unreadable. SymbolicLink: it is a link.
             VolumeUnavailable: the volume did not answer.
         """
         with open_adapter(path, called) if follow else artifacts.opened(path) as folder:
@@ -69,7 +69,7 @@ class Held:
         return artifacts.fingerprint(self.path, self.folder)
 
     def check_still(self, still: str | None) -> None:
-        """Raise VolumeUnavailable if it, or what lies at its place now, looks otherwise than ``still``."""
+        """Raise VolumeUnavailable if the open folder, or its path now, looks otherwise than ``still``."""
         if still is not None and {self.fingerprint, artifacts.fingerprint(self.path)} != {still}:
             raise VolumeUnavailable(f"{self.path} changed while it was read: it is looked at again")
 
@@ -79,7 +79,7 @@ class Held:
             raise NotWhole("its tensors end in zeros, as an unfinished copy does")
 
     def looks_like(self, artifact: Path, record: Record) -> bool:
-        """Whether it has a record's sizes and the last bytes of its files: read before it is copied."""
+        """Whether its files have a record's sizes and last bytes: a look before the copy."""
         with suppress(OSError, InputError):
             return all(
                 _end(one.path, one, self.folder) == _end(artifact / one.path, one) != b""
@@ -214,7 +214,7 @@ class Copy:
         return lost
 
     def _take_signature(self, record: Record) -> None:
-        """Put the source's signature beside the bytes of a record that are kept, if it is another one."""
+        """Put the source's signature beside a known record's bytes, if theirs is another one."""
         if record.origin == "folder" or self.registry.layout.resolve(record.spec.path) != self.target:
             return  # what lies there is its owner's
         source = self.judged.source

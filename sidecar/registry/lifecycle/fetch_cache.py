@@ -1,10 +1,10 @@
 """Fetches a remote adapter onto the volume once, however many callers ask: a lease, a folder, a hint.
 
 The holder of a source's lease fetches it into ``.incoming/fetch-<key>``, where the key comes from the URI
-and the pin. After a kill the next caller resumes there, and knows that it is the same bytes. The caller that
-registers it leaves a hint where it lies. A caller that waited reads the hint, hashes the files and takes them
-from the volume. If they are damaged, it fetches and mends them. Where a lease fails, two callers fetch the
-same bytes: a waste, and no harm.
+and the pin. After a kill the next caller resumes there: the key stands for the same bytes. The caller
+that registers the files leaves a hint that says where they lie. A caller that waited reads the hint, hashes
+the files and takes them from the volume. If they are damaged, it fetches and mends them. Where a lease fails,
+two callers fetch the same bytes: a waste, and no harm.
 
 A refused download, or one that does not fit the volume, goes at once. An interrupted one stays until gc.
 """
@@ -60,8 +60,8 @@ class Fetched:
     """An adapter's folder on the volume.
 
     Attributes:
-        fresh: it was fetched now, and may be moved away; else it is a registered one.
-        mended: the record whose files lay damaged in their place, and are whole again.
+        fresh: this caller fetched the files, and may move them; else they belong to a registered revision.
+        mended: the record whose damaged files were replaced.
         record: set by the registration, for the next caller.
     """
 
@@ -82,11 +82,11 @@ def fetched(
     wait_s: float,
     waiting: Told = lambda _: None,
 ) -> Iterator[Fetched]:
-    """The files of a source, to be registered inside the block.
+    """Yield the files of a source; the block registers them.
 
     Args:
-        pin: the same pin is the same bytes; None: not known, so it is fetched anew each time.
-        bring: fetches into a folder, going on from what lies there; returns the adapter's folder, and hashes.
+        pin: the same pin is the same bytes. None: unknown, so every call fetches anew.
+        bring: fetches into a folder, resuming from its files; returns the adapter's folder, and hashes.
         wait_s: how long to wait for another process that fetches the same.
         waiting: called meanwhile with the bytes it has; raises to end the wait.
     Raises:
@@ -156,14 +156,14 @@ def _placed(
 
 
 def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
-    """Put files that were fetched in the place of damaged ones, if they are what the record names.
+    """Put fetched files in the place of damaged ones, if they are what the record names.
 
     Raises:
         VolumeUnavailable: the volume did not take one.
     """
     target = registry.layout.artifact(damaged.key)
     if registry.layout.resolve(damaged.spec.path) != target or artifacts.look(target) is None:
-        return False  # another's folder, or a link; or none: that is made anew when it is registered
+        return False  # another's folder, a link, or none: its next registration makes it anew
     same = is_whole(registry.layout, damaged, adapter)  # else the source has other files now
     if same:
         mend_files(registry.layout, adapter, damaged)
@@ -171,7 +171,7 @@ def _mend(registry: Registry, adapter: Path, damaged: Record) -> bool:
 
 
 def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None:
-    """The record whose files came from there; None if none is known."""
+    """The record whose files came from this source, if a hint names one."""
     if hint.name not in (atomic.list_names(hint.parent) or ()):
         return None
     try:
@@ -189,7 +189,7 @@ def _hinted(registry: Registry, hint: Path, uri: str, pin: str) -> Record | None
 
 
 def _bytes_in(folder: Path) -> int:
-    """What has arrived there; a file that is filled from several ends is larger than that."""
+    """The bytes in a folder so far. A file that several ranges fill counts as its whole length."""
     with suppress(OSError):
         return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
     return 0

@@ -1,6 +1,6 @@
 """The one way into the registry: take a private copy, judge it, place, record, point, announce.
 
-The record holds what was judged: this module reads the source once, and validates, hashes and copies each
+The record holds the validated bytes: this module reads the source once, and validates, hashes and copies each
 part. Files that stay where they lie (a dropped folder, ``--link``) must look the same before and after.
 
 It is safe to stop anywhere: bytes before the record, the record before the pointer, HEAD last. A half-done
@@ -57,10 +57,10 @@ class Registration:
         policy: None takes that of the revision that the name serves.
         again: registered bytes become active, too; False: only where the name serves nothing.
         must_be_new: refuse a name that serves already.
-        fingerprint: of ``source`` as it held still: refuse one that looks otherwise after the read.
-        resolved: links in ``source`` were followed when it was allowed, and none is any more.
+        fingerprint: of ``source`` when it held still: refuse one that looks otherwise after the read.
+        resolved: an earlier check resolved the links in ``source``; refuse any new one.
         pin: the commit or etag of ``uri``.
-        takes: ``source`` lies in ``.incoming/`` of a registry that was checked, and is moved, not copied.
+        takes: ``source`` lies in ``.incoming/`` of a registry that a check accepted: move it, do not copy it.
         allows: codes of findings that the record allows; None: all that the expectation allows.
     """
 
@@ -140,7 +140,7 @@ def register(
         if wanted.fingerprint is not None:
             source.check_whole()
         in_place = wanted.link or adopted or home
-        served = known.served  # what is likely the same bytes is compared first, and copied if it is not
+        served = known.served  # if the bytes are likely the same, compare first, and copy only if they differ
         likely = served and source.looks_like(registry.layout.resolve(served.spec.path), served)
         stays = dry_run or in_place or wanted.takes or likely
         draft = None if stays else new_draft(registry, scope)
@@ -148,7 +148,7 @@ def register(
         found = stack.enter_context(
             judged(source, expectation, draft, namespace=scope.namespace, still=still, progress=progress)
         )
-        if stays:  # no draft on the volume proves that it is the one that was checked
+        if stays:  # no draft proves that this volume holds the registry that was checked
             registry.check_writable()
         task = _Task(
             registry, scope, wanted, found, _allowed(wanted, expectation), writer, patience_s, in_place
@@ -326,7 +326,7 @@ class _Task:
                     checked=True,
                 )
         except Conflict:
-            if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours was never served
+            if wanted.must_be_new and is_new:  # another writer took the name meanwhile: ours never served
                 gone = {"state": State.DELETED}
                 registry.append(registry.records(record.key), lambda _: gone, writer=self.writer)
             raise

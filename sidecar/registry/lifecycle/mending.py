@@ -21,7 +21,7 @@ def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool
     Args:
         folder: where to look; None: where the record says.
     Raises:
-        VolumeUnavailable: it is unknown.
+        VolumeUnavailable: the volume does not answer.
     """
     folder = folder or layout.resolve(record.spec.path)
     names = atomic.list_names(folder)
@@ -35,7 +35,7 @@ def is_whole(layout: Layout, record: Record, folder: Path | None = None) -> bool
 
 
 def lies(folder: Path, entry: FileEntry) -> bool:
-    """Whether a regular file of its size is there; raises VolumeUnavailable where that is unknown."""
+    """Whether a regular file of its size is there; raises VolumeUnavailable if the volume does not say."""
     with atomic.explained(f"cannot look at {folder / entry.path}"):
         try:
             status = (folder / entry.path).lstat()
@@ -47,11 +47,11 @@ def lies(folder: Path, entry: FileEntry) -> bool:
 def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
     """Put the files of ``good`` in the place of those that hold other bytes in the record's own folder.
 
-    They are copied aside, and replaced one by one, each in one step; what else lies there stays, and no
-    symlink is followed. Returns the names replaced.
+    Copies them aside, and replaces them one by one, each in one step. Other files there stay. It follows
+    no symlink. Returns the names replaced.
 
     Raises:
-        Conflict: the folder is a symlink, or none; the files of ``good`` changed while they were copied.
+        Conflict: the folder is a symlink, or no folder; the files of ``good`` changed during the copy.
         VolumeUnavailable: the volume did not take one.
     """
     target = layout.artifact(record.key)
@@ -74,6 +74,6 @@ def mend_files(layout: Layout, good: Path, record: Record) -> list[str]:
 
 
 def _holds(folder: Path, entry: FileEntry) -> bool:
-    with suppress(InputError, VolumeUnavailable):  # not there, or not to be read: to be replaced
+    with suppress(InputError, VolumeUnavailable):  # absent or unreadable: replace it
         return artifacts.hash_files(folder, [entry.path])[0].sha256 == entry.sha256
     return False

@@ -19,7 +19,7 @@ Bring = Callable[[Registration], Registered]
 
 
 class RegisterAs(BaseModel):
-    """What is said of an adapter that is registered."""
+    """The name, revision and policy that a registration gives an adapter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ class Outcome(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What was registered, and what the name served before it and serves after it."""
+    """What a registration wrote, and what the name served before it and serves after it."""
 
     registered: Registered
     before: Pointer | None

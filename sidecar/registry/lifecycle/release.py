@@ -54,7 +54,7 @@ def active(reader: Reader, scope: Scope, name: str) -> Pointer | None:
 
 
 def refuse_served(reader: Reader, scope: Scope, name: str) -> None:
-    """Raise Conflict for a name that is served: one that was recorded only is completed by a repeat."""
+    """Raise Conflict if a name serves. If it has a record and no pointer, a repeat completes it."""
     pointer = active(reader, scope, name)
     if pointer is not None and pointer.revision is not None:
         raise Conflict(f"The lora adapter '{name}' has already been loaded.")
@@ -90,8 +90,8 @@ def point(
 
     Args:
         must_be_new: refuse a name that serves another one.
-        claims: another writer's pointer to it is written anew. Who loaded it over HTTP and takes that back
-            finds so that somebody else relies on it.
+        claims: write another writer's pointer to it anew. Whoever loaded it over HTTP, and takes that
+            back, then sees that somebody else relies on it.
         anew: the same writer's, too.
         checked: see ``Registry.append``.
     """
@@ -141,10 +141,10 @@ def set_canary(
     """Let another revision answer a share of the requests for the plain name, or change that share.
 
     Args:
-        revision: None: the one that is tried already. percent: None: as it is; at first 0.
+        revision: None: the current canary. percent: None: unchanged; at first 0.
     Raises:
-        NotFound: nothing serves the name, the revision is not registered, or none is tried.
-        InputError: the name serves that revision. Conflict: another one is tried.
+        NotFound: nothing serves the name, the revision is not registered, or the name has no canary.
+        InputError: the name serves that revision. Conflict: another one is the canary.
     """
     if revision is not None:
         record = chosen_of(registry, scope, name, revision)[revision]
@@ -173,7 +173,7 @@ def end_canary(registry: Registry, scope: Scope, name: str, *, finish: bool, wri
     """End a trial: the revision serves the plain name from now on, or answers nothing more.
 
     Raises:
-        NotFound: nothing serves the name, or no revision is tried, or it was withdrawn.
+        NotFound: nothing serves the name, or it has no canary, or somebody withdrew that.
     """
 
     def build(newest: Pointer | None) -> dict[str, Any]:

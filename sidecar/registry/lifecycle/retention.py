@@ -21,7 +21,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One that is registered. ``at``: when it first was, None if that is unknown."""
+    """A registered revision. ``at``: when its first generation was written, None if unknown."""
 
     name: str
     at: datetime.datetime | None
@@ -37,11 +37,11 @@ def beyond(revisions: Sequence[Revision], keep: int) -> list[str]:
 
 
 def expired(registry: Registry, scope: Scope, in_use: Collection[AdapterKey]) -> Iterator[tuple[Record, int]]:
-    """The records that may be withdrawn, each with how many revisions of its name are kept.
+    """Return the records that may be withdrawn, each with how many revisions its name keeps.
 
     Raises:
-        OperatorError: the namespace's setting is damaged, so it is not known.
-        VolumeUnavailable: something could not be read.
+        OperatorError: the namespace's setting is damaged, so the number is unknown.
+        VolumeUnavailable: the volume does not read something.
     """
     quota = registry.accounts.quota(scope.namespace)
     of_namespace = quota.keep_revisions if quota is not None else None

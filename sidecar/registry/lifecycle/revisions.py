@@ -17,7 +17,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """The revisions of a name as they were listed once.
+    """The revisions of a name in one listing.
 
     Attributes:
         listed: the revisions that mention the name, and what is there of it.
@@ -54,7 +54,7 @@ def revisions_of(registry: Registry, scope: Scope, name: str) -> Revisions:
 def next_revision(
     registry: Registry, scope: Scope, name: str, known: Revisions, digest: str, files: Sequence[str]
 ) -> str:
-    """Return a revision whose ``files`` lie there unrecorded (a register was killed), else the next one."""
+    """Return a revision whose ``files`` lie there without a record (a killed register), else the next one."""
     for revision, listing in known.listed.items():
         if name in listing.folders and revision not in known.newest:
             folder = registry.layout.artifact(AdapterKey(*scope, revision, name))

@@ -30,7 +30,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a list is asked for; without anything, all.
+    """Which adapters a list contains; all by default.
 
     Attributes:
         pattern: of the name that clients use: ``*``, ``?`` and ``[…]`` as in a shell.

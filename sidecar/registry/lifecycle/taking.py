@@ -19,7 +19,7 @@ from lora_fs.sidecar.registry.format.layout import REGISTERING
 from lora_fs.sidecar.registry.volume import atomic, permissions
 
 LEAST_BYTES = 64 << 10  # read at once, whatever a file's size is said to be
-BESIDE_BYTES = 512 << 10  # a smaller part is hashed at once: a thread takes longer to begin
+BESIDE_BYTES = 512 << 10  # a smaller part is hashed here: a thread takes longer to begin
 
 
 class TargetUnavailable(VolumeUnavailable):
@@ -41,10 +41,10 @@ def writing(target: Path) -> Iterator[None]:
 class Taker:
     """Takes the bytes of files, one file after the other: hashes them beside, and writes them.
 
-    A part may be changed by who gave it once the call after the next one was made.
+    After the call following the next one, the giver may overwrite a part's buffer.
 
     Args:
-        folder: a new one, made when the first file comes; None: nothing is written.
+        folder: a new one, made when the first file comes; None: write nothing.
         sync: make it survive a power loss.
         marked: see ``place``.
     Attributes:
@@ -68,7 +68,7 @@ class Taker:
     def __exit__(self, *_: object) -> None:
         if self._beside is not None:
             self._beside.shutdown()
-        if self._writer is not None:  # what was taken whole was closed by ``end``
+        if self._writer is not None:  # ``end`` closed the complete ones
             with suppress(OSError):
                 self._writer.close()
 

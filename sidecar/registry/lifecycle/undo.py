@@ -1,7 +1,7 @@
-"""Take a load back: the name serves what it served before, and what is new is withdrawn.
+"""Take a load back: the name serves what it served before, and the new revision is withdrawn.
 
-A write is known by its request id. A restored pointer gets the request id of the write that it restores. So
-loads of one name may be taken back in any order, and two at once. What somebody else relies on stays.
+A request id identifies a write. A restored pointer gets the request id of the write that it restores. So
+callers may take back loads of one name in any order, and two at once. What somebody else relies on stays.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Made(BaseModel):
 def take_back(registry: Registry, scope: Scope, name: str, made: Made, *, writer: str) -> None:
     """Undo a load. Repeated, it changes nothing more.
 
-    Whoever promoted the revision or loaded it since has written the pointer, and keeps it. A record that they
-    rely on is theirs from then on: they may take it back in turn, at the same time too. So each write is
-    followed by another look.
+    Whoever promoted the revision or loaded it since has written the pointer, and keeps it. From then on the
+    record is theirs: they may take it back in turn, at the same time too. So each write is followed by
+    another look.
 
     Args:
-        writer: whose load it was. A record that another one wrote last is not withdrawn.
+        writer: whose load it was. A record whose last writer is another one stays.
     Raises:
         TemporaryError: see ``Registry.append``.
     """
@@ -59,7 +59,7 @@ def take_back(registry: Registry, scope: Scope, name: str, made: Made, *, writer
 
 @dataclass
 class _Undo:
-    """One load that is being taken back.
+    """One load that its caller takes back.
 
     ``restored``: the request ids of the pointers that it restored. ``given``: of the pointers on whose
     account it left the record to others. ``gone``: it has withdrawn the record.
@@ -124,7 +124,7 @@ class _Undo:
         return (own and newest.writer == self.writer) or newest.request_id in self.given
 
     def _stays(self) -> Collection[str]:
-        """The revisions that are registered once this load is taken back."""
+        """The revisions that stay registered after this load."""
         known = release.present_revisions(self.registry, self.scope, self.name)
         return known.keys() - ({self.made.revision} if self._is_own(known.get(self.made.revision)) else set())
 
@@ -140,7 +140,7 @@ class _Undo:
 def _before(
     registry: Registry, scope: Scope, name: str, request_id: str, stays: Collection[str]
 ) -> Pointer | None:
-    """Return the pointer before the first one of a request: the newest whose revision is registered still."""
+    """Return the newest pointer before a request's first one whose revision is still registered."""
     series, below = registry.pointers(scope, name), list[Pointer]()
     for generation in registry.generations(series):
         with suppress(CorruptRecord):
@@ -153,7 +153,7 @@ def _before(
 
 
 def _as_before(earlier: Pointer | None, stays: Collection[str]) -> dict[str, Any]:
-    """The fields of the pointer that restores ``earlier``: what was withdrawn since is left out."""
+    """The fields of the pointer that restores ``earlier``, less the revisions withdrawn since."""
     if earlier is None or earlier.revision is None:
         nothing: dict[str, Any] = {"revision": None, "previous_revision": None, "canary": None}
         return nothing if earlier is None else nothing | {"request_id": earlier.request_id}

@@ -1,6 +1,6 @@
 """History that nobody needs any more: superseded generations, tombstones, empty revisions.
 
-What may go is decided by ``superseded`` and ``forgettable``, which are pure. A series loses its lowest
+``superseded`` and ``forgettable``, which are pure, decide what may go. A series loses its lowest
 generations first, and its tombstone in a later run at the earliest: what is left is the end of its
 history at every moment. Ages come from the volume's own clock, and no promise rests on them. A writer that
 slept finds what it built on gone (``Registry.append``). A reader that missed a tombstone finds HEAD's floor
@@ -50,10 +50,10 @@ class _Newest(NamedTuple):
 def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Generation]:
     """The generations of one series that may go, the lowest first. Pure.
 
-    Those above which another one has been for so long, up to the first that is to stay. Never the newest.
+    One may go if the next is ``older_than_s`` old. Stops at the first that stays. Never the newest.
 
     Args:
-        ages: of all that are listed, in seconds.
+        ages: of all listed generations, in seconds.
     """
     going: list[Generation] = []
     listed = sorted(ages)
@@ -68,7 +68,7 @@ def superseded(ages: Mapping[Generation, float], older_than_s: float) -> list[Ge
 def forgettable(revisions: Collection[str], old: Collection[str], named: Collection[str]) -> list[str]:
     """The revisions of one name whose tombstones may go. Pure.
 
-    While any other is left the greatest stays, so that the next registration is not given its number.
+    While any other is left the greatest stays, so that the next registration gets a higher number.
 
     Args:
         revisions: all that have a record. old: those of them that have an old tombstone and no more.
@@ -86,10 +86,10 @@ def find(
     """What may go of a scope's history, in the order in which it may.
 
     Args:
-        in_use: keys that some replica reports; None if that is not known, which keeps every tombstone.
+        in_use: keys that a replica reports; None if unknown, which keeps every tombstone.
         older_than_s: by this host's clock: see ``ahead_s``.
     Raises:
-        VolumeUnavailable: something could not be listed or read.
+        VolumeUnavailable: the volume does not list or read something.
     """
     head = current_head(registry.layout.root)
     listing, sync = registry.scan(scope), cache(atomic.sync_names)
@@ -117,7 +117,7 @@ def find(
 
 
 def ahead_s(registry: Registry) -> float:
-    """How far this host's clock is ahead of the volume's, in seconds; 0.0 where that is unknown."""
+    """How far this host's clock is ahead of the volume's, in seconds; 0.0 if unknown."""
     try:
         probe = atomic.write_temporary(registry.layout.leases, b"", sync=False)
         try:
@@ -163,7 +163,7 @@ def _withdrawn(
             revisions.setdefault(name, []).append(revision)
             key = AdapterKey(*scope, revision, name)
             if len(generations) > 1 or name in entries.folders or key in in_use:
-                continue  # a folder beside its tombstone would be adopted without it
+                continue  # without its tombstone the folder beside it would be adopted
             newest = _read(registry, registry.records(key), generations)
             if newest is not None and newest.is_tombstone and age_s(newest.path) >= older_than_s:
                 old.setdefault(name, {})[revision] = newest
@@ -172,7 +172,7 @@ def _withdrawn(
         known, generations = old.get(name, {}), pointers.get(name, [])
         newest = _read(registry, registry.pointers(scope, name), generations) if generations else None
         if generations and newest is None:
-            continue  # what it names is not known
+            continue  # the revision that it names is unknown
         named = serving(newest.body) if newest is not None and isinstance(newest.body, Pointer) else ()
         going = forgettable(revisions[name], known, named) if known else []
         yield from (known[revision] for revision in going)
@@ -182,7 +182,7 @@ def _withdrawn(
 
 
 def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) -> None:
-    """Remove what is superseded, once the newest survives a power loss; stops at the first that stays."""
+    """Remove superseded generations, once the newest survives a power loss; stops at the first that stays."""
     sync(newest.path.parent)
     if newest.is_there():
         for path in paths:
@@ -192,7 +192,7 @@ def _drop(newest: _Newest, paths: Iterable[Path], sync: Callable[[Path], None]) 
 def _forget(tombstone: _Newest, tell: Callable[[], None]) -> None:
     """Remove a tombstone, once HEAD tells readers that some may be gone.
 
-    HEAD is looked at again afterwards: a writer that read it before may have replaced it meanwhile.
+    Looks at HEAD again afterwards: a writer that read HEAD before may have replaced it meanwhile.
     """
     tell()
     if tombstone.is_there():

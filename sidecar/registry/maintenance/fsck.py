@@ -46,15 +46,15 @@ class Kind(StrEnum):
     BAD_FILES = "bad-files"  # … or hold other bytes
     NO_RECORD = "no-record"  # a folder that nobody registered
     SAME_ID = "same-id"  # two adapters with one integer id
-    DANGLING = "dangling"  # a name that serves a revision which is not registered
+    DANGLING = "dangling"  # a name serves a revision that is not registered
     NO_EXPORT = "no-export"  # it is in force, and no export holds it
     HALF = "half-upload"
     HEAD = "head"
-    QUOTA = "quota"  # it bounds nothing that can be told, so nothing is registered in its namespace
-    MARKER = "marker"  # of the registry: nothing may be written
+    QUOTA = "quota"  # its limits are unreadable, so its namespace registers nothing
+    MARKER = "marker"  # of the registry: nobody may write
     REPORT = "report"
     EVALUATION = "evaluation"  # it cannot be read, so it passes no gate; or no record is of it
-    UNKNOWN = "unknown"  # it could not be looked at
+    UNKNOWN = "unknown"  # the volume did not show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def find(registry: Registry, state: State, *, older_than_s: float, hash_files: b
     """Everything that is wrong.
 
     Args:
-        older_than_s: what is younger may be a writer's or an owner's at work, and is passed over.
+        older_than_s: pass over anything younger: a writer or an owner may be at work on it.
         hash_files: read every adapter's files; else their sizes alone are compared.
     """
     yield from _kept_from_writing(registry, state)
@@ -131,10 +131,10 @@ def _unreadable(state: State) -> Iterator[Finding]:
 
 
 def _certain(state: State, key: AdapterKey) -> str | None:
-    """Why the newest good body can only be what the damaged one said of what is served; None if not certain.
+    """Why the newest good record must equal the damaged one, in what it serves; None if that is not certain.
 
-    A revision is withdrawn after its name was pointed elsewhere; so one whose name, in a pointer
-    that can be read, still serves it was not. What a damaged pointer said is unknown.
+    A withdrawal first points the name elsewhere. So if a readable pointer still serves this revision, nobody
+    withdrew it. What a damaged pointer said is unknown.
     """
     named = key._replace(revision="")
     record, pointer = state.records.get(key), state.pointers.get(named)
@@ -168,7 +168,7 @@ def _dangling(registry: Registry, state: State) -> Iterator[Finding]:
 def without_pointer(registry: Registry, state: State) -> list[tuple[Scope, str]]:
     """Registered names that no pointer file is of.
 
-    They were registered with ``--no-activate``, or ``.active/`` was lost. Nothing shows which, so it is
+    Somebody registered them with ``--no-activate``, or ``.active/`` was lost. Nothing shows which, so it is
     no finding.
     """
     present = {(key.scope, key.name) for key, record in state.records.items() if record.present}
@@ -180,7 +180,7 @@ def without_pointer(registry: Registry, state: State) -> list[tuple[Scope, str]]
 
 
 def _is_unknown(registry: Registry, state: State, key: AdapterKey) -> bool:
-    """Whether it has a record perhaps, which could not be looked at."""
+    """Whether it may have a record that the volume did not show."""
     folder, own = registry.records(key).folder, f"{key.name}.@"
     return any(
         path == folder or (path.parent == folder and path.name.startswith(own)) for path in state.unknown
@@ -195,7 +195,7 @@ def _same_ids(registry: Registry, state: State) -> Iterator[Finding]:
 
 
 def _not_exported(registry: Registry, state: State) -> Iterator[Finding]:
-    """What a backup would leave out, told before one is needed."""
+    """What a backup would leave out: a warning before the backup is needed."""
     for key, body in state.bodies.items():
         path = registry.path(series_of(registry, key), body)
         try:
@@ -272,7 +272,7 @@ def _evaluations(registry: Registry, state: State, older_than_s: float) -> Itera
                     text = f"cannot be read, and no gate is passed by it: {error}: {again}"
                     yield Finding(Kind.EVALUATION, path, text, key=key)
         home = registry.layout.scope(scope)
-        if not any(path.is_relative_to(home) for path in state.unknown):  # else a record may be unseen
+        if not any(path.is_relative_to(home) for path in state.unknown):  # else a record may be hidden
             for item in evaluated.orphans(registry, scope, listing, older_than_s, list_names):
                 yield Finding(Kind.EVALUATION, item.path, item.why, "it is removed", garbage=item)
 

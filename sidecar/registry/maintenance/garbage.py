@@ -1,6 +1,6 @@
 """One thing that may go, and its removal, which looks once more whether anybody needs it by now.
 
-Ages are the volume's times against this host's clock. What cannot be looked at is young.
+Ages are the volume's times against this host's clock. What the volume does not show is young.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class What(StrEnum):
 
     LEFTOVER = "leftover"  # a file or a folder that no record can come to name
     ARTIFACT = "artifact"
-    REVISION = "revision"  # is unregistered; its files go later
+    REVISION = "revision"  # gc unregisters it; its files go later
     HISTORY = "history"  # generations, a tombstone or an empty revision; ``path`` first
 
 
@@ -56,14 +56,14 @@ def leftover(path: Path, why: str) -> Garbage:
 
 
 def artifact(path: Path, why: str, still: Callable[[], bool]) -> Garbage:
-    """A revision's own folder. ``still``: whether it may go; asked before and after it is moved aside."""
+    """A revision's own folder. ``still``: whether it may go, called before and after the move aside."""
     return Garbage(path, What.ARTIFACT, why, size_of(path), partial(_remove_artifact, path, still))
 
 
 def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
-    """Remove all of it that can be removed; returns what stays, each path with the reason.
+    """Remove all of it; returns what stays, each path with the reason.
 
-    An artifact beside which a temporary name stays is kept: its writer may yet link the record.
+    An artifact beside which a temporary name stays, stays too: the name's writer may yet link the record.
     """
     kept: dict[Path, LoraFsError] = {}
     unsafe: set[Path] = set()
@@ -84,7 +84,7 @@ def collect(garbage: Iterable[Garbage]) -> dict[Path, LoraFsError]:
 
 
 def _remove_artifact(path: Path, still: Callable[[], bool]) -> None:
-    """Move it aside, and put it back if it was registered meanwhile.
+    """Move it aside. Put it back if somebody registered it meanwhile.
 
     ``register`` looks for its artifact once more after its record: one of the two sees the other.
     """
@@ -120,7 +120,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Seconds since it was changed last; what is gone, or unknown, is young."""
+    """Seconds since the last change; a path that is gone or unknown is young."""
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime
     return float("-inf")

@@ -28,7 +28,7 @@ from lora_fs.sidecar.registry.store.reader import ScopeListing
 from lora_fs.sidecar.registry.store.writer import Registry
 from lora_fs.sidecar.registry.volume import atomic
 
-HINT_S = 24 * 3600.0  # leases are refreshed every few seconds, reports every ten
+HINT_S = 24 * 3600.0  # holders refresh leases every few seconds, reports every ten
 
 ListNames = Callable[[Path], Sequence[str] | None]  # ``atomic.list_names``, or one that raises nothing
 
@@ -52,7 +52,7 @@ def in_use(registry: Registry) -> frozenset[AdapterKey]:
     """The keys that some replica reports.
 
     Raises:
-        VolumeUnavailable: a report cannot be read, so it is not known what that replica uses.
+        VolumeUnavailable: a report is unreadable, so what that replica uses is unknown.
     """
     found: set[AdapterKey] = set()
     for path, status in reports(registry):
@@ -77,12 +77,12 @@ def find(
     """List what may go, in the order in which it may.
 
     Args:
-        in_use: keys that some replica reports; None if that is not known, which keeps every artifact.
-        older_than_s, history_s: what is younger stays, by the volume's clock where this host's is ahead.
+        in_use: keys that a replica reports; None if unknown, which keeps every artifact.
+        older_than_s, history_s: anything younger stays, by the volume's clock where this host's is ahead.
         writer: who withdraws revisions.
     Raises:
         OperatorError: how many revisions a namespace keeps is unknown.
-        VolumeUnavailable: a folder cannot be listed.
+        VolumeUnavailable: the volume does not list a folder.
     """
     ahead_s = compaction.ahead_s(registry)
     older_than_s, history_s = older_than_s + ahead_s, history_s + ahead_s
@@ -104,7 +104,7 @@ def left_by_writers(
     older_than_s: float,
     list_names: ListNames = atomic.list_names,
 ) -> Iterator[Garbage]:
-    """Temporary names, and copies that were never finished."""
+    """Temporary names, and copies that their writers never finished."""
     layout = registry.layout
     folders = [layout.root, layout.leases, layout.replicas, layout.events, layout.active(scope)]
     folders += [layout.revision(scope, revision) for revision in listing.revisions]
@@ -189,7 +189,7 @@ def _tombstone(
 ) -> Record | None:
     """The tombstone of an artifact that is ours to remove, long withdrawn and known to be.
 
-    What is being registered anew says so by its mark, which is read before the record that replaces it.
+    A registration in progress sets a mark, which this reads before the record that it replaces.
 
     Args:
         listed: the newest generation, where a listing has it.
@@ -214,7 +214,7 @@ def _tombstone(
 def _is_left(registry: Registry, record: Record, tombstone: Path, files: Sequence[str]) -> bool:
     """Whether a folder is what a withdrawal left: since then nothing came into it but the bytes recorded.
 
-    Anything else is a person's. A folder that was moved there is younger than its files.
+    Anything else is a person's. A folder that somebody moved there is younger than its files.
     """
     folder, served = registry.layout.artifact(record.key), {entry.path for entry in record.spec.files}
     with suppress(OSError, VolumeUnavailable):
@@ -229,8 +229,8 @@ def _is_left(registry: Registry, record: Record, tombstone: Path, files: Sequenc
 def _changed_ns(path: Path, is_carried: bool = False) -> int:
     """When the volume last changed it or its name, whatever time a copy gave it; 0 if it is gone.
 
-    A copy of the volume and a ``chown`` (fsGroup) change every ctime. The served files are then compared with
-    the record; no record knows the files carried along, so of them the mtime counts.
+    A copy of the volume and a ``chown`` (fsGroup) change every ctime. So compare the served files with
+    the record. No record knows the other files: for them the mtime counts.
     """
     with suppress(FileNotFoundError):
         status = path.lstat()

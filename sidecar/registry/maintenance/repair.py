@@ -30,7 +30,7 @@ class Mender:
 
     Args:
         state: what ``survey.look`` read, from which the findings came.
-        expectation: what an unregistered folder must be to be adopted.
+        expectation: what an unregistered folder must satisfy before its adoption.
     """
 
     def __init__(self, registry: Registry, state: State, expectation: Expectation, *, writer: str) -> None:
@@ -76,7 +76,7 @@ class Mender:
         """Publish what was read once more, with other fields.
 
         Raises:
-            Conflict: it was written meanwhile.
+            Conflict: somebody wrote it meanwhile.
         """
         held = self._state.records.get(key) or self._state.pointers[key]
 

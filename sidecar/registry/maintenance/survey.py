@@ -1,4 +1,4 @@
-"""A whole registry as it can be read: every newest good body, and what could not be looked at.
+"""A whole registry: every newest good body, and each path that the volume does not show.
 
 Read anew from every file, whatever HEAD says; changes nothing. A pointer's key has no revision.
 """
@@ -34,7 +34,7 @@ class State:
     pointers: dict[AdapterKey, Pointer] = field(default_factory=dict)
     listings: dict[Scope, ScopeListing] = field(default_factory=dict)
     unread: dict[AdapterKey, Unread] = field(default_factory=dict)
-    unknown: dict[Path, VolumeUnavailable] = field(default_factory=dict)  # not to be listed or opened
+    unknown: dict[Path, VolumeUnavailable] = field(default_factory=dict)  # neither listed nor opened
     namespaces: list[str] = field(default_factory=list)
 
     @property
@@ -50,7 +50,7 @@ class State:
 
 
 def look(registry: Registry) -> State:
-    """Read every scope. What cannot be looked at is kept as ``unknown``, and the rest is read."""
+    """Read every scope. Keep as ``unknown`` what the volume does not show, and read the rest."""
     state, layout = State(), registry.layout
     with noted(state, layout.root):
         state.namespaces += registry.namespaces()
@@ -84,7 +84,7 @@ def series_of(registry: Registry, key: AdapterKey) -> Series[Any]:
 
 
 def names_in(folder: Path, state: State) -> Sequence[str]:
-    """The names in a folder; none, and it is kept as ``unknown``, if it cannot be listed."""
+    """The names in a folder. If the volume does not list it: no names, and keep it as ``unknown``."""
     try:
         return atomic.list_names(folder) or ()
     except VolumeUnavailable as error:
@@ -94,7 +94,7 @@ def names_in(folder: Path, state: State) -> Sequence[str]:
 
 @contextmanager
 def noted(state: State, path: Path) -> Iterator[None]:
-    """Keep that ``path`` could not be looked at, and go on behind the block."""
+    """If the volume does not show ``path`` inside the block, keep it as ``unknown``, and continue."""
     try:
         yield
     except VolumeUnavailable as error:

@@ -41,7 +41,7 @@ def of(reader: Reader, records: Iterable[Record]) -> Evaluations:
 def write(reader: Reader, evaluation: Evaluation) -> None:
     """Let an evaluation be its revision's newest. It survives a power loss.
 
-    gc may remove the folder if it was empty for long: it is then made anew.
+    gc may remove the folder if it was empty for long; this makes it anew.
     """
     path, data = reader.layout.evaluation(_key(evaluation)), seal(evaluation)
     for attempt in range(TRIES):

@@ -1,6 +1,6 @@
 """Whether a revision may serve the plain name, where its namespace or who promotes it wants it evaluated.
 
-A rollback is never held up: it goes back to what was served before.
+No gate stops a rollback: it restores what the name served before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lora_fs.sidecar.registry.store.writer import Registry
 
 
 def required_gate(registry: Registry, namespace: str) -> Gate | None:
-    """Return the gate of a namespace; None: none. Raises OperatorError: it is not known."""
+    """Return the gate of a namespace; None: none. Raises OperatorError if it is unknown."""
     quota = registry.accounts.quota(namespace)
     if quota is None or quota.require_evaluation is None:
         return None

@@ -34,7 +34,7 @@ CHECK_AFTER_S = 0.05
 CHECKS = 3
 RAISES = 16  # of the floor, each of which another writer's HEAD may replace
 TORN_S = (0.0, 0.005, 0.02)  # pauses before each look
-STALE_S = (0.0, 0.1, 0.4, 1.0)  # as TORN_S; GlusterFS finds the file that was replaced for a second
+STALE_S = (0.0, 0.1, 0.4, 1.0)  # as TORN_S; GlusterFS shows the replaced file for a second
 MOST_FILES = 40  # of one change: more do not fit
 MOST_CHECKED = 64  # changes of one process, of the last CHECK_AFTER_S
 
@@ -54,8 +54,8 @@ class Head(BaseModel):
     Attributes:
         made: random, of the HEAD that was made where there was none: with another one ``seq`` began anew.
         nonce: makes two writes at one ``seq`` differ.
-        gc_floor: the ``seq`` from which on no tombstone was removed that was there: who saw none so late may
-            have missed some.
+        gc_floor: the ``seq`` since which gc removed no tombstone. A reader whose last HEAD is older may
+            have missed one.
         first: a series that is not there begins with this generation: none that is gone had it.
         changes: the last ones, the newest at the end; that is this HEAD's own or they mean nothing.
     """
@@ -81,7 +81,7 @@ class Head(BaseModel):
         return self.changes if self.changes and self.changes[-1].nonce == self.nonce else ()
 
     def since(self, nonce: str) -> tuple[str, ...] | None:
-        """The files written after the HEAD of that nonce; None if that is unknown."""
+        """The files written after the HEAD of that nonce; None if unknown."""
         files: list[str] = []
         for change in reversed(self.told()):
             if change.nonce == nonce:
@@ -92,7 +92,7 @@ class Head(BaseModel):
         return None
 
     def lacks(self, seq: int, nonce: str) -> bool:
-        """Whether the change that was written as ``seq`` is not among those that led here."""
+        """Whether the change written as ``seq`` is not among those that led to this HEAD."""
         back = self.seq - seq
         if back < 0:
             return True
@@ -101,9 +101,9 @@ class Head(BaseModel):
 
 
 def read_head(root: Path) -> bytes | None:
-    """HEAD as it lies there, to be compared with the last one; None if it is unknown.
+    """HEAD's bytes, for a comparison with the last ones; None if unknown.
 
-    Whatever keeps it from being read, a scan tells more: a hint stops nobody.
+    If HEAD is unreadable, readers scan the tree: a hint stops nobody.
     """
     try:
         return atomic.read_bytes(Layout(root).head, limit_bytes=READ_BYTES)
@@ -122,7 +122,7 @@ def parse_head(data: bytes | None) -> Head | None:
 def current_head(root: Path) -> Head | None:
     """HEAD; None if it is not there or damaged, rather than torn.
 
-    Where names are replaced in two steps (sshfs), a read is torn now and then; a HEAD made anew for
+    Where a rename takes two steps (sshfs), a read is sometimes torn. A HEAD made anew for
     that would lack what only HEAD says.
 
     Raises:
@@ -190,10 +190,10 @@ def advance_head(
     """Replace HEAD so that every reader looks. A damaged or missing one is made anew.
 
     Args:
-        files: the generations that were written; none: readers list the tree.
+        files: the generations just written; none: readers list the tree.
         floor: ``gc_floor`` and ``first``, where they rise.
     Raises:
-        VolumeUnavailable: it cannot be read, or not be replaced.
+        VolumeUnavailable: the volume does not read it, or does not replace it.
     """
     head = current_head(root) or Head(made=secrets.token_hex(8))
     change = Change(nonce=secrets.token_hex(8), files=files)
@@ -230,13 +230,13 @@ class Announcer:
         self._root, self._clock = root, clock
         self._written = _Written()
         self._lock = threading.Lock()
-        self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as it was written
+        self._unchecked: list[tuple[float, int, Head]] = []  # when, checks left, as written
 
     def note(self, path: Path, *, found: bool = False) -> None:
         """Remember a generation for this thread's next announcement.
 
         Args:
-            found: it was there already, and may have been announced.
+            found: another writer wrote it before, and may have announced it.
         """
         files = self._written.files
         self._written.own |= not found
@@ -254,12 +254,12 @@ class Announcer:
         try:
             self._advance(epoch, files if len(files) <= MOST_FILES else (), CHECKS)
         except TemporaryError as error:
-            if own or not files:  # what was found was announced by who wrote it, or is soon
+            if own or not files:  # the writer of a found one announced it, or soon will
                 told = event("head.not_written")
                 logger.warning("written, and seen by others at their next scan only: %s", error, extra=told)
 
     def check(self, *, wait: bool = False) -> None:
-        """Tell again what another writer's HEAD replaced. Nothing is raised: it is a hint."""
+        """Announce again what another writer's HEAD replaced. Raises nothing: HEAD is a hint."""
         while True:
             with self._lock:
                 if not self._unchecked:

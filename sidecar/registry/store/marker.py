@@ -1,7 +1,7 @@
 """The marker that says *this folder is a registry*: read it, and make it on demand.
 
-An empty folder is not an empty registry: an unmounted volume looks the same. So a registry is known by
-``lora-fs.json``, is made on demand alone, and is compared by its uuid with the one that was opened before.
+An empty folder is not an empty registry: an unmounted volume looks the same. So ``lora-fs.json`` marks a
+registry. A process makes it only when asked. It compares the uuid with that of the registry it opened before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def has_hard_links(folder: Path) -> bool:
     """Try whether link() gives a file a second name. On some mounts it makes a copy, which decides no race.
 
     Raises:
-        VolumeUnavailable: it cannot be tried here.
+        VolumeUnavailable: the volume does not allow the trial.
     """
     first = atomic.write_temporary(folder, b"probe\n")
     second = first.with_name(first.name + "-link")
@@ -106,12 +106,12 @@ def create(root: Path) -> Created:
         return Created(_read_fresh_marker(root), made=False)
     if was_written_to(root):
         raise RegistryLost(f"{_without_marker(layout)}, or remove {layout.head} to begin a new registry here")
-    for folder in (layout.leases, layout.replicas, layout.events):  # there to be mounted one by one
+    for folder in (layout.leases, layout.replicas, layout.events):  # so that each can be a mount of its own
         atomic.make_folder(folder)
     tier = find_tier(root)
     if layout.head.name not in names:
         first = Head(made=secrets.token_hex(8), nonce=secrets.token_hex(8))
-        atomic.replace(layout.head, seal(first), sync=True)  # a torn one would be taken for a registry's
+        atomic.replace(layout.head, seal(first), sync=True)  # readers would take a torn one as valid
     temporary, ours = TemporaryNames(), Marker(registry_uuid=str(uuid.uuid4()), tier=tier)
     try:
         write_marker(root, ours, temporary)
@@ -164,7 +164,7 @@ def was_written_to(root: Path) -> bool:
     """Whether HEAD lists records; an unreadable HEAD counts as if it did.
 
     Raises:
-        VolumeUnavailable: the folder cannot be listed.
+        VolumeUnavailable: the volume does not list the folder.
     """
     if Layout(root).head.name not in (atomic.list_names(root) or ()):
         return False
@@ -191,7 +191,7 @@ def read_marker(root: Path) -> Marker:
         raise missing(layout)
     try:
         needs = unseal(data).get("min_reader", FORMAT)
-        if isinstance(needs, int) and needs > FORMAT:  # told before a shape that only a newer one knows
+        if isinstance(needs, int) and needs > FORMAT:  # says so before a shape that only a newer one knows
             raise FormatTooNew(
                 f"{root} needs a reader of format {needs}; this lora-fs reads up to {FORMAT}: upgrade it"
             )

@@ -30,7 +30,7 @@ from lora_fs.sidecar.registry.volume import atomic
 from lora_fs.sidecar.registry.volume.leases import LEASE_S, lease
 
 WINDOW_S = 60.0
-WAIT_S = LEASE_S + 5.0  # a holder that died is taken over within it
+WAIT_S = LEASE_S + 5.0  # long enough to take over from a dead holder
 
 _ANEW = "nothing is registered there until `lora-fs quota` is given all three bounds, or `--remove`"
 
@@ -134,14 +134,14 @@ class Accounts:
     ) -> Iterator[Callable[[], OverQuota | None]]:
         """Let the block write one record that says present, if the quota allows it.
 
-        Yields what to call after the write: why it has to be taken back, where another writer got
-        past the lease and the two together are too much.
+        Yields a function to call after the write. It returns why the write must be taken back, if another
+        writer got past the lease and both together exceed the quota.
 
         Args:
             size_bytes: what the revision will have.
             wait_s: how long to wait for another writer of the namespace.
         Raises:
-            OverQuota, TooManyRegistrations: it does not; no write happened.
+            OverQuota, TooManyRegistrations: it does not fit; no write happened.
             OperatorError: the quota is damaged. VolumeUnavailable: another writer is at work.
         """
         quota = self._bounds(key.namespace)
@@ -167,7 +167,7 @@ class Accounts:
             self._check(quota, key, size_bytes)
 
     def _bounds(self, namespace: str) -> Quota | None:
-        """The quota, if it refuses anything: it may say no more than how many revisions are kept."""
+        """The quota, if it limits registrations: it may set no more than how many revisions to keep."""
         quota = self.quota(namespace)
         bounds = quota and (quota.adapters, quota.size_bytes, quota.registrations_per_minute)
         return quota if any(one is not None for one in bounds or ()) else None
@@ -245,7 +245,7 @@ class Accounts:
                 yield age_s
 
     def _age_s(self, seen: _Seen) -> float | None:
-        """Seconds since it was written; None if that is longer ago, or so far ahead that a clock is wrong."""
+        """Seconds since the write; None if that is longer ago, or so far ahead that a clock is wrong."""
         if seen.at is None:
             return None
         age_s = (self._now() - seen.at).total_seconds()

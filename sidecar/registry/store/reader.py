@@ -1,6 +1,6 @@
 """Reading a registry: which one it is, the names in it, and their bodies.
 
-A *series* is the generations of one name in one folder. Readers never return a body that is damaged or
+A *series* is the generations of one name in one folder. Readers never return a damaged body, or one that
 belongs elsewhere. A missing folder is empty; one that the volume does not list raises.
 """
 
@@ -83,7 +83,7 @@ class Reader:
 
     @property
     def is_known(self) -> bool:
-        """Whether a registry was seen here by this process."""
+        """Whether this process saw a registry here."""
         return self._marker is not None
 
     @property
@@ -98,16 +98,16 @@ class Reader:
         return self._marker
 
     def check_identity(self) -> None:
-        """Raise unless the registry that was opened is still the one mounted.
+        """Raise unless the volume still holds the registry that this process opened.
 
         Raises:
             RegistryMissing: no registry was ever here. RegistryLost: it is gone, or is another one.
-            FormatTooNew, VolumeUnavailable: nothing is known of it.
+            FormatTooNew, VolumeUnavailable: its state is unknown.
         """
         known = self._marker
         try:
             if known is None and not is_registry(self.layout.root):
-                raise missing(self.layout)  # a name that is expected to be absent is listed, not opened
+                raise missing(self.layout)  # list a name that should be absent: never open it
             marker = read_marker(self.layout.root)
         except RegistryMissing as error:
             if known is None:
@@ -142,7 +142,7 @@ class Reader:
         """Every scope there is a folder for: of one namespace, or of all.
 
         Raises:
-            VolumeUnavailable: a folder cannot be listed.
+            VolumeUnavailable: the volume does not list a folder.
         """
         found = []
         for name in self.namespaces() if namespace is None else [namespace]:
@@ -160,14 +160,14 @@ class Reader:
         """List a scope's names. A folder that is not there is an empty scope.
 
         Args:
-            last: an earlier listing: what is the same is taken over from it, the very object.
-            unlisted: takes the folders that cannot be listed, which then keep their last
+            last: an earlier listing. An unchanged part is the very object of ``last``.
+            unlisted: receives the folders that the volume does not list, which then keep their last
                 listing; without it the first one raises.
             only: revisions' folders to list; the others keep theirs if ``last`` knows all of these.
         Returns:
             ``last`` itself if nothing is new.
         Raises:
-            VolumeUnavailable: the scope itself, or a folder in it, cannot be listed.
+            VolumeUnavailable: the volume does not list the scope itself, or a folder in it.
         """
         last = last or ScopeListing()
         chosen = {name for name in last.revisions if self.layout.revision(scope, name) in (only or ())}
@@ -189,7 +189,7 @@ class Reader:
         return last if found == last else found
 
     def _entries(self, scope: Scope, *, known: bool) -> list[str]:
-        """A scope's folders. One that may not be there is looked up once its parent lists it.
+        """A scope's folders. Looks up an optional one only once its parent lists it.
 
         NFS keeps for half a minute that a name was not there, whatever HEAD says meanwhile.
         """
@@ -277,7 +277,7 @@ class Reader:
         return (found[0] if found else Generation(0, "")), None
 
     def newest(self, series: Series[Body], listed: Generation) -> Body | None:
-        """The newest body that can be read, where a listing told its greatest generation."""
+        """The newest readable body, where a listing gave its greatest generation."""
         try:
             return self.read(series, listed)
         except CorruptRecord:

@@ -1,4 +1,4 @@
-"""``--dry-run`` of what changes names: the same checks and the same answer, and nothing is written."""
+"""``--dry-run`` of commands that change names: the same checks and the same answer, without a write."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ class Registry(Reader):
         self.accounts = Accounts(self)
 
     def sweep(self) -> None:
-        """Do what is due some time after a write: for who comes by anyway."""
+        """Do the chores that are due some time after a write. Any caller may do them."""
         self._temporary.sweep()
         self._announcer.check()
 
     def close(self) -> None:
-        """Remove this process's temporary names, and see that what it wrote is announced."""
+        """Remove this process's temporary names, and announce what it wrote."""
         self._temporary.sweep(wait=True)
         self._announcer.check(wait=True)
 
@@ -99,8 +99,8 @@ class Registry(Reader):
 
         Args:
             change: given the newest body (or None) returns the fields of the next one. None leaves it as it
-                is, and writes nothing unless a newer file is damaged. Raises to refuse. Called
-                again if a race is lost.
+                is, and writes nothing unless a newer file is damaged. Raises to refuse. Runs again
+                after a lost race.
             expect: the generation the caller saw; another one in force is a Conflict.
             announce: advance HEAD; False where the caller writes more before it announces.
             checked: the caller called ``check_writable`` for this write.
@@ -142,7 +142,7 @@ class Registry(Reader):
         """Before the first of several appends: raise if the volume refuses this one, whatever it says.
 
         Raises:
-            FormatTooNew: its newest generation is a newer lora-fs's. VolumeUnavailable: it is unknown.
+            FormatTooNew: a newer lora-fs wrote the newest generation. VolumeUnavailable: no answer.
         """
         self.check_writable()
         self._latest_of_ours(series)
@@ -161,7 +161,7 @@ class Registry(Reader):
             raise Conflict(f"{series.name}: expected generation {expect}, found {seen}")
         fields = change(newest)
         if fields is None and newest is not None and newest.generation < top.generation:
-            fields = {}  # what is kept is written again, above the file that cannot be read
+            fields = {}  # write the good body again, above the unreadable file
         if fields is None:
             if newest is None:
                 raise Conflict(f"{series.name}: nothing to keep")
@@ -197,7 +197,7 @@ class Registry(Reader):
                 "be: remove that file if nobody wrote it on purpose"
             )
         sealed = seal(body)
-        if top.generation == 0:  # who made these folders may have died before they were synced
+        if top.generation == 0:  # the maker of these folders may have died before it synced them
             atomic.make_folder(series.folder)
             for folder in series.folder.parents:
                 if folder.is_relative_to(self.layout.root):
@@ -212,7 +212,7 @@ class Registry(Reader):
         except Ambiguous as error:
             with suppress(CorruptRecord, VolumeUnavailable):
                 if self._is_passed_over(series, body):
-                    return None  # whether or not it was written, it is not in force and will not be
+                    return None  # written or not, it is not in force and never will be
             told = f"{error}: {name} may have been written; look with `lora-fs list` before you repeat it"
             raise UnknownOutcome(told) from error
         if not stands:
@@ -232,13 +232,13 @@ class Registry(Reader):
         return head.first if head is not None else 1
 
     def _stands(self, series: Series[Body], top: Generation, body: Body) -> bool:
-        """Whether what was published counts: gc may have freed the name for a writer that slept.
+        """Whether a published generation counts: gc may have freed its name while the writer slept.
 
-        gc removes the lowest generations first. So while the one is there on which this one follows, its
-        name was never free again; else nothing may lie above it but what was built on it.
+        gc removes the lowest generations first. So while the one before it is there, gc never freed the name.
+        Otherwise every generation above it must build on it.
 
         Raises:
-            Ambiguous: it is unknown.
+            Ambiguous: the volume does not say.
         """
         try:
             if top.generation and self._is_there(series, top):
@@ -253,7 +253,7 @@ class Registry(Reader):
         """Whether another generation lies above it, and the lowest of these does not build on it.
 
         Raises:
-            CorruptRecord, VolumeUnavailable: it is unknown.
+            CorruptRecord, VolumeUnavailable: the volume does not say.
         """
         above = [one for one in self.generations(series) if one.generation > body.generation]
         return bool(above) and self.read(series, above[-1]).previous != _previous(body)
@@ -273,7 +273,7 @@ class Registry(Reader):
         A client that keeps listings (sshfs: for 20 s) drops that of a folder in which it made a name.
         """
         if self.marker.tier != "lww":
-            with suppress(VolumeUnavailable):  # full or read-only: nothing is to be written
+            with suppress(VolumeUnavailable):  # full or read-only: write nothing
                 self._temporary.add(atomic.write_temporary(series.folder, b"", sync=False))
         return next(iter(self.generations(series)), Generation(0, ""))
 
@@ -290,7 +290,7 @@ class Registry(Reader):
         return top, newest
 
     def confirm(self, series: Series[Body], body: Body) -> None:
-        """Let what was read survive a power loss, and be announced: who wrote it may have died before.
+        """Make a body survive a power loss, and announce it: its writer may have died before.
 
         Raises:
             VolumeUnavailable: it may not survive one, so nobody may acknowledge it once more.

@@ -1,4 +1,4 @@
-"""One look at the volume: what was known before, and what is read on top of it.
+"""One look at the volume: the earlier view, and what this look adds.
 
 An unreadable body is a problem and a name to try again; the last readable one stays in force. The view
 forgets nothing that a name serves for its absence. A file that somebody wrote anew, where the known one is
@@ -30,12 +30,12 @@ class _Wanted(NamedTuple, Generic[Key, Body]):
 
 
 class Learning:
-    """What was known before, and what is read on top of it.
+    """The earlier view, and what this look adds.
 
     Args:
-        before: what was known.
-        unread: names not read before, or of which more is known than the last listing had.
-        gone: records and pointers that are known, and that the last listing had not.
+        before: the earlier view.
+        unread: names not read before, or whose known generation is newer than the last listing's.
+        gone: known records and pointers that the last listing lacked.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Learning:
         return self.records.grew or self.pointers.grew
 
     def withdraw(self, before: Desired, unlisted: Collection[Path], told: Collection[Known]) -> list[Known]:
-        """Withdraw what was known and is not there, and keep what is unknown.
+        """Withdraw known bodies that are absent, and keep those whose state is unknown.
 
         Args:
             unlisted: folders that the volume does not list.
-            told: what a listing may lack.
+            told: writes that HEAD named and a listing may lack.
         Returns:
-            What was withdrawn.
+            The withdrawn ones.
         """
         deleted = {**WITHDRAWN, "state": State.DELETED}
         unsaid = {**WITHDRAWN, "revision": None, "previous_revision": None, "canary": None}
@@ -118,7 +118,7 @@ class Learning:
         return self._learn_told(self.pointers, _Wanted(key, self._registry.pointers(*key), generation))
 
     def knows_what_it_names(self, place: Place) -> bool:
-        """Whether the revision that a pointer serves is known, present or withdrawn; of a record True."""
+        """Whether the view has the revision that a pointer serves, present or withdrawn; of a record True."""
         pointer = self.pointers.get((place.scope, place.name)) if place.revision is None else None
         if pointer is None or pointer.revision is None:
             return True
@@ -132,7 +132,7 @@ class Learning:
         return not self.problems
 
     def _learn_anew(self, known: Growing[Key, Body], one: _Wanted[Key, Body], held: Body) -> bool:
-        """Take what is not above what is held, where that is gone: it was removed, and written anew.
+        """Take a generation not above the held one, if the held file is gone: removed, and written anew.
 
         What the held one builds on is no news: only the newest file is lost, and stays in force.
 
@@ -142,7 +142,7 @@ class Learning:
         own = Generation(held.generation, held.token if one.generation.token else "")
         try:
             if own != one.generation and not self._registry.is_gone(self._registry.path(one.series, held)):
-                return one.generation.generation < held.generation  # a sibling is for listings to tell of
+                return one.generation.generation < held.generation  # a listing shows a sibling
         except VolumeUnavailable:
             return False
         found = self._try(one)
@@ -242,5 +242,5 @@ def serves(body: Record | Pointer) -> bool:
 
 
 def _generation(body: Record | Pointer, listed: Generation) -> Generation:
-    """A body's own generation, to be compared with a listed one: with a token where names have it."""
+    """A body's own generation, comparable with a listed one: with a token where names have it."""
     return Generation(body.generation, body.token if listed.token else "")

@@ -1,4 +1,4 @@
-"""What is known and not listed: too much of it at once is a lost volume; a tombstone of it is forgotten."""
+"""Known bodies that a listing lacks: too many at once mean a lost volume; tombstones are forgotten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def find_missing(
 ) -> set[Known]:
     """What serves or is present, and a scope's listing lacks, except what HEAD announced.
 
-    A tombstone among it is forgotten: gc removed it.
+    Forgets a tombstone among them: gc removed it.
     """
     records, pointers = learning.records.part(scope), learning.pointers.part(scope)
     keys: tuple[Known, ...] = (*records, *pointers)

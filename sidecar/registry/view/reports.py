@@ -1,6 +1,6 @@
 """What replicas write of themselves: their status and their events, read from the volume. Blocking.
 
-A report is a hint. One that cannot be read is neither fine nor absent: it is named, with the reason.
+A report is a hint. An unreadable report is neither fine nor absent: readers name it, with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reports:
     """What replicas wrote, and the files that cannot be read.
 
     Attributes:
-        unreadable: why, by replica. young: those of them that were written less than LIVE_S ago.
+        unreadable: why, by replica. young: those of them less than LIVE_S old.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -53,7 +53,7 @@ def read_reports(layout: Layout) -> Reports:
     """Read every status file.
 
     Raises:
-        VolumeUnavailable: they cannot be listed, or the registry is gone.
+        VolumeUnavailable: the volume does not list them, or the registry is gone.
     """
     names = atomic.list_names(layout.replicas)
     if names is None and layout.marker.name not in (atomic.list_names(layout.root) or ()):
@@ -81,7 +81,7 @@ def read_events(layout: Layout) -> Happened:
     """Read every file of events.
 
     Raises:
-        VolumeUnavailable: they cannot be listed.
+        VolumeUnavailable: the volume does not list them.
     """
     return Happened(*_decoded(EventList, layout.events, atomic.list_names(layout.events)))
 

@@ -25,7 +25,7 @@ _editions = count()
 
 
 class ByScope(Mapping[Key, Value], Generic[Key, Value]):
-    """A mapping in parts. No part is changed once it is here.
+    """An immutable mapping in parts, one a scope.
 
     Args:
         scope_of: tells a key's part.
@@ -70,7 +70,7 @@ class ByScope(Mapping[Key, Value], Generic[Key, Value]):
         return _Values(self)
 
     def since(self, before: ByScope[Key, Value]) -> Collection[Key] | None:
-        """The keys touched since ``before``, the first ones first; None if it is not known any more."""
+        """The keys touched since ``before``, the first ones first; None if no longer known."""
         if before._edition == self._edition:
             return ()
         editions = [edition for edition, _ in self._trail]
@@ -81,7 +81,7 @@ class ByScope(Mapping[Key, Value], Generic[Key, Value]):
 
 
 class Growing(Generic[Key, Value]):
-    """A mapping in the making: a scope's part is copied before its first addition."""
+    """A mapping under construction. It copies a scope's part before the first addition to it."""
 
     def __init__(self, before: ByScope[Key, Value]) -> None:
         self._before = before
@@ -123,7 +123,7 @@ class Growing(Generic[Key, Value]):
         return self._own[scope]
 
     def whole(self) -> ByScope[Key, Value]:
-        """What it is now; the very mapping it began from if nothing was changed."""
+        """The finished mapping; the very one it began from if nothing changed."""
         before = self._before
         return ByScope(before.scope_of, self._parts, before, self._keys) if self._own else before
 
@@ -161,7 +161,7 @@ class Desired:
         pointers: the newest good pointer of every name.
         problems: files that cannot be read, and why; the state before them is in force. Also
             generations that two writers published at once, on volumes without link().
-        frozen: why absence is not believed, or None.
+        frozen: why the view does not believe an absence, or None.
     """
 
     version: int = 0
@@ -187,7 +187,7 @@ class Desired:
 def touched(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> list[Key]:
     """Every key that came, went, or has another value.
 
-    Where ``after`` was made from ``before`` by few changes, what they touched is all that is looked at.
+    If ``after`` came from ``before`` by few changes, this looks only at the keys they touched.
     """
     found: Collection[Key] | None = None
     if isinstance(before, ByScope) and isinstance(after, ByScope):

@@ -33,7 +33,7 @@ RETRY_MOST_S = 30.0
 LAG_LOOK_S = 1.0  # at first; doubled up to LAG_LOOK_MOST_S while a listing may lag behind HEAD
 LAG_LOOK_MOST_S = 5.0
 
-WITHDRAWN_S = 24 * 3600.0  # what was withdrawn unseen is known to be for so long: it may still be in use
+WITHDRAWN_S = 24 * 3600.0  # how long the view remembers unseen withdrawals: a replica may use them still
 
 _Listings = Mapping[Scope, ScopeListing]
 
@@ -64,13 +64,13 @@ class RegistryView:
         self._readers = readers
         self._clock = clock
         self._head: bytes | None = None
-        self._seen = Head()  # the last one that could be read: its writes are known
-        self._anew_until: float | None = None  # tombstones were missed, and a listing may still lag
+        self._seen = Head()  # the last readable one: its writes are known
+        self._anew_until: float | None = None  # the view missed tombstones, and a listing may still lag
         self._scanned_at: float | None = None
         self._retry_at, self._retry_s = 0.0, RETRY_S
         self._epoch = 0  # of the registry as last listed
         self._unread: Mapping[Path, set[str]] = {}  # names in a folder whose newest body is not held
-        self._told: dict[Known, float] = {}  # what HEAD told of, until when a listing may lack it
+        self._told: dict[Known, float] = {}  # writes that HEAD named, and until when a listing may lack them
         self._missing: dict[Scope, set[Known]] = {}
         self.desired = Desired()
 
@@ -82,13 +82,13 @@ class RegistryView:
         """Read HEAD and the files that it lists; True if anything is new.
 
         Args:
-            force: list the tree. The view lists it unasked, too: if a scan is due, or if HEAD
-                changed and does not tell all that was written.
+            force: list the tree. The view also lists it unasked: if a scan is due, or if HEAD
+                changed and does not name all writes.
             folders: revisions, or scopes, to list at least.
         Raises:
             VolumeUnavailable, RegistryLost: ``desired`` stays as it was.
         """
-        if not self._registry.is_known:  # a HEAD that is expected to be absent is not opened
+        if not self._registry.is_known:  # never open a HEAD that should be absent
             self._registry.check_identity()
         if self._scanned_at is None:
             self._epoch = self._registry.marker.epoch
@@ -136,7 +136,7 @@ class RegistryView:
         return found
 
     def _told_of(self, head: Head | None) -> list[Place] | None:
-        """What HEAD says was written in these scopes since the last look; None if it does not say."""
+        """The writes in these scopes since the last look, by HEAD; None if HEAD does not say."""
         files = head.since(self._seen.nonce) if head is not None and head.epoch == self._epoch else None
         places = [parse_place(file) for file in files or ()]
         if files is None or None in places:
@@ -166,7 +166,7 @@ class RegistryView:
         return any(text.startswith(f"{series.folder}/{series.name}.@") for text in self.desired.problems)
 
     def _learning(self) -> Learning:
-        """On top of what is known."""
+        """Start a look on top of the current view."""
         unread = {folder: set(names) for folder, names in self._unread.items()}
         for series in map(self._registry.series, self._told):  # the last listing had an earlier one, or none
             unread.setdefault(series.folder, set()).add(series.name)
@@ -255,7 +255,7 @@ class RegistryView:
 
 
 def _refuse(failures: Iterable[VolumeUnavailable]) -> None:
-    """Raise what keeps the first state from being known. No permission is a lasting answer."""
+    """Raise the reason why the first state is unknown. A permission error is permanent."""
     for error in failures:
         if not isinstance(error.__cause__, PermissionError):
             raise error

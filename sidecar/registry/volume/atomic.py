@@ -1,10 +1,10 @@
 """The file operations that the protocols use, and what their failures mean.
 
-A file is written once, whole, under a temporary name, and synced. link() then gives it its name: exactly
+A writer writes a file once, whole, under a temporary name, and syncs it. link() then names it: exactly
 one of two writers wins. Hints get theirs by rename. A writer reads the name back to learn whether it won: a
 server that replays a lost reply returns EEXIST to the winner.
 
-Names that should be absent are never opened: NFS would hide them for 30 s.
+Nobody opens a name that should be absent: NFS would hide it for 30 s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRANSIENT = frozenset({errno.ESTALE, errno.EINTR, errno.EAGAIN})
 REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 NO_LINK = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV})
 TRIES = 3
-READ_BACK_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.0)  # pauses after each look for what was linked
+READ_BACK_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.0)  # pauses after each look for the linked name
 UNLINK_AFTER_S = 0.05  # an NFSv3 listing made earlier may hide the linked name for ever
 
 
@@ -41,7 +41,7 @@ class Ambiguous(TemporaryError):
 
 
 class NotRegular(VolumeUnavailable):
-    """A folder, symlink, FIFO, socket or device lies where a file is expected."""
+    """A folder, symlink, FIFO, socket or device lies in a file's place."""
 
 
 def unavailable(error: OSError, what: str) -> VolumeUnavailable:
@@ -70,7 +70,7 @@ def read_bytes(path: Path, limit_bytes: int = 4 << 20) -> bytes | None:
     """Read a whole regular file afresh; None if there is no such name.
 
     Raises:
-        NotRegular: it is no file; nothing was waited for.
+        NotRegular: it is no file; the call did not wait for it.
         VolumeUnavailable: any other failure than absence, after three tries on ESTALE.
     """
     for attempt in range(TRIES):
@@ -112,7 +112,7 @@ def list_names(folder: Path) -> list[str] | None:
     """The names in a folder; None if there is no such folder.
 
     Raises:
-        VolumeUnavailable: it exists and could not be listed.
+        VolumeUnavailable: it exists, and the volume does not list it.
     """
     for attempt in range(TRIES):
         try:
@@ -145,7 +145,7 @@ def is_folder(path: Path) -> bool:
     """Return whether a folder is there, links followed.
 
     Raises:
-        VolumeUnavailable: it is unknown, which is not "no".
+        VolumeUnavailable: the volume does not say, which is not "no".
     """
     with explained(f"cannot look at {path}"):
         return path.is_dir()
@@ -155,7 +155,7 @@ def is_on_server(path: Path) -> bool:
     """Return whether a regular file has the name, by a hard link to it: ``open`` may answer from a cache.
 
     Raises:
-        VolumeUnavailable: it cannot be known.
+        VolumeUnavailable: the volume does not say.
     """
     probe = path.parent / f"{TEMPORARY}{secrets.token_hex(16)}"
     try:
@@ -170,12 +170,12 @@ def real_path(path: Path) -> Path:
     """Return where ``path`` leads, links followed, whether or not something is there.
 
     Raises:
-        VolumeUnavailable: a name on the way changed at every look, or cannot be looked at.
+        VolumeUnavailable: a name on the way changed at every look, or does not answer.
     """
     for attempt in range(TRIES):
         try:
             return Path(os.path.realpath(path))
-        except OSError as error:  # a link when it was looked at, and none when it was read
+        except OSError as error:  # a link at the look, and none at the read
             if attempt == TRIES - 1:
                 raise unavailable(error, f"cannot tell where {path} leads") from error
     raise AssertionError("unreachable")
@@ -243,7 +243,7 @@ def _discard(path: Path) -> bool:
 
 
 class TemporaryNames:
-    """Temporary names waiting to be unlinked, no sooner than UNLINK_AFTER_S after the link."""
+    """Temporary names, each to be unlinked UNLINK_AFTER_S after its link or later."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -319,7 +319,7 @@ def create_unique(path: Path, data: bytes) -> None:
     """Write a file whose name no other writer uses (it holds a token), where link() is missing.
 
     Raises:
-        Ambiguous: it may lie there, and could not be taken back.
+        Ambiguous: the file may lie there, and could not be taken back.
         VolumeUnavailable: it does not.
     """
     try:

@@ -5,8 +5,8 @@ time, so neither a dead holder nor a read-only volume stops anybody.
 
 filelock's ``SoftFileLease`` promises at most one holder while every holder keeps refreshing. A contender
 acquires a dead holder's lease after LEASE_S of its own monotonic clock, in one attempt or over several.
-filelock breaks no dead holder's lease where two names cannot be exchanged (NFS, FUSE). Nor does it break the
-empty lockfile of a holder that was killed while it made one. This module removes both after as long.
+filelock breaks a dead holder's lease only where the volume exchanges two names, as NFS and FUSE do not. Nor
+does it break the empty lockfile of a holder killed while it made one. This module removes both after as long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 ABANDONED_S = 10.0
 _REMEMBERED = 1024
-_CHANCE = random.SystemRandom()  # its own: forked writers do not wait alike, and nobody's seed is disturbed
+_CHANCE = random.SystemRandom()  # its own: forked writers wait differently, and no other seed changes
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_contended.clear)  # filelock refuses what an
 
 @contextmanager
 def lease(path: Path, *, wait_s: float) -> Iterator[bool]:
-    """Hold the lease at ``path`` inside the block. Yields True if the lease was acquired.
+    """Hold the lease at ``path`` inside the block. Yields True if it acquired the lease.
 
     Args:
         path: the lockfile; its folder exists.

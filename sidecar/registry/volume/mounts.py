@@ -22,7 +22,7 @@ class Timing:
 
     Attributes:
         poll_s: between two reads of HEAD.
-        settle_s: for which a dropped folder must not change before it is adopted.
+        settle_s: how long a dropped folder must not change before its adoption.
         lag_s: after a change of HEAD, for which a listing may still lack the new name.
     """
 

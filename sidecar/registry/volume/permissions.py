@@ -1,8 +1,8 @@
 """Gives new files and folders the read bits of the folder that they lie in.
 
 A umask belongs to the caller, not to the volume: with 077 one ``register`` would close a scope to every other
-user. The root keeps its maker's umask. Bits are added and never removed. A filesystem without modes, or one
-that refuses to change them, is left as it is, without an error.
+user. The root keeps its maker's umask. This module adds bits and never removes any. If a filesystem has no
+modes, or refuses to change them, it leaves them as they are, without an error.
 """
 
 from __future__ import annotations
