@@ -65,7 +65,7 @@ def _ready(url: str) -> int:
 def _asked(pair: Pair[Replica], urls: Sequence[str]) -> tuple[float, dict[str, str]]:
     """Ask for one adapter after the other; return the share of hits, and what each answered."""
     hits, answers = _hits(pair), {}
-    with httpx.Client(timeout=60, **LOCAL) as client:
+    with httpx.Client(**LOCAL) as client:
         for number, url in enumerate(urls):
             name = NAMES[number % len(NAMES)]
             body = {"model": name, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}

@@ -31,9 +31,13 @@ from lora_fs.demo.waiting import pause_s
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-# How httpx asks what runs here: past any proxy, and without the certificates of all authorities, which each
-# client else reads in 30 ms.
-LOCAL: Mapping[str, Any] = {"trust_env": False, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+# How httpx asks what runs here: past any proxy, without the certificates of all authorities, which each
+# client else reads in 30 ms, and with the patience that a busy machine needs: httpx's own is 5 s.
+LOCAL: dict[str, Any] = {
+    "timeout": 60,
+    "trust_env": False,
+    "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+}
 
 
 class ProcessFailed(DemoFailed):
@@ -80,7 +84,7 @@ class Process:
         """
         began = time.monotonic()
         answer = "no connection"
-        with httpx.Client(timeout=2, **LOCAL) as client:
+        with httpx.Client(**LOCAL | {"timeout": 2}) as client:
             while True:
                 try:
                     response = client.get(self.url + path)

@@ -73,7 +73,7 @@ class Replica(ABC):
         self._env = {**volume.env, **{f"LORA_FS_{key.upper()}": value for key, value in given.items()}}
         self._dir.mkdir(parents=True)
         self.start()
-        self.http = httpx.Client(base_url=self.url, timeout=60, **LOCAL)
+        self.http = httpx.Client(base_url=self.url, **LOCAL)
         self.openai = openai_client(self.url)
 
     def _address(self) -> str:

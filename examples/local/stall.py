@@ -64,7 +64,7 @@ def pauses_beside(url: str, cold: Sequence[str]) -> tuple[float, float]:
     """
     times: list[float] = []
     tokens = SPACING_TOKENS * (len(cold) + 1)
-    with httpx.Client(base_url=url, timeout=120, **LOCAL) as client:
+    with httpx.Client(base_url=url, **LOCAL | {"timeout": 120}) as client:
         _complete(client, STREAMING, 2)
         stream = threading.Thread(target=_stream, args=(url, tokens, times))
         stream.start()
@@ -85,7 +85,7 @@ def pauses_beside(url: str, cold: Sequence[str]) -> tuple[float, float]:
 
 def _stream(url: str, tokens: int, times: list[float]) -> None:
     body = {**_body(STREAMING, tokens), "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120, **LOCAL) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, **LOCAL | {"timeout": 120}) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 times.append(time.perf_counter())

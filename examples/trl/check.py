@@ -104,7 +104,9 @@ def run(work: Path, python: str, steps: int) -> int:
         opened.callback(gateway.stop)
         gateway.wait_ready()
         wait_until(
-            "both replicas are in", lambda: len(httpx.get(f"{url}/health").json()["ready"]) == 2, timeout_s=60
+            "both replicas are in",
+            lambda: len(httpx.get(f"{url}/health", timeout=60).json()["ready"]) == 2,
+            timeout_s=60,
         )
         output = work / "run1"
         script = Path(__file__).with_name("train.py")
@@ -116,7 +118,7 @@ def run(work: Path, python: str, steps: int) -> int:
         )
         opened.callback(trainer.kill)
         while trainer.poll() is None:
-            listed = {card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]}
+            listed = {card["id"] for card in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]}
             for name in sorted(one for one in listed - said.keys() if one.startswith(POLICY)):
                 shutil.copytree(output / ".vllm_lora" / name, work / "kept" / name)
                 said[name] = tuple(asked(at, name) for at in (url, pair.a.url, pair.b.url))

@@ -157,7 +157,7 @@ class Operator(Changer):
         replica = self.rng.choice(self.fleet.replicas)
         asked = {"lora_name": name, "lora_path": folder, "load_inplace": True}
         try:
-            told = httpx.post(f"{replica.url}/v1/load_lora_adapter", json=asked, timeout=60, **LOCAL)
+            told = httpx.post(f"{replica.url}/v1/load_lora_adapter", json=asked, **LOCAL)
         except httpx.HTTPError:
             return False
         return told.status_code == 200

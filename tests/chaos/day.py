@@ -194,5 +194,5 @@ def _watched(fleet: Fleet) -> Iterator[dict[str, list[tuple[float, set[str]]]]]:
 
 
 def _names(url: str) -> set[str]:
-    told = httpx.get(f"{url}/v1/models", timeout=30, **LOCAL)
+    told = httpx.get(f"{url}/v1/models", **LOCAL | {"timeout": 30})
     return {card["id"] for card in told.json()["data"]} - {MODEL_NAME}

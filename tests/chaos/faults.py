@@ -77,12 +77,12 @@ class Faults:
         """
         try:
             for replica in self.fleet.replicas:
-                if httpx.get(f"{replica.engine_url}/health", timeout=5, **LOCAL).status_code != 200:
+                if httpx.get(f"{replica.engine_url}/health", **LOCAL | {"timeout": 5}).status_code != 200:
                     return False
-                told = httpx.get(f"{replica.url}/readyz", timeout=5, **LOCAL)
+                told = httpx.get(f"{replica.url}/readyz", **LOCAL | {"timeout": 5})
                 if told.status_code != 200 or told.json()["conditions"]:
                     return False
-            told = httpx.get(f"{self.fleet.gateway.url}/health", timeout=5, **LOCAL)
+            told = httpx.get(f"{self.fleet.gateway.url}/health", **LOCAL | {"timeout": 5})
             return len(told.json()["ready"]) == len(self.fleet.replicas)
         except httpx.HTTPError:
             return False

@@ -14,7 +14,7 @@ import aiohttp
 import httpx
 import pytest
 
-from lora_fs.demo.process import free_port
+from lora_fs.demo.process import LOCAL, free_port
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineUnavailable
@@ -102,7 +102,7 @@ def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str 
     words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--token-file", str(file)]
     words += ["--host", "127.0.0.1", "--port", str(port), "--engine", "http://127.0.0.1:9"]
     url, call = f"http://127.0.0.1:{port}", {"lora_name": "a", "lora_path": str(root)}
-    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
         process = subprocess.Popen(words, stderr=told)
         try:
             wait_until("it is told", lambda: "AdminToken" in log.read_text(), timeout_s=60)
@@ -126,7 +126,7 @@ def test_without_a_token_file(lora_fs: LoraFs, root: Path, tmp_path: Path, insec
     words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--host", "127.0.0.1"]
     words += ["--port", str(port), "--engine", "http://127.0.0.1:9", *(["--insecure"] if insecure else [])]
     url, call = f"http://127.0.0.1:{port}", {"lora_name": "none"}
-    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+    with log.open("w") as told, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
         process = subprocess.Popen(words, stderr=told)
         try:
             wait_until("it listens", lambda: "listening on port" in log.read_text(), timeout_s=60)
@@ -134,7 +134,7 @@ def test_without_a_token_file(lora_fs: LoraFs, root: Path, tmp_path: Path, insec
             answer = http.post("/v1/unload_lora_adapter", json=call)
             ready = http.get("/readyz").json()
             reports = root / ".replicas"
-            wait_until("it has reported", lambda: any(reports.glob("*.json")), timeout_s=30)
+            wait_until("it has reported", lambda: any(reports.glob("*.json")), timeout_s=60)
             shown, checked = lora_fs("status").out, lora_fs("doctor").out
         finally:
             process.terminate()
@@ -154,7 +154,7 @@ def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
 
         def conditions(port: int) -> list[str]:
             with suppress(httpx.TransportError):
-                told = httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).json()["conditions"]
+                told = httpx.get(f"http://127.0.0.1:{port}/readyz", **LOCAL).json()["conditions"]
                 return [one for one in told if "another process writes" in one]
             return []
 
@@ -170,7 +170,7 @@ def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
         processes[0].terminate()
         processes[0].wait(20)
         report = root / ".replicas" / "pod.json"
-        wait_until("the other reports", report.exists, timeout_s=30)
+        wait_until("the other reports", report.exists, timeout_s=60)
         assert json.loads(report.read_text())["replica"] == "pod"
     assert not report.exists()
 

@@ -33,7 +33,7 @@ Act = Callable[[Registry], object]
 TRACED = "%file,%desc"
 RAISED, BROKEN = 3, 1  # the child's exit code: an error of lora-fs's tree, or anything else
 PR_SET_PTRACER, ANY = 0x59616D61, -1
-ATTACH_S = 20.0
+ATTACH_S = 60.0
 READY = "READY\n"
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.cli.serve.sidecar import Server
 from lora_fs.sidecar.model import AdapterStatus, Download, Phase, ReplicaStatus, RevisionUsage, Scope
 from lora_fs.sidecar.model.evaluation import Evaluation, Measured
@@ -194,7 +195,7 @@ def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterat
         assert thread.is_alive(), "the sidecar ended before it started"
     port = servers[0].servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, **LOCAL) as client:
         while client.get("/readyz").status_code != httpx.codes.OK:
             threading.Event().wait(0.02)
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.model import Phase, RevisionUsage, Scope
 from lora_fs.sidecar.registry.format.layout import Layout
 from lora_fs.sidecar.registry.volume import atomic
@@ -125,7 +126,7 @@ def test_an_adapter_on_every_replica(live: Live) -> None:
     """Its record, and what each replica says of it; a name that is not there is a 404."""
     live.register("a")
     live.report("other", {"a": Phase.FAILED}, "torn")
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, **LOCAL) as client:
         while (answer := client.get("/v1/dashboard/adapters/a")).status_code == 404:
             threading.Event().wait(0.02)
         told = answer.json()
@@ -146,7 +147,7 @@ def test_the_counts_of_an_adapter_are_summed_over_the_fleet(live: Live) -> None:
     counts = {"default/tiny/v1/a": used(5, 1, 2, 0.5), "default/tiny/v2/a": used(7, 2)}
     live.report("two", {}, usage=counts)
     reader = Reader(live.url)
-    reader.until(lambda r: "a" in r.rows and r.rows["a"][8:] == [22, 4, 0.5])
+    reader.until(lambda r: r.rows.keys() == {"a", "b"} and r.rows["a"][8:] == [22, 4, 0.5])
     assert reader.rows["b"][8:] == [None, None, None]
     assert all(one["usage_whole"] for one in reader.replicas.values())
     live.report("two", {}, usage={"default/tiny/v1/a": used(6)}, usage_left_out=3)
@@ -161,7 +162,7 @@ def test_each_revision_has_the_counts_of_the_fleet(live: Live) -> None:
     live.revise("a", activate=False)
     live.report("one", {"a": Phase.READY, "a@v2": Phase.FAILED}, usage={"default/tiny/v2/a": used(10, 1)})
     live.report("two", {}, usage={"default/tiny/v2/a": used(5, 1, 2, 0.5)})
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, **LOCAL) as client:
 
         def revisions() -> dict[str, Any]:
             answer = client.get("/v1/dashboard/adapters/a")
@@ -245,7 +246,7 @@ def test_a_hung_volume_stops_nobody(live: Live, monkeypatch: pytest.MonkeyPatch)
     try:
         reader.until(lambda r: bool(r.told) and "does not answer" in (r.told[-1]["problem"] or ""))
         reader.until(lambda r: "a" in r.rows)
-        assert httpx.get(f"{live.url}/health").status_code == 200
+        assert httpx.get(f"{live.url}/health", **LOCAL).status_code == 200
     finally:
         hang.set()
     reader.until(lambda r: r.told[-1]["problem"] is None)
@@ -266,7 +267,7 @@ def test_nobody_looks_for_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) ->
         """How often, while the same loop answered so many others."""
         before = looks
         for _ in range(asking):
-            assert httpx.get(f"{live.url}/health").status_code == 200
+            assert httpx.get(f"{live.url}/health", **LOCAL).status_code == 200
         return looks - before
 
     monkeypatch.setattr(atomic, "list_names", counted)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.waiting import wait_until
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.model import Download, Phase, RevisionUsage
@@ -196,7 +197,7 @@ def test_a_canary_and_the_revisions_are_shown(live: Live, open_page: Open) -> No
     page = open_page(live.url, permissions=["clipboard-read", "clipboard-write"])
     expect(row(page, "a")).to_be_visible()
     for _ in range(3):
-        httpx.post(f"{live.url}/v1/completions", json=asked, timeout=20)
+        httpx.post(f"{live.url}/v1/completions", json=asked, timeout=60)
     row(page, "a").click()
     details = page.get_by_role("complementary", name="a", exact=True)
     expect(details.get_by_role("heading", name="Canary: v1 → v2")).to_be_visible()
@@ -293,7 +294,7 @@ def test_events_are_grouped(live: Live, open_page: Open) -> None:
 
 def is_refused(live: Live, name: str) -> bool:
     """Whether the replica, which may not have seen the registration yet, tried to load it."""
-    answer = httpx.post(f"{live.url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=20)
+    answer = httpx.post(f"{live.url}/v1/completions", json={"model": name, "prompt": "x"}, timeout=60)
     assert answer.is_error
     return f"{name} does not fit" in answer.text
 
@@ -303,7 +304,7 @@ def test_a_failure_outlives_a_flood_of_events(live: Live, open_page: Open) -> No
     for name in ("bad", "worse"):
         live.engine.refuses[name] = EngineRejected(f"{name} does not fit", reason="rank")
         live.register(name)
-        wait_until(f"{name} is refused", partial(is_refused, live, name), timeout_s=20)
+        wait_until(f"{name} is refused", partial(is_refused, live, name), timeout_s=60)
     for number in range(KEPT):
         live.register(f"a{number}")
     page = open_page(live.url)
@@ -472,7 +473,9 @@ def test_details_that_cannot_be_read_say_why(tmp_path: Path, open_page: Open) ->
         tokens.rename(tmp_path / "away")
         bearer = {"Authorization": "Bearer s3cret-of-ops"}
         adapter = f"{live.url}/v1/dashboard/adapters/a"
-        wait_until("it is seen", lambda: httpx.get(adapter, headers=bearer).status_code == 503, timeout_s=60)
+        wait_until(
+            "it is seen", lambda: httpx.get(adapter, headers=bearer, **LOCAL).status_code == 503, timeout_s=60
+        )
         row(page, "a").click()
         expect(page.locator("#details-body")).to_contain_text("This sidecar answers 503: the token file")
         live.register("b")  # ends the wait of the page's other read

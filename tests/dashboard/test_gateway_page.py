@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar import __version__
 from tests.dashboard.browsing import Open, browser, open_page, violations
 from tests.gateway.conftest import Stubs, fleet, forks
@@ -35,7 +35,7 @@ def tile(page: Page, title: str) -> Any:
 
 def states(gateway: Process) -> list[str]:
     """What the gateway says of each replica."""
-    return [one["state"] for one in httpx.get(f"{gateway.url}/v1/fleet").json()["replicas"]]
+    return [one["state"] for one in httpx.get(f"{gateway.url}/v1/fleet", **LOCAL).json()["replicas"]]
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def ejected(fleet: Stubs, gateway: Process) -> Iterator[None]:
                 if over.wait(0.02):
                     return
 
-    httpx.post(f"{fleet.engines[1]}/fail").raise_for_status()
+    httpx.post(f"{fleet.engines[1]}/fail", **LOCAL).raise_for_status()
     clients = threading.Thread(target=ask)
     clients.start()
     try:
@@ -72,7 +72,7 @@ def test_replicas_their_state_and_an_adapters_homes(fleet: Stubs, open_page: Ope
     expect(tile(page, "Replicas ready")).to_have_text("2 / 2")
     expect(page.locator("#incident")).to_be_hidden()
     expect(page.get_by_role("columnheader", name="Home")).to_be_hidden()
-    order = httpx.get(f"{gateway.url}/v1/fleet?adapter=a1").json()["order"]
+    order = httpx.get(f"{gateway.url}/v1/fleet?adapter=a1", **LOCAL).json()["order"]
     page.get_by_role("searchbox").fill("a1")
     expect(page.locator("#homes")).to_contain_text(f"Requests for a1 go to {order[0]}, and as demand grows")
     expect(line(page, order[0]).locator(".home")).to_have_text("1")
@@ -88,7 +88,7 @@ def test_replicas_their_state_and_an_adapters_homes(fleet: Stubs, open_page: Ope
     fleet.sidecars[0].stop()
     until(lambda: states(gateway)[0] == "out", WITHIN_S)
     expect(line(page, "r0").locator("td").first).to_have_text("out")
-    why = httpx.get(f"{gateway.url}/v1/fleet").json()["replicas"][0]["why"]
+    why = httpx.get(f"{gateway.url}/v1/fleet", **LOCAL).json()["replicas"][0]["why"]
     expect(line(page, "r0")).to_contain_text(why[:20])
     page.set_viewport_size({"width": 390, "height": 844})
     expect(line(page, "r0").locator("td").first).to_be_in_viewport(ratio=1)
@@ -126,6 +126,6 @@ def test_a_list_that_cannot_be_read_and_a_gateway_that_ends(
 def is_up(gateway: Process) -> bool:
     """Whether the process answers."""
     try:
-        return httpx.get(f"{gateway.url}/metrics").is_success
+        return httpx.get(f"{gateway.url}/metrics", **LOCAL).is_success
     except httpx.TransportError:
         return False

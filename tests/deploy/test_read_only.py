@@ -26,7 +26,7 @@ from tests.registry.conftest import write_adapter
 
 SCOPE = Scope("default", "tiny")
 VALUES: Object = {"storage": {"readOnly": True}}
-TOLD_S = 20.0
+TOLD_S = 60.0
 
 
 def of_the_volume(mode: str) -> list[Object]:

@@ -178,7 +178,7 @@ class Reader:
             for name, _, value in (form.partition("=") for form in given.form)
         ]
         method = given.request or ("PUT" if given.upload_file else "POST" if content or files else "GET")
-        answer = httpx.request(method, url, headers=headers, content=content, files=files or None, timeout=30)
+        answer = httpx.request(method, url, headers=headers, content=content, files=files or None, timeout=60)
         return (22 if answer.is_error else 0), answer.text + "\n"
 
 

@@ -91,7 +91,7 @@ def test_a_half_copied_folder(pair: Pair[SidecarReplica], register: Register, ad
     shutil.copy(adapters(42) / "adapter_config.json", folder)
     with (folder / WEIGHTS).open("wb", buffering=0) as copying:
         copying.write(data[: len(data) // 2])
-        wait_until("/readyz names it", lambda: "v1/half" in pair.a.http.get("/readyz").text, timeout_s=20)
+        wait_until("/readyz names it", lambda: "v1/half" in pair.a.http.get("/readyz").text, timeout_s=60)
         assert not {"half"} & (pair.a.names() | pair.b.names())
         copying.write(data[len(data) // 2 :])
     pair.wait_listed("half")
@@ -125,7 +125,7 @@ def test_an_adapter_of_another_model(pair: Pair[SidecarReplica], adapters: Adapt
     assert answer.status_code == 400
     assert BAD[broken].finding in answer.text
     dropped = BAD[broken].make(adapters(29), pair.volume.scope_dir / "v1" / broken)
-    wait_until("/readyz names it", lambda: f"v1/{broken}" in pair.a.http.get("/readyz").text, timeout_s=20)
+    wait_until("/readyz names it", lambda: f"v1/{broken}" in pair.a.http.get("/readyz").text, timeout_s=60)
     assert broken not in pair.a.names()
     shutil.rmtree(dropped)
 

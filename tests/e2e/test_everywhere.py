@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import PROMPT, PluginReplica, Replica, SidecarReplica
 from lora_fs.demo.waiting import wait_until
 from tests.sources.conftest import tar_of
@@ -173,7 +174,7 @@ def test_a_canary_by_user(pair: Pair[Replica], register: Register, adapters: Ada
     more = revisions("--percent", "80")
     assert {user for user in crowd if some[user] == "v2"} < {user for user in crowd if more[user] == "v2"}
     for replica in pair.both:
-        text = httpx.get(f"{replica.url}/metrics").text
+        text = httpx.get(f"{replica.url}/metrics", **LOCAL).text
         assert 'lora_fs_canary_percent{adapter_name="tried",revision="v2"} 80.0' in text
         assert re.search(r'revision_requests_total{adapter_name="tried",revision="v2"} [1-9]', text)
         told = replica.http.get("/v1/events", params={"name": "tried"}).json()["data"]

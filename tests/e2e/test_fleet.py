@@ -44,7 +44,7 @@ def replica(
         def told() -> bool:
             return '"max_lora_rank": 8' in volume.run("status", "-o", "json").stdout
 
-        wait_until("the status file has the engine's rank", told, timeout_s=40)
+        wait_until("the status file has the engine's rank", told, timeout_s=60)
         yield one
 
 

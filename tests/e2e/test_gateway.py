@@ -133,7 +133,7 @@ def test_a_load_by_the_gateway_is_on_both_engines(
 ) -> None:
     """One call loads a policy on both engines, a pause holds its requests alone, one call takes it away."""
     source = adapters(1)  # the bytes of the first adapter, whose answer is known
-    with httpx.Client(base_url=gateway.url, timeout=60, **LOCAL) as http:
+    with httpx.Client(base_url=gateway.url, **LOCAL) as http:
         body = {"lora_name": "policy-v1", "lora_path": str(source)}
         loaded = http.post("/v1/load_lora_adapter", json=body)
         assert loaded.status_code == 200, loaded.text
@@ -174,7 +174,7 @@ def test_a_trainer_publishes_three_policies_as_trl_does(
     saved, said = model_dir.parent / "run1" / ".vllm_lora", []
     with ExitStack() as opened:
         fleet, *each = (
-            TrlCalls(opened.enter_context(httpx.Client(base_url=url, timeout=60, **LOCAL)))
+            TrlCalls(opened.enter_context(httpx.Client(base_url=url, **LOCAL)))
             for url in (gateway.url, pair.a.url, pair.b.url)
         )
         fleet.wait_for_server_ready()

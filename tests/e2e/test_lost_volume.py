@@ -11,7 +11,7 @@ from lora_fs.demo.pair import Pair
 from lora_fs.demo.replica import Replica
 from lora_fs.demo.waiting import wait_until
 
-NOTICED_S = 20.0
+NOTICED_S = 60.0
 
 
 @pytest.fixture(scope="module")

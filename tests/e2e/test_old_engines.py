@@ -17,6 +17,7 @@ from packaging.version import Version
 from safetensors.numpy import load_file, save_file
 
 from lora_fs.demo.pair import Pair
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.replica import Replica, SidecarReplica
 from lora_fs.sidecar.validate.since import SINCE
 from tests.engine.client import LONG_PROMPT
@@ -30,7 +31,7 @@ SCALE = 8
 
 def version(replica: Replica) -> Version:
     """What the engine says."""
-    answer = httpx.get(f"{replica.engine_url}/version", trust_env=False).raise_for_status()
+    answer = httpx.get(f"{replica.engine_url}/version", **LOCAL).raise_for_status()
     return Version(answer.json()["version"])
 
 

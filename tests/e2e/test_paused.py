@@ -76,8 +76,8 @@ def test_a_paused_engine(pair: Pair[Replica], gateway: Process) -> None:
     wait_until("both replicas are in", lambda: len(ready(gateway)) == 2, timeout_s=60)
     with (
         closing(openai_client(gateway.url)) as client,
-        httpx.Client(base_url=gateway.url, timeout=60, **LOCAL) as http,
-        httpx.Client(base_url=pair.a.engine_url, timeout=60, **LOCAL) as engine,
+        httpx.Client(base_url=gateway.url, **LOCAL) as http,
+        httpx.Client(base_url=pair.a.engine_url, **LOCAL) as engine,
     ):
 
         def fleet(adapter: str) -> tuple[list[str], dict[str, str]]:

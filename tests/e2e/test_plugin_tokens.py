@@ -18,7 +18,7 @@ from lora_fs.demo.waiting import wait_until
 
 OPERATORS, READER = "all-of-it-4711", "looks-at-a-42"
 TOKENS = f"{OPERATORS} name=operators\n{READER} name=board-a namespaces=team-a verbs=read\n"
-LISTED_S = 20.0
+LISTED_S = 60.0
 
 
 class Updating(PluginReplica):

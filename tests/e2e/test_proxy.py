@@ -81,7 +81,7 @@ def streamed(replica: Replica, model: str) -> Iterator[str]:
 
 def metric(replica: Replica, name: str) -> float:
     """A metric of the engine, summed over its labels."""
-    lines = httpx.get(f"{replica.engine_url}/metrics").text.splitlines()
+    lines = httpx.get(f"{replica.engine_url}/metrics", **LOCAL).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
@@ -96,10 +96,10 @@ def test_sagemakers_calls_are_the_registrys(pair: Pair[Pausable], adapters: Adap
         assert http.delete(f"{path}/made").status_code in (400, 404, 405), path
     assert pair.a.engine_names() == held
     assert http.post("/adapters", json=body).text == "Adapter made registered"
-    wait_until("it is listed", lambda: "made" in pair.b.names(), timeout_s=20)
+    wait_until("it is listed", lambda: "made" in pair.b.names(), timeout_s=60)
     assert pair.b.answer("made") == pair.a.answer("made")
     assert http.delete("/adapters/made").text == "Adapter made unregistered"
-    wait_until("it is gone", lambda: "made" not in pair.b.names(), timeout_s=20)
+    wait_until("it is gone", lambda: "made" not in pair.b.names(), timeout_s=60)
 
 
 def test_weights_of_float64(
@@ -253,9 +253,9 @@ def test_a_stream_on_the_engines_own_port(
             wait_until(
                 "the sidecar has asked again and again what runs",
                 lambda: pair.a.engine.log_text().count(METRICS_CALL) > asked + 3,
-                timeout_s=20,
+                timeout_s=60,
             )
             assert "direct" in pair.a.engine_names()
         assert all(next(stream).choices[0].text for _ in range(LONG))
         stream.close()
-    wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=20)
+    wait_until("the engine lets go", lambda: "direct" not in pair.a.engine_names(), timeout_s=60)

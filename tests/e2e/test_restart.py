@@ -52,7 +52,7 @@ def engine_paths(replica: SidecarReplica) -> dict[str, str]:
 def engine_call(replica: SidecarReplica, act: str, **body: str) -> None:
     """Load or unload past the sidecar."""
     url = f"{replica.engine_url}/v1/{act}_lora_adapter"
-    httpx.post(url, json=body, timeout=30, **LOCAL).raise_for_status()
+    httpx.post(url, json=body, **LOCAL | {"timeout": 30}).raise_for_status()
 
 
 def wait_answered(replica: Replica, served: Served) -> None:

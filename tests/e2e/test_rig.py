@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process, child_environment, module_command, spawn
+from lora_fs.demo.process import LOCAL, Process, child_environment, module_command, spawn
 from lora_fs.demo.replica import PROMPT
 
 
@@ -30,7 +30,7 @@ def test_adapters_of_every_rank_answer_differently(engine: Process, adapters: Ca
     answers = {complete(engine, "tiny")}
     for seed in range(3):
         body = {"lora_name": f"a{seed}", "lora_path": str(adapters(seed))}
-        httpx.post(f"{engine.url}/v1/load_lora_adapter", json=body).raise_for_status()
+        httpx.post(f"{engine.url}/v1/load_lora_adapter", json=body, **LOCAL).raise_for_status()
         answers.add(complete(engine, f"a{seed}"))
     assert len(answers) == 4
 

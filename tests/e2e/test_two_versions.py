@@ -225,4 +225,4 @@ def test_two_versions_serve_side_by_side(
             new.name: Phase.READY,
         } and f"vLLM {version(old)}, ignores it" in phases[old.name]["reason"]
 
-    wait_until("status says who cannot serve it, and why", both_told, timeout_s=30)
+    wait_until("status says who cannot serve it, and why", both_told, timeout_s=60)

@@ -21,8 +21,8 @@ from lora_fs.demo.waiting import wait_until
 from tests.e2e import mounts
 
 SIZE_MIB = 8
-TOLD_S = 20.0
-LEAVES_S = 20.0
+TOLD_S = 60.0
+LEAVES_S = 60.0
 FAILED = 1
 
 Answers = dict[str, str]

@@ -87,7 +87,7 @@ class Clients:
             assert self._more.wait_for(answered, LIMIT_S), self.told[-len(self._names) :]
 
     def _ask_all(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=LIMIT_S, **LOCAL) as http:
+        with httpx.Client(base_url=self._url, **LOCAL | {"timeout": LIMIT_S}) as http:
             for name in cycle(self._names):
                 if self._ended.is_set():
                     return

@@ -12,7 +12,7 @@ from pathlib import Path
 from watchdog.events import FileOpenedEvent, FileSystemEvent, FileSystemEventHandler
 from watchdog.observers.inotify import InotifyObserver
 
-_SEEN_LIMIT_S = 10.0
+_SEEN_LIMIT_S = 60.0
 
 
 class Opened(FileSystemEventHandler):

@@ -15,7 +15,7 @@ from tests.engine.stream import Stream
 
 BYSTANDER = "bystander"
 BOUND_S = 15.0
-FOLLOWED_S = 20.0
+FOLLOWED_S = 60.0
 
 
 class Plugin:

@@ -20,8 +20,8 @@ from lora_fs.demo.replica import PROMPT
 from tests.engine.heartbeat import Heartbeat
 
 TOKENS = 120
-FIRST_TOKEN_LIMIT_S = 20.0
-LAST_ANSWER_LIMIT_S = 30.0
+FIRST_TOKEN_LIMIT_S = 60.0
+LAST_ANSWER_LIMIT_S = 60.0
 # Beyond what the machine took. It was 0.07 s, and 0.15 s beside four workers and two busy loops on two cores.
 GAP_LIMIT_S = 0.5
 
@@ -45,7 +45,7 @@ class Stream:
 
     def __init__(self, url: str, model: str, *, tokens: int = TOKENS, engine: Process | None = None) -> None:
         self.model, self._tokens = model, tokens
-        self._http = httpx.Client(base_url=url, timeout=LAST_ANSWER_LIMIT_S, **LOCAL)
+        self._http = httpx.Client(base_url=url, **LOCAL | {"timeout": LAST_ANSWER_LIMIT_S})
         self._told = threading.Condition()
         self._stopping = False
         self._count, self._last = 0, time.monotonic()

@@ -30,7 +30,7 @@ def test_an_older_one_does_not_start(
     volume = registered(tmp_path, adapters(1))
     env = {**volume.env, "VLLM_PLUGINS": "lora_fs", "OTHER_VERSION": "0.29.0"}
     engine = farm.start("older", model_dir, env=env)
-    assert engine.wait_ended(timeout_s=20), engine.log_tail()
+    assert engine.wait_ended(timeout_s=60), engine.log_tail()
     log = engine.log_text()
     assert "the server does not start: it is version 0.29.0" in log
     assert "LORA_FS_UNFIT=serve-base" in log

@@ -90,7 +90,7 @@ def test_evicted_and_then_broken_on_disk(start: Start, put: Put, what: str) -> N
             answer = client.complete("doomed")
             assert answer.status in (500, None)
             assert stream.wait_broken(limit_s=10)
-        assert client.engine.wait_ended(timeout_s=10)
+        assert client.engine.wait_ended(timeout_s=60)
         assert not client.healthy()
 
 
@@ -339,5 +339,5 @@ def test_one_token_behind_two_long_answers(stock: Client, put: Put) -> None:
 def test_two_api_servers(farm: EngineFarm, model_dir: Path) -> None:
     """With runtime updating they are refused: the engine does not start."""
     engine = farm.start("stock-two", model_dir, args=("--api-server-count", "2"))
-    assert engine.wait_ended(timeout_s=20)
+    assert engine.wait_ended(timeout_s=60)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING cannot be used with api_server_count > 1" in engine.log_text()

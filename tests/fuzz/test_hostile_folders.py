@@ -72,7 +72,7 @@ class Site:
             self.locate,
             Expectation(),
             max_bytes=1 << 30,
-            timeout_s=20,
+            timeout_s=60,
         )
         stager.prepare()
         return stager

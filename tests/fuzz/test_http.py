@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.engine.protocol import Loaded
 from lora_fs.sidecar.errors import LoraFsError
 from lora_fs.sidecar.reconcile.assembly import Assembly, assemble
@@ -202,7 +203,7 @@ def test_the_document_is_kept_for_long(url: str, volume: Path, caplog: pytest.Lo
 def test_names_that_are_no_text(url: str, model: str, path: str) -> None:
     """JSON lets a string hold half a character, which no answer can repeat: it was a 500."""
     body = f'{{"model":"{model}","lora_name":"{model}","lora_path":"{model}","source":{{"uri":"{model}"}}}}'
-    answer = httpx.post(url + path, content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(url + path, content=body, headers={"content-type": "application/json"}, **LOCAL)
     assert 400 <= answer.status_code < 500
 
 
@@ -211,5 +212,7 @@ def test_a_path_that_is_a_loop(url: str, volume: Path) -> None:
     loop = volume / "sources/loop"
     if not loop.is_symlink():
         loop.symlink_to("loop")
-    answer = httpx.post(f"{url}/v1/load_lora_adapter", json={"lora_name": "a2", "lora_path": str(loop)})
+    answer = httpx.post(
+        f"{url}/v1/load_lora_adapter", json={"lora_name": "a2", "lora_path": str(loop)}, **LOCAL
+    )
     assert 400 <= answer.status_code < 500

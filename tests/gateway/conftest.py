@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process, free_port
+from lora_fs.demo.process import LOCAL, Process, free_port
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar.model import Scope
@@ -104,7 +104,7 @@ class Stubs:
 
     def counts(self, number: int) -> dict[str, int]:
         """What the engine of a replica counted."""
-        told: dict[str, int] = httpx.get(f"{self.engines[number]}/counts").json()
+        told: dict[str, int] = httpx.get(f"{self.engines[number]}/counts", **LOCAL).json()
         return told
 
 
@@ -136,7 +136,7 @@ def fleet(tmp_path: Path, forks: Forks) -> Iterator[Stubs]:
 @pytest.fixture
 def complete() -> Iterator[Callable[..., httpx.Response]]:
     """Ask for one completion."""
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=60) as client:
 
         def ask(url: str, model: str, **fields: Any) -> httpx.Response:
             body = {"model": model, "prompt": "hello", **fields}

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar.registry.lifecycle.mending import is_whole
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -151,7 +151,7 @@ def test_an_apply_that_is_killed_is_never_half_done(fleet: Stubs, tmp_path: Path
         seen = tuple(one for at, one in enumerate(answers) if at == 0 or answers[at - 1] != one)
         assert seen in (STEPS[name], STEPS[name][:1], STEPS[name][-1:]), (replica, name, seen)
     assert run(file, "--dry-run") == 0
-    with httpx.Client() as client:
+    with httpx.Client(**LOCAL) as client:
         for sidecar in fleet.sidecars:
             models = {card["id"] for card in client.get(f"{sidecar.url}/v1/models").json()["data"]}
             assert models >= {*NEW, *(f"a{number}" for number in range(8))}

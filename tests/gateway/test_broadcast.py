@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar.registry.lifecycle import ingest, release
 from lora_fs.sidecar.registry.lifecycle.ingest import Registration
 from lora_fs.sidecar.registry.store.writer import Registry
@@ -41,7 +41,7 @@ def call(url: str, path: str, *, headers: dict[str, str] = HEADERS, **body: Any)
 
 
 def names(process: Process) -> set[str]:
-    return {card["id"] for card in httpx.get(f"{process.url}/v1/models").json()["data"]}
+    return {card["id"] for card in httpx.get(f"{process.url}/v1/models", **LOCAL).json()["data"]}
 
 
 def loads(fleet: Stubs) -> list[int]:
@@ -80,14 +80,14 @@ def test_replicas_load_at_the_same_time(owned: Stubs, tmp_path: Path) -> None:
     gateway = started(owned, replicas=3)
     source = write_adapter(tmp_path / "published" / "policy")
     for url in owned.engines:
-        httpx.post(f"{url}/hold").raise_for_status()
+        httpx.post(f"{url}/hold", **LOCAL).raise_for_status()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         path = "/v1/load_lora_adapter"
         loading = pool.submit(call, gateway.url, path, lora_name="policy", lora_path=str(source))
         until(lambda: [owned.counts(number)["asked"] for number in range(3)] == [1, 1, 1], 50)
         assert not loading.done()
         for url in owned.engines:
-            httpx.post(f"{url}/release").raise_for_status()
+            httpx.post(f"{url}/release", **LOCAL).raise_for_status()
         assert loading.result().status_code == 200, loading.result().text
     assert loads(owned) == [1, 1, 1]
 
@@ -137,13 +137,13 @@ def test_a_load_that_the_first_replica_does_not_end_is_undone_on_all(owned: Stub
     gateway = started(owned, replicas=2)
     source = write_adapter(tmp_path / "published" / "policy")
     path = "/v1/load_lora_adapter"
-    httpx.post(f"{owned.engines[0]}/hold").raise_for_status()
+    httpx.post(f"{owned.engines[0]}/hold", **LOCAL).raise_for_status()
     late = call(gateway.url, path, lora_name="policy", lora_path=str(source))
     assert (late.status_code, "Retry-After" in late.headers) == (503, True), late.text
     assert "undone everywhere" in late.json()["error"]["message"]
     with closing(Registry(owned.root)) as registry:
         assert not release.present_revisions(registry, SCOPE, "policy")
-    httpx.post(f"{owned.engines[0]}/release").raise_for_status()
+    httpx.post(f"{owned.engines[0]}/release", **LOCAL).raise_for_status()
     again = call(gateway.url, path, lora_name="policy", lora_path=str(source))
     assert again.status_code == 200, again.text
 
@@ -255,7 +255,7 @@ def test_who_has_no_token_changes_nothing(owned: Stubs, tmp_path: Path) -> None:
     ]
     for path, sent in calls:
         assert call(gateway.url, path, headers={}, **sent).status_code == 401, path
-    assert httpx.get(f"{gateway.url}/server_info").status_code == 401
+    assert httpx.get(f"{gateway.url}/server_info", **LOCAL).status_code == 401
     assert names(owned.sidecars[0]) >= {"a1"}
 
 
@@ -333,13 +333,13 @@ def test_the_engines_configuration_is_the_common_one_or_the_difference(owned: St
     owned.add()
     gateway = started(owned, replicas=2)
     path = "/server_info?config_format=json"
-    told = httpx.get(f"{gateway.url}{path}", headers=HEADERS)
+    told = httpx.get(f"{gateway.url}{path}", headers=HEADERS, **LOCAL)
     assert told.status_code == 200, told.text
     assert told.json()["vllm_config"]["pace"]["load_s"] == 0.0
     assert told.json()["vllm_env"] == {"VLLM_PLUGINS": ""}, "no engine's own"
     owned.add(load_s=0.1)
     until(lambda: len(health(gateway)["ready"]) == 3)
-    differ = httpx.get(f"{gateway.url}{path}", headers=HEADERS)
+    differ = httpx.get(f"{gateway.url}{path}", headers=HEADERS, **LOCAL)
     assert differ.status_code == 409
     assert "vllm_config.pace.load_s: 0.0 and 0.1" in differ.json()["error"]["message"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.demo.volume import LORA_FS
 from lora_fs.sidecar import __version__
 from tests.gateway.conftest import Stubs
@@ -47,14 +47,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_a_registration_waits_for_the_slow_replica(owned: Stubs, two: Process, tmp_path: Path) -> None:
     """`register --wait` at a gateway ends when every replica behind it follows; exit 6 names who does not."""
     source = str(write_adapter(tmp_path / "new"))
-    httpx.post(f"{owned.engines[1]}/hold").raise_for_status()
+    httpx.post(f"{owned.engines[1]}/hold", **LOCAL).raise_for_status()
     registering = command(owned, two, "register", "new", source, "--policy", "eager", "--wait", "100")
     until(lambda: owned.counts(1)["asked"] == 1, ENDS_S)
     until(lambda: loads(owned)[0] == 1, ENDS_S)
     code, _, err = ended(command(owned, two, "register", "new", source, "--wait", "1ms"))
     assert (code, "r1 (Loading)" in err) == (6, True), err
     assert registering.poll() is None
-    httpx.post(f"{owned.engines[1]}/release").raise_for_status()
+    httpx.post(f"{owned.engines[1]}/release", **LOCAL).raise_for_status()
     assert ended(registering) == (0, "registered new@v1 in default/tiny\n", "")
     assert loads(owned) == [1, 1]
     code, out, err = ended(command(owned, two, "status", "new", "-o", "name"))
@@ -63,7 +63,7 @@ def test_a_registration_waits_for_the_slow_replica(owned: Stubs, two: Process, t
 
 def test_the_fleet_shows_each_engines_own_queue(owned: Stubs, two: Process) -> None:
     """Also of requests that reached an engine without its sidecar; `status` shows running+waiting."""
-    httpx.post(f"{owned.engines[1]}/hold").raise_for_status()
+    httpx.post(f"{owned.engines[1]}/hold", **LOCAL).raise_for_status()
     load = {"lora_name": "elsewhere", "lora_path": "/elsewhere"}
     with httpx.Client(timeout=ENDS_S) as client, ThreadPoolExecutor(1) as threads:
         loading = threads.submit(client.post, f"{owned.engines[1]}/v1/load_lora_adapter", json=load)
@@ -78,13 +78,13 @@ def test_the_fleet_shows_each_engines_own_queue(owned: Stubs, two: Process) -> N
             code, out, err = ended(command(owned, two, "status"))
             assert (code, [" 0+0 " in out, " 0+1 " in out]) == (0, [True, True]), err + out
         finally:
-            httpx.post(f"{owned.engines[1]}/release").raise_for_status()
+            httpx.post(f"{owned.engines[1]}/release", **LOCAL).raise_for_status()
         assert loading.result(timeout=ENDS_S).status_code == 200
 
 
 def test_the_status_at_a_gateway_shows_its_view_of_the_fleet(owned: Stubs, two: Process) -> None:
     """Which replica gets requests, which does not and why; no adapter is named without a token."""
-    httpx.post(f"{owned.engines[1]}/fail").raise_for_status()
+    httpx.post(f"{owned.engines[1]}/fail", **LOCAL).raise_for_status()
     with httpx.Client(base_url=two.url, timeout=60) as client:
 
         def replicas() -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from lora_fs.demo.process import Process
+from lora_fs.demo.process import LOCAL, Process
 from lora_fs.sidecar.model import Policy, PolicyKind
 from lora_fs.sidecar.reconcile.placement import rendezvous
 from lora_fs.sidecar.registry.lifecycle import ingest
@@ -35,7 +35,7 @@ def registered(fleet: Stubs, source: Path) -> None:
 
 
 def loaded(process: Process) -> set[str]:
-    told = httpx.get(f"{process.url}/metadata").json()["lora"]["loaded_loras"]
+    told = httpx.get(f"{process.url}/metadata", **LOCAL).json()["lora"]["loaded_loras"]
     return set(told) & set(NAMES)
 
 
@@ -57,7 +57,7 @@ def test_each_eager_adapter_is_on_its_homes_and_stays_until_it_has_arrived_elsew
     ids = {"r0", "r1"}
     wanted = expected(ids)
     until(lambda: {f"r{n}": loaded(one) for n, one in enumerate(fleet.sidecars)} == wanted, 60)
-    told = httpx.get(f"{fleet.sidecars[0].url}/v1/lora_adapters").json()["data"]
+    told = httpx.get(f"{fleet.sidecars[0].url}/v1/lora_adapters", **LOCAL).json()["data"]
     phases = {one["name"]: one["status"]["phase"] for one in told if one["name"] in NAMES}
     assert {name for name, phase in phases.items() if phase == "Ready"} == wanted["r0"]
     assert "Pending" not in phases.values()

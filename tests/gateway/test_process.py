@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from lora_fs.demo.process import Process, free_port, spawn
+from lora_fs.demo.process import LOCAL, Process, free_port, spawn
 from tests.gateway.conftest import Stubs, stubs
 from tests.gateway.forks import Forks
 
 Complete = Callable[..., httpx.Response]
-UNTIL_S = 20.0
+UNTIL_S = 60.0
 
 
 def until(holds: Callable[[], bool], within_s: float = UNTIL_S) -> float:
@@ -32,7 +32,7 @@ def until(holds: Callable[[], bool], within_s: float = UNTIL_S) -> float:
 
 
 def health(gateway: Process) -> dict[str, Any]:
-    told: dict[str, Any] = httpx.get(f"{gateway.url}/health").json()
+    told: dict[str, Any] = httpx.get(f"{gateway.url}/health", **LOCAL).json()
     return told
 
 
@@ -49,7 +49,7 @@ def started(fleet: Stubs, *options: str, replicas: int, **env: str) -> Process:
 
 
 def metric(gateway: Process, series: str) -> float:
-    text = httpx.get(f"{gateway.url}/metrics").text
+    text = httpx.get(f"{gateway.url}/metrics", **LOCAL).text
     return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(series)), 0.0)
 
 
@@ -69,7 +69,7 @@ def test_each_adapter_is_loaded_once_in_the_fleet(fleet: Stubs, complete: Comple
     assert all(fleet.counts(number)["loads"] for number in (0, 1))
     assert complete(gateway.url, "tiny").status_code == 200
     assert complete(gateway.url, "nobody").status_code == 404
-    models = {card["id"] for card in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
+    models = {card["id"] for card in httpx.get(f"{gateway.url}/v1/models", **LOCAL).json()["data"]}
     assert models >= {"tiny", *(f"a{number}" for number in range(8))}
     assert metric(gateway, 'lora_fs_gateway_choices_total{reason="cold"}') >= 6
     assert metric(gateway, 'lora_fs_gateway_choices_total{reason="base"}') >= 1
@@ -81,7 +81,7 @@ def test_a_stream_passes_as_it_comes_and_a_client_that_leaves_frees_the_engine(f
     gateway = started(fleet, "--replica", fleet.sidecars[0].url, replicas=1)
     body = {"model": "a1", "prompt": "x", "stream": True, "max_tokens": 5}
     arrived = []
-    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         for line in answer.iter_lines():
             if line:
@@ -109,7 +109,7 @@ def test_a_killed_replica_loses_only_what_it_had_begun(fleet: Stubs, complete: C
     stop, answers, lock = threading.Event(), list[tuple[float, int, str]](), threading.Lock()
 
     def ask(worker: int) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=60) as client:
             turn = 0
             while not stop.is_set():
                 turn += 1
@@ -152,7 +152,7 @@ def test_scaling_from_two_to_four_and_back_under_load_costs_no_error(fleet: Stub
     stop, statuses = threading.Event(), list[tuple[int, str]]()
 
     def ask(worker: int) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=60) as client:
             turn = 0
             while not stop.is_set():
                 turn += 1
@@ -203,7 +203,7 @@ def test_a_ready_replica_whose_engine_fails_every_request_loses_them(
     names = [f"a{number}" for number in range(8)]
     assert {complete(gateway.url, name).status_code for name in names} == {200}
     assert all(fleet.counts(number)["loads"] for number in (0, 1))
-    httpx.post(f"{fleet.engines[0]}/fail").raise_for_status()
+    httpx.post(f"{fleet.engines[0]}/fail", **LOCAL).raise_for_status()
     assert 500 in {complete(gateway.url, name).status_code for name in names}
 
     def are_answered() -> bool:
@@ -225,12 +225,12 @@ def test_no_replica_is_503_and_says_why(fleet: Stubs, complete: Complete) -> Non
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "no replica is ready" in answer.json()["error"]["message"]
     assert metric(gateway, 'lora_fs_gateway_choices_total{reason="none"}') == 1  # what starts one from zero
-    assert httpx.get(f"{gateway.url}/health").status_code == 503
+    assert httpx.get(f"{gateway.url}/health", **LOCAL).status_code == 503
 
 
 def _answers(gateway: Process) -> bool:
     try:
-        return httpx.get(f"{gateway.url}/metrics").status_code == 200
+        return httpx.get(f"{gateway.url}/metrics", **LOCAL).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -263,7 +263,7 @@ def test_what_is_no_replica_is_left_out_and_disturbs_nobody(fleet: Stubs, comple
         assert complete(gateway.url, "a1").status_code == 200
         other.shutdown()
     looped = httpx.post(
-        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"Via": "1.1 lora-fs-gateway"}
+        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"Via": "1.1 lora-fs-gateway"}, **LOCAL
     )
     assert looped.status_code == 508
     refused = fleet.gateway("--replica", "http://169.254.169.254")
@@ -318,10 +318,13 @@ def test_tokens_go_on_to_the_replica_which_checks_them(fleet: Stubs, tmp_path: P
     fleet.add()
     gateway = started(fleet, replicas=1)
     wrong = httpx.post(
-        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"X-Lora-Fs-Token": "wrong"}
+        f"{gateway.url}/v1/completions", json={"model": "a1"}, headers={"X-Lora-Fs-Token": "wrong"}, **LOCAL
     )
     direct = httpx.post(
-        f"{fleet.sidecars[0].url}/v1/completions", json={"model": "a1"}, headers={"X-Lora-Fs-Token": "wrong"}
+        f"{fleet.sidecars[0].url}/v1/completions",
+        json={"model": "a1"},
+        headers={"X-Lora-Fs-Token": "wrong"},
+        **LOCAL,
     )
     assert (wrong.status_code, wrong.text) == (direct.status_code, direct.text)
 

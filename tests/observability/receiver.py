@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-WAIT_S = 20
+WAIT_S = 60
 
 Answers = Literal["takes", "refuses", "hangs"]
 

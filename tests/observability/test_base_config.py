@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar.registry.store.writer import Registry
 from tests.server.conftest import serving
@@ -39,7 +40,7 @@ def test_readyz_says_that_nothing_is_compared(tmp_path: Path, here: bool) -> Non
         sidecar = start_sidecar("sidecar", url, log=tmp_path / "sidecar.log", env=given)
         try:
             sidecar.wait_ready("/readyz")
-            answer = httpx.get(f"{sidecar.url}/readyz", trust_env=False)
+            answer = httpx.get(f"{sidecar.url}/readyz", **LOCAL)
         finally:
             sidecar.kill()
     told = [one for one in answer.json()["conditions"] if one.startswith("BaseConfigUnknown: ")]

@@ -114,7 +114,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Start]:
             )
             stack.callback(process.stop)
             process.wait_ready("/readyz")
-            http = httpx.Client(base_url=process.url, trust_env=False, timeout=20)
+            http = httpx.Client(base_url=process.url, trust_env=False, timeout=60)
             return Rig(process, stack.enter_context(http), heard)
 
         yield run

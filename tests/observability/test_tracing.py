@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar import tracing
 from lora_fs.sidecar.errors import EngineRejected
 from lora_fs.sidecar.logs import JsonLines
@@ -66,7 +67,7 @@ def test_a_request_is_a_part_of_its_senders_trace(
     app = create_app(replica, engine_url=engine_url, admin=Admin(None))
     with serving(app) as url:
         headers = {"traceparent": SENDER, "tracestate": "vendor=1"}
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, headers=headers)
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, headers=headers, **LOCAL)
         assert answer.status_code == 200
     span = named(spans, "proxy")
     assert span.kind is SpanKind.SERVER

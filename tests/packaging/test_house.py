@@ -219,3 +219,24 @@ def test_makefile_refuses_an_old_python(tmp_path: Path) -> None:
     assert "needs Python 3.11 or newer" in answer.stderr
     assert "Python 3.9.2" in answer.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def impatient(module: Path) -> list[str]:
+    """Where httpx is asked with its own 5 s, in which a busy machine may not answer."""
+    asks = {"get", "post", "put", "delete", "request", "stream", "Client", "AsyncClient"}
+    found = []
+    for node in ast.walk(ast.parse(module.read_text())):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in asks
+        ):
+            continue
+        given = {keyword.arg for keyword in node.keywords}  # None is a ``**``: LOCAL has a timeout
+        if ast.unparse(node.func.value) == "httpx" and not given & {"timeout", "transport", None}:
+            found.append(f"{module.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def test_every_request_of_a_test_is_patient() -> None:
+    """The tests and the examples give httpx a timeout, or reach the application without a socket."""
+    modules = [module for folder in ("tests", "examples") for module in (ROOT / folder).rglob("*.py")]
+    assert [where for module in modules for where in impatient(module)] == []

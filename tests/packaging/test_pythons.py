@@ -12,7 +12,7 @@ from types import ModuleType
 import httpx
 import pytest
 
-from lora_fs.demo.process import free_port, spawn
+from lora_fs.demo.process import LOCAL, free_port, spawn
 from lora_fs.worker_patch import compat
 from tests.packaging.test_install_plugin import plugin as plugin
 from tests.packaging.test_wheel import PYPROJECT, ROOT, execute
@@ -106,7 +106,7 @@ def test_a_volume_is_made_filled_listed_and_served(installed: Path, tmp_path: Pa
     )
     try:
         sidecar.wait_ready("/health")
-        with httpx.Client(trust_env=False, base_url=sidecar.url) as client:
+        with httpx.Client(**LOCAL, base_url=sidecar.url) as client:
             there = client.get("/v1/lora_adapters").json()
             ready = client.get("/readyz")
         assert [one["name"] for one in there["data"]] == ["sql"]

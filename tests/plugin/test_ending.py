@@ -31,7 +31,7 @@ from tests.plugin.test_gate import Site, Wire
 
 pytestmark = pytest.mark.anyio
 
-BOUND_S = 10
+BOUND_S = 60
 ROOT = Path(__file__).parents[2]
 
 

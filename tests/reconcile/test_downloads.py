@@ -15,7 +15,7 @@ from lora_fs.sidecar.reconcile.admin.fetching import CHECKING, Tell
 
 pytestmark = pytest.mark.anyio
 
-BOUND_S = 20
+BOUND_S = 60
 
 
 async def test_an_outcome_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from tests.sources.conftest import WebServer, serving, tar_of
 
 pytestmark = pytest.mark.anyio
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 @pytest.fixture

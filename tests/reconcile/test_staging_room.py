@@ -76,7 +76,7 @@ class Pod:
             lambda record: self.registry.layout.resolve(record.spec.path),
             Expectation(),
             max_bytes=self._room * self.size + self.size // 2,
-            timeout_s=20,
+            timeout_s=60,
         )
         self.stager.prepare()
         self.rig.stager = cast("FakeStager", self.stager)

@@ -19,7 +19,7 @@ from lora_fs.sidecar.concurrency import AllTaken, Daemons, Threads
 pytestmark = pytest.mark.anyio
 
 SOON_S = 0.05
-BOUND_S = 20
+BOUND_S = 60
 ENDS = """
 import asyncio, atexit, sys, threading
 from lora_fs.sidecar.concurrency import Daemons, Threads

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 MakeRig = Callable[..., Rig]
 EAGER = Policy(kind=PolicyKind.EAGER)
 PINNED = Policy(kind=PolicyKind.PINNED)
-BOUND_S = 30
+BOUND_S = 60
 
 
 async def use(rig: Rig, *names: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, NotFound
 from lora_fs.sidecar.model import JsonObject
 from lora_fs.sidecar.reconcile.catalog import Catalog, Served
@@ -28,7 +29,7 @@ def holds(name: str, value: object) -> None:
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     app = create_app(FakeReplica(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
-    with serving(app) as url, httpx.Client(base_url=url) as client:
+    with serving(app) as url, httpx.Client(base_url=url, **LOCAL) as client:
         yield client
 
 
@@ -71,7 +72,7 @@ def test_every_refusal_has_the_shape_of_an_error(refusal: Exception, status: int
     replica = FakeReplica(refusal=refusal)
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, **LOCAL)
     assert answer.status_code == status
     holds("error", answer.json())
 
@@ -82,7 +83,7 @@ def test_a_replica_that_is_not_ready_says_so_in_the_same_shape() -> None:
         FakeReplica(ready=False), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback")
     )
     with serving(app) as url:
-        answer = httpx.get(f"{url}/readyz")
+        answer = httpx.get(f"{url}/readyz", **LOCAL)
     assert (answer.status_code, answer.json()["ready"]) == (503, False)
     holds("readiness", answer.json())
 
@@ -181,7 +182,7 @@ def test_a_record_whose_time_is_no_time_is_listed(written: str, created: int) ->
             Odd(written=written), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback")
         )
     ) as url:
-        body = httpx.get(f"{url}/v1/models").json()
+        body = httpx.get(f"{url}/v1/models", **LOCAL).json()
     holds("model-list", body)
     assert [(card["id"], card["created"]) for card in body["data"]] == [
         ("a1", created),
@@ -197,7 +198,7 @@ def test_the_list_follows_the_engines_own_cards() -> None:
     ) as url:
 
         def ask() -> bytes:
-            return httpx.get(f"{url}/v1/models").content
+            return httpx.get(f"{url}/v1/models", **LOCAL).content
 
         first = ask()
         replica.cards = ({**replica.cards[0], "created": 2},)
@@ -220,6 +221,6 @@ def test_a_list_holds_while_the_volume_changes() -> None:
     """An adapter that comes while an answer is made is in this one or in the next."""
     app = create_app(Growing(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
-        first, again = (httpx.get(f"{url}/v1/lora_adapters").json() for _ in range(2))
+        first, again = (httpx.get(f"{url}/v1/lora_adapters", **LOCAL).json() for _ in range(2))
     assert "a1" in [one["name"] for one in first["data"]]
     assert {one["name"] for one in again["data"]} == {"a1", "a2"}

@@ -102,7 +102,7 @@ def _open() -> Iterator[Callable[[object], httpx.Client]]:
 
         def start(app: object) -> httpx.Client:
             url = stack.enter_context(serving(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=20))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=60))
 
         yield start
 

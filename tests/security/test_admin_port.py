@@ -35,8 +35,8 @@ def test_operations(root: Path, tmp_path: Path) -> None:
         },
     )
     with (
-        httpx.Client(base_url=process.url, trust_env=False, timeout=20) as main,
-        httpx.Client(base_url=f"http://127.0.0.1:{admin_port}", trust_env=False, timeout=20) as admin,
+        httpx.Client(base_url=process.url, trust_env=False, timeout=60) as main,
+        httpx.Client(base_url=f"http://127.0.0.1:{admin_port}", trust_env=False, timeout=60) as admin,
     ):
         try:
             process.wait_ready("/health")

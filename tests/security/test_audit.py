@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.demo.sidecar import start_sidecar
 from lora_fs.sidecar import audit
 from lora_fs.sidecar.cli.main import cli
@@ -111,7 +112,7 @@ def test_an_address_that_a_header_says_is_not_believed(root: Path, tmp_path: Pat
             f"{process.url}/v1/unload_lora_adapter",
             json={"lora_name": "none"},
             headers={"X-Forwarded-For": "6.6.6.6"},
-            trust_env=False,
+            **LOCAL,
         )
         (told,) = lines(tmp_path / "audit")
     finally:

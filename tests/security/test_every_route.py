@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 from fastapi.routing import APIRoute
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.security.conftest import Tenants
@@ -25,6 +26,6 @@ def test_no_route_changes_anything_without_a_token(replica: Tenants, token_file:
     assert ("POST", "/v1/loras") in changing
     with serving(app) as url:
         for method, path in sorted(changing):
-            answer = httpx.request(method, url + re.sub(r"{.*?}", "x", path))
+            answer = httpx.request(method, url + re.sub(r"{.*?}", "x", path), **LOCAL)
             assert answer.status_code == 401, (method, path)
     assert replica.writers == []

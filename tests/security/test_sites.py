@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
@@ -74,7 +75,7 @@ def test_a_name_that_leads_here(
     assert changed(sidecar(token_file), {"Host": "models.example.com", **bearer(OPERATORS)}) <= {200, 201}
     known = Admin(None, hosts=("models.example.com",), insecure="loopback")
     app = create_app(replica, engine_url=engine_url, admin=known)
-    with serving(app) as url, httpx.Client(base_url=url) as named:
+    with serving(app) as url, httpx.Client(base_url=url, **LOCAL) as named:
         page = {"Origin": "https://models.example.com", "Sec-Fetch-Site": "cross-site"}
         assert changed(named, {"Host": "Models.example.com.:8001", **page}) <= {200, 201}
         assert changed(named, {"Host": "other.example.com"}) == {403}

@@ -303,7 +303,7 @@ def tenants(
     app = create_app(assembly.replica, engine_url=engine_url, admin=admin, background=assembly.running)
     with (
         serving(app, assembly.replica) as url,
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
 

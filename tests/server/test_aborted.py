@@ -82,7 +82,7 @@ def stopping() -> Stopping:
 def http(replica: FakeReplica, stopping: Stopping) -> Iterator[httpx.Client]:
     with serving(stopping.app) as engine_url:
         app = create_app(replica, engine_url=engine_url, admin=Admin(None))
-        with serving(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+        with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
             yield client
 
 

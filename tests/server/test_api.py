@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from yarl import URL
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.engine.protocol import Activity, Facts, Queue
 from lora_fs.sidecar.engine.vllm_http import VllmHttp
 from lora_fs.sidecar.errors import EngineRejected, EngineUnavailable, InvalidAdapter, VolumeUnavailable
@@ -38,7 +39,7 @@ def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
     app = create_app(
         replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"), max_body_bytes=100_000
     )
-    with serving(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -71,7 +72,7 @@ def test_two_replicas_list_the_same_bytes(engine_url: str) -> None:
         with serving(
             create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))
         ) as url:
-            answers.append(httpx.get(f"{url}/v1/models").content)
+            answers.append(httpx.get(f"{url}/v1/models", **LOCAL).content)
     assert answers[0] == answers[1]
 
 
@@ -81,7 +82,7 @@ def test_some_of_the_adapters(engine_url: str) -> None:
     app = create_app(
         FakeReplica(("a1", "b1", "b2"), phases), engine_url=engine_url, admin=Admin(None, insecure="loopback")
     )
-    with serving(app) as url, httpx.Client(base_url=url) as http:
+    with serving(app) as url, httpx.Client(base_url=url, **LOCAL) as http:
 
         def names(**query: str) -> list[str]:
             answer = http.get("/v1/lora_adapters", params=query).raise_for_status()
@@ -199,7 +200,7 @@ def test_a_large_body_arrives_whole(engine_url: str, replica: FakeReplica, engin
     body = {"model": "a1", "prompt": "x" * 3_000_000, "last": 1}
     with serving(create_app(replica, engine_url=engine_url, admin=Admin(None, insecure="loopback"))) as url:
         for user in ({}, {"user": "ann"}):
-            assert httpx.post(f"{url}/v1/completions", json={**body, **user}).status_code == 200
+            assert httpx.post(f"{url}/v1/completions", json={**body, **user}, **LOCAL).status_code == 200
     assert engine.bodies == [body, {**body, "model": "a1@v2", "user": "ann"}]
     assert [int(headers["content-length"]) > 3_000_000 for headers in engine.headers] == [True, True]
 
@@ -217,7 +218,7 @@ def cut_off(replica: FakeReplica, sent: bytes) -> httpx.Response:
         server = await asyncio.start_server(cut, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with serving(create_app(replica, engine_url=url, admin=Admin(None))) as url:
-            async with server, httpx.AsyncClient(base_url=url) as http:
+            async with server, httpx.AsyncClient(base_url=url, **LOCAL) as http:
                 return await http.post("/v1/completions", json={"model": "a1"})
 
     return asyncio.run(ask())
@@ -259,7 +260,7 @@ def test_an_engine_that_ends_in_an_answer(replica: FakeReplica, caplog: pytest.L
         with serving(app) as url:
             async with (
                 server,
-                httpx.AsyncClient(base_url=url) as http,
+                httpx.AsyncClient(base_url=url, **LOCAL) as http,
                 http.stream("POST", "/v1/completions", json={"model": "a1"}) as answer,
             ):
                 chunks = answer.aiter_raw()
@@ -336,7 +337,7 @@ def test_an_engine_that_is_down_is_503(replica: FakeReplica) -> None:
     """A refused connection says so, with Retry-After, in words that the operator's pages have."""
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
     with serving(app) as url:
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, **LOCAL)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     told = answer.json()["error"]["message"]
     assert told == "no engine answers at http://127.0.0.1:9: Connection refused"
@@ -594,12 +595,14 @@ def test_admin_calls_need_the_token(replica: FakeReplica, engine_url: str, tmp_p
 
         def call(given: str) -> int:
             headers = {"Authorization": f"Bearer {given}"}
-            return httpx.post(f"{url}/v1/unload_lora_adapter", json=body, headers=headers).status_code
+            return httpx.post(
+                f"{url}/v1/unload_lora_adapter", json=body, headers=headers, **LOCAL
+            ).status_code
 
         assert (call("wrong"), call("first"), call("firs")) == (401, 200, 401)
         token.write_text("second\n")
         assert (call("first"), call("second")) == (401, 200)
-        assert httpx.get(f"{url}/v1/models").status_code == 200
+        assert httpx.get(f"{url}/v1/models", **LOCAL).status_code == 200
 
 
 def test_a_series_goes_with_its_adapter(http: httpx.Client, replica: FakeReplica) -> None:

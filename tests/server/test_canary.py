@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.errors import WaitTimeout
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -25,7 +26,7 @@ from tests.server.conftest import FakeEngine, FakeReplica, serving
 def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
     replica.testers = ("tester",)
     app = create_app(replica, engine_url=engine_url, admin=Admin(None), user_header="X-Who")
-    with serving(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -163,4 +164,4 @@ def test_a_stored_answer_has_no_name_of_the_engines(replica: FakeReplica) -> Non
     with serving(stores) as engine:
         app = create_app(replica, engine_url=engine, admin=Admin(None))
         with serving(app) as url:
-            assert httpx.get(f"{url}/v1/responses/resp_1").json() == {**body, "model": "a1@v2"}
+            assert httpx.get(f"{url}/v1/responses/resp_1", **LOCAL).json() == {**body, "model": "a1@v2"}

@@ -16,6 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lora_fs import schemas
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.errors import Conflict, EngineRejected
 from lora_fs.sidecar.model import public_of
 from lora_fs.sidecar.reconcile.assembly import assemble
@@ -88,7 +89,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
                 background=assembly.running,
             )
             url = stack.enter_context(serving(app, assembly.replica))
-            clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=30)))
+            clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=60)))
             engines.append(engine)
         yield Fleet(clients, engines)
 
@@ -152,7 +153,7 @@ def test_what_another_replica_registered_is_waited_for(
     """Bounded; what is never seen, and the base model's own name, is the conflict that it was."""
     monkeypatch.setattr(dynamo, "SEEN_S", 0.3)
     app = create_app(Late(), engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
-    with serving(app) as url, httpx.Client(base_url=url) as client:
+    with serving(app) as url, httpx.Client(base_url=url, **LOCAL) as client:
         answer = load(client, name, RECORD.spec.source.uri)
     assert answer.status_code == status
     assert "already" in answer.text

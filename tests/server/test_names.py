@@ -74,7 +74,7 @@ def test_a_name_that_serves_nothing_is_withdrawn(http: httpx.Client, source: Pat
     sent = http.post("/v1/lora_adapters?name=sql&activate=false", content=tar_of(source), headers=kind)
     assert sent.status_code == 201, sent.text
     served = "/v1/models/team-a/sql@v1"
-    wait_until("the revision is seen", lambda: http.get(served).status_code == 200, timeout_s=20)
+    wait_until("the revision is seen", lambda: http.get(served).status_code == 200, timeout_s=60)
     answer = withdraw("sql")
     assert (answer.status_code, "not registered" in answer.text) == (200, False), answer.text
     assert http.get(served).status_code == 404

@@ -27,7 +27,7 @@ from tests.reconcile.conftest import FakeEngine as Engine
 from tests.registry.conftest import write_adapter
 from tests.server.conftest import FakeEngine, serving
 
-SOON_S = 30  # a marker that went alone is found by the next look at every folder
+SOON_S = 60  # a marker that went alone is found by the next look at every folder
 BASE = "tiny"
 
 
@@ -50,7 +50,7 @@ def sidecar(root: Path, engine_url: str, **given: object) -> Iterator[httpx.Clie
         admin=Admin(None, insecure="loopback"),
         background=assembly.running,
     )
-    with serving(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 

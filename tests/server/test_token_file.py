@@ -18,7 +18,7 @@ from lora_fs.sidecar.server.middleware.tokens import MAX_FILE_BYTES
 pytestmark = pytest.mark.anyio
 
 SECRET = "s3cr3t"
-BOUND_S = 20
+BOUND_S = 60
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.reconcile.catalog import Served
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
@@ -29,7 +30,7 @@ from tests.reconcile.test_plan import RECORD
 from tests.server.conftest import FakeEngine, FakeReplica, serving
 
 BODY = json.dumps({"model": "a1", "prompt": "x"}).encode()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -218,7 +219,7 @@ def test_an_engines_cookie_is_its_clients(replica: FakeReplica) -> None:
 
     app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
     with serving(app) as engine_url, sidecar(replica, engine_url.replace("127.0.0.1", "localhost")) as url:
-        answers = [httpx.post(f"{url}/v1/completions", json={"model": "a1"}) for _ in range(2)]
+        answers = [httpx.post(f"{url}/v1/completions", json={"model": "a1"}, **LOCAL) for _ in range(2)]
     assert [one.headers["set-cookie"] for one in answers] == ["who=first"] * 2
     assert seen == [None, None]
 
@@ -236,7 +237,7 @@ def test_connections_to_the_engine_are_bounded(
             assert "LORA_FS_ENGINE_CONNECTIONS" in answer.json()["error"]["message"]
             engine.go.set()
             assert b"[DONE]" in b"".join(first.iter_bytes())
-        assert httpx.post(f"{url}/v1/completions", json={"model": "a1"}).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json={"model": "a1"}, **LOCAL).status_code == 200
 
 
 def test_an_engine_that_goes_silent_has_a_deadline(replica: FakeReplica, engine_url: str) -> None:
@@ -266,7 +267,7 @@ def test_another_method_on_a_path_of_ours(
     url: str, engine: FakeEngine, method: str, path: str, allow: str
 ) -> None:
     """It is 405 with every method of the path, and the engine hears nothing of it."""
-    answer = httpx.request(method, url + path)
+    answer = httpx.request(method, url + path, **LOCAL)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
     assert answer.json()["error"]["code"] == 405
     assert engine.paths == []
@@ -277,7 +278,7 @@ def test_head_is_get_without_a_body(url: str, path: str) -> None:
     """Load balancers and link checkers send it."""
     answer = httpx.head(url + path)
     assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-type"] == httpx.get(url + path).headers["content-type"]
+    assert answer.headers["content-type"] == httpx.get(url + path, **LOCAL).headers["content-type"]
 
 
 def test_a_websocket_is_refused_with_the_reason(url: str, engine: FakeEngine) -> None:
@@ -322,9 +323,11 @@ def test_cors_covers_all_routes_and_errors(replica: FakeReplica, engine_url: str
             ("POST", "/v1/completions", {"model": "none"}),
             ("PUT", "/v1/models", {}),
         ]:
-            answer = httpx.request(method, url + path, json=body, headers={"Origin": origin})
+            answer = httpx.request(method, url + path, json=body, headers={"Origin": origin}, **LOCAL)
             assert answer.headers["access-control-allow-origin"] == origin, (method, path)
-            other = httpx.request(method, url + path, json=body, headers={"Origin": "https://evil.example"})
+            other = httpx.request(
+                method, url + path, json=body, headers={"Origin": "https://evil.example"}, **LOCAL
+            )
             assert "access-control-allow-origin" not in other.headers
 
 
@@ -378,5 +381,5 @@ def test_after_a_retry_the_header_names_what_answered(engine: FakeEngine, engine
 
     replica.forget = found_again  # type: ignore[method-assign]
     with sidecar(replica, engine_url) as url:
-        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"})
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "a1"}, **LOCAL)
     assert (answer.status_code, answer.headers["x-lora-fs-revision"]) == (200, "v2")

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.sources.remote.oci.manifest import MANIFESTS
 from tests.sources.conftest import WebServer, tar_of
 
@@ -78,7 +79,7 @@ def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + 30
     while True:
         try:
-            httpx.get(url, trust_env=False)
+            httpx.get(url, **LOCAL)
             return
         except httpx.TransportError:
             assert process.poll() is None, log.read_text()
@@ -118,7 +119,7 @@ class Artifact:
     def push(self, host: str, repository: str, tag: str) -> str:
         """Push to a real registry; returns the manifest's digest."""
         base = f"http://{host}/v2/{repository}"
-        with httpx.Client(trust_env=False) as client:
+        with httpx.Client(**LOCAL) as client:
             for digest, data in self.blobs.items():
                 begun = client.post(f"{base}/blobs/uploads/").raise_for_status()
                 url = httpx.URL(begun.headers["Location"]).copy_merge_params({"digest": digest})

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lora_fs.demo.process import LOCAL
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.sources.allowed import AllowedRemotes
 from lora_fs.sidecar.sources.offer import Options
@@ -120,7 +121,7 @@ def test_an_index_of_one_manifest_is_followed(
     entry = {"mediaType": artifact.media_type, "digest": digest, "size": len(artifact.manifest)}
     attestation = {**entry, "annotations": {"vnd.docker.reference.type": "attestation-manifest"}}
     index = {"schemaVersion": 2, "mediaType": manifest.INDEXES[0], "manifests": [entry, attestation]}
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**LOCAL) as client:
         pin = put_manifest(client, base, "v1", json.dumps(index).encode(), manifest.INDEXES[0])
     ran = lora_fs("register", "sql", f"oci://{served.host}/index/one:v1")
     assert ran.code == 0, ran.err
