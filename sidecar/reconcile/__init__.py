@@ -1,1 +1,1 @@
-"""Making what is loaded agree with what is desired, on one replica."""
+"""Makes one replica's engine load the desired adapters."""

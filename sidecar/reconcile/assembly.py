@@ -99,7 +99,7 @@ class Assembly:
             sys.setswitchinterval(usual_s)
 
     def end(self) -> None:
-        """Let what copies in threads end soon; nothing is copied from now on."""
+        """End the copying threads soon, and start no other copy."""
         self.replica.end()
         self.stager.end()
 
@@ -109,7 +109,7 @@ async def assemble(settings: Settings, expectation: Expectation, engine: Engine)
 
     Raises:
         InputError: the settings name no root or model, or a name that is none.
-        VolumeUnavailable, FormatTooNew, RegistryLost: the root cannot be opened.
+        VolumeUnavailable, FormatTooNew, RegistryLost: the root does not open.
     """
     waits_for = [f"the registry's folder {settings.root}"]
     work = partial(_assemble, settings, expectation, engine, waits_for.append)
@@ -167,7 +167,7 @@ def _assemble(
         volume.beside.append(flat.conditions)
 
     def found() -> None:
-        """A volume that was mounted after the start may be of another filesystem."""
+        """Take another filesystem's timing: its volume was mounted after the start."""
         timing, readers, settle_s = _waits(kind_of(root), settings)
         view.follow(timing.lag_s, readers)
         volume.poll_s = timing.poll_s
@@ -200,7 +200,7 @@ def _assemble(
     locate = locator(registry.layout, allowed)
 
     def present(record: Record) -> Path:
-        """Where a record's files lie: of a volume that is not mounted no folder is gone."""
+        """Where a record's files lie. Raises instead of "absent" if the volume is not mounted."""
         folder = locate(record)
         if not atomic.is_folder(folder):
             registry.check_identity()
@@ -288,7 +288,7 @@ def locator(layout: Layout, allowed: Allowed) -> Callable[[Record], Path]:
 
 @cache
 def _spare_the_collector() -> None:
-    """Once: leave what is known after the first read out of later collections, which stop all threads.
+    """Once: exclude the objects of the first read from later collections, which stop all threads.
 
     A full one takes 50 ms, and falls on the same change in every replica, since they all do the same.
     """

@@ -77,10 +77,10 @@ class Catalog:
 
     Attributes:
         trials: plain name → its canary.
-        unasked: those to be loaded before anyone asks, by name, canaries among them.
-        conflicts: names not served because the engine itself has them: its base model, an
+        unasked: adapters to load before any request, by name, canaries among them.
+        conflicts: names this replica does not serve because the engine itself has them: its base model, an
             adapter it was started with.
-        source: the state it was made from.
+        source: the state that this catalog shows.
     """
 
     version: int = 0
@@ -92,7 +92,7 @@ class Catalog:
     source: Desired = field(default_factory=Desired)
 
     def in_order(self) -> Iterator[Served]:
-        """What is served, sorted by name."""
+        """The served adapters, sorted by name."""
         parts = self.served.parts if isinstance(self.served, ByScope) else {Scope("", ""): self.served}
         in_order = sorted(parts, key=lambda scope: f"{scope.namespace}/")
         return chain.from_iterable(map(parts[scope].__getitem__, sorted(parts[scope])) for scope in in_order)
@@ -146,7 +146,7 @@ class Catalog:
         return trial.served if at < trial.percent else served
 
     def policy_of(self, served: Served) -> Policy:
-        """A canary is loaded before it is asked for where the revision that it may replace is."""
+        """The policy; a canary takes the active revision's if that one loads before any request."""
         plain, _, _ = served.name.partition("@")
         trial, active = self.trials.get(plain), self.served.get(plain)
         is_trial = trial is not None and trial.served.record is served.record
@@ -162,14 +162,14 @@ def place(record: Record, user: str) -> int:
 
 
 def public_name(scope: Scope, name: str, namespaces: Collection[str]) -> str:
-    """``name`` where one namespace is served, ``namespace/name`` where several are."""
+    """``name`` if the replica serves one namespace, ``namespace/name`` if several."""
     return name if len(namespaces) == 1 else f"{scope.namespace}/{name}"
 
 
 def namespace_of(name: str, namespaces: tuple[str, ...]) -> str | None:
-    """The namespace that a name registered over HTTP belongs to; None if it is not served here.
+    """The namespace of a name registered over HTTP; None if this replica does not serve it.
 
-    Where several are served a name without one is of the first.
+    If it serves several, a name without one belongs to the first.
     """
     namespace, slash, _ = name.partition("/")
     if not slash or len(namespaces) == 1:
@@ -186,7 +186,7 @@ def build(desired: Desired, terms: Terms, version: int, before: Catalog | None =
     """Name every active record; a name the engine itself has keeps meaning what it means there.
 
     Args:
-        before: an earlier catalog, of which is taken over what did not change.
+        before: an earlier catalog; unchanged parts come from it.
     """
     last = before if before is not None and before.terms == terms else Catalog()
     changed = dict.fromkeys(touched(last.source.pointers, desired.pointers))

@@ -49,7 +49,7 @@ def with_fleet(
     try:
         reports = read_reports(layout)
     except TemporaryError:
-        return expectation  # which replicas there are is not known: nothing is refused for them
+        return expectation  # the replicas are unknown: refuse nothing on their account
     live = [status for status in reports.of(scope) if age_s(status) < LIVE_S]
     known = (_peer(status.replica, status.limits or EngineLimits()) for status in live)
     unknown = (Peer(replica) for replica in reports.young)

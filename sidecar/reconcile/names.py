@@ -24,7 +24,7 @@ class Names:
         self._digests: Counter[str] = Counter()  # of how many revisions each is
 
     def catalog(self) -> Catalog:
-        """Return the catalog; it is built anew after a change of the volume or of the engine's own names."""
+        """Return the catalog. Builds it anew after a change of the volume or of the engine's own names."""
         last, desired = self._catalog, self._volume.desired
         if last.source is not desired or last.terms.engine_names != self.of_engine:
             terms = self.terms._replace(engine_names=self.of_engine)
@@ -48,5 +48,5 @@ class Names:
                         del self._digests[record.spec.digest]
 
     def lookup(self, name: str) -> Served | None:
-        """Resolve a public name; None if it is unknown."""
+        """Resolve a public name; None for an unknown one."""
         return self.catalog().find(name)

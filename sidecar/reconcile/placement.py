@@ -1,4 +1,4 @@
-"""On which replicas eager and pinned adapters are loaded, if not on all. Pure.
+"""Which replicas load eager and pinned adapters, if not all do. Pure.
 
 An adapter's homes are the first of its own order of the living replicas. Every replica and gateway computes
 the same order. A replica that comes or goes moves only what it is a home of. Nothing leaves before it has
@@ -58,7 +58,7 @@ def homes_of(labels: Mapping[str, str], default: int) -> int:
 
 
 def policy_there(policy: Policy, part: Part) -> Policy:
-    """Return the policy of a copy on a replica: where that is no home, it stays until its place is needed."""
+    """Return the policy of a copy on a replica. Where that is no home, it stays until its place is needed."""
     if part is not Part.OTHER or policy.kind not in (PolicyKind.EAGER, PolicyKind.PINNED):
         return policy
     return policy.model_copy(update={"kind": PolicyKind.STICKY})

@@ -22,12 +22,12 @@ _Entry = TypeVar("_Entry", bound="Resident | Absent")
 class Resident:
     """A name the engine holds. ``wanted`` is the record it should serve, None if withdrawn.
 
-    ``current``: what is loaded are that record's bytes. ``idle_s``: since its last request.
+    ``current``: the engine has that record's bytes. ``idle_s``: since its last request.
     ``tenant``: whose share of the places it takes. ``leaving``: an unload of it is under way, or failed and
-    waits out its delay: it takes a place, and nothing is decided about it. ``unknown``: the volume says
-    nothing of it, as while a record cannot be read, or of a namespace that was served before. It takes a
+    waits out its delay. It takes a place, and the plan decides nothing about it. ``unknown``: the volume says
+    nothing of it, as while its record is unreadable, or when its namespace is no longer served. It takes a
     place, and goes when it is idle or makes room, and not for being absent. ``outdated``: its name in the
-    engine does not tell its bytes, as of an older lora-fs: no request is sent to it.
+    engine does not tell its bytes, as of an older lora-fs: no request goes to it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A name to be loaded unasked. ``may_try``: no failure is waiting out its delay."""
+    """A name to load before any request. ``may_try``: no failure waits out its delay."""
 
     name: str
     policy: Policy
@@ -74,10 +74,10 @@ def decide(
     """Decide one pass.
 
     Args:
-        capacity: how many may be loaded at once; None is unbounded. Pinned adapters take at
-            most all but one of it and make room for themselves; eager ones take what is free.
-        weights: of tenants, 1 where none is said. The tenant that has most for its weight gives way
-            first and is loaded for last. None or empty: adapters are compared whoever has them.
+        capacity: how many the engine may have at once; None: no bound. Pinned adapters take at
+            most all but one of it and make room for themselves; eager ones take free places only.
+        weights: of tenants; 1 by default. The tenant that has most for its weight gives way
+            first and loads last. None or empty: compare adapters across tenants.
     """
     unload: dict[str, str] = {}
     draining: list[str] = []
@@ -125,7 +125,7 @@ def _evictable(entries: Iterable[Resident], firm: frozenset[str]) -> list[Reside
 
 
 def stale(resident: list[Resident]) -> tuple[str, ...]:
-    """Names that serve nothing any more and that nobody uses: what they free is not known before they go."""
+    """Names that serve nothing any more and that nobody uses: they go first, as what they free is unknown."""
     return tuple(one.name for one in resident if not (one.current or one.in_flight or one.leaving))
 
 
@@ -176,7 +176,7 @@ def _may_give_way(entry: Resident) -> bool:
 
 
 def _firm(kept: Iterable[Resident], capacity: int) -> frozenset[str]:
-    """Pinned ones that stay: a place is left for others, though requests loaded more that are pinned."""
+    """The pinned adapters that stay. They leave one place to others, even if requests loaded more of them."""
     pinned = [entry for entry in kept if entry.policy.kind is PolicyKind.PINNED and not entry.leaving]
     pinned.sort(key=lambda entry: (-entry.policy.priority, entry.name))
     return frozenset(entry.name for entry in pinned[: max(0, capacity - 1)])

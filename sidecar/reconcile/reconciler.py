@@ -74,9 +74,9 @@ class Reconciler:
         on_decided: called in a pass once it has decided; after_pass: after every pass, failed ones included.
 
     Attributes:
-        decided: whether a pass decided: what is registered later was not there at the start.
-        foreign: what the engine lists and this replica did not load.
-        max_loras: how many adapters one batch may mix; slots: how many are loaded at most, where that many
+        decided: whether a pass decided: later registrations did not exist at the start.
+        foreign: names that the engine lists and this replica did not load.
+        max_loras: how many adapters one batch may mix; slots: how many the engine loads at most, if it
             are. None where the engine does not say.
         queue: the engine's requests, as it said last; None if it did not say.
         passes: how long they took.
@@ -119,7 +119,7 @@ class Reconciler:
         self.version: str | None = None
         self._to_ask_version = True
         self._keeps: int | None = None  # how many adapters the engine keeps in memory, as it said
-        self._to_ask = True  # how many: this engine was not asked yet, or did not answer
+        self._to_ask = True  # for the bound: this engine was not asked yet, or did not answer
         residents.limit = limits.max_loaded
 
     @property
@@ -151,7 +151,7 @@ class Reconciler:
         return self._engine_view.facts, self.version, self._cannot_load is None
 
     def capacity(self) -> int | None:
-        """How many adapters may be loaded at once; None where nothing bounds them."""
+        """How many adapters the engine may have at once; None: no bound."""
         return self._residents.limit or self.slots
 
     def wake(self) -> None:
@@ -182,7 +182,7 @@ class Reconciler:
                         await self.reconcile()
                     if self._problem is None and self._volume.read_once:
                         await self._sweep()
-                with self._goes_on():  # apart, so that a failed pass is reported
+                with self._goes_on():  # apart, so that the status reports a failed pass
                     self._after_pass()
                 pause_s = self._limits.resync_s if self.ready else ENGINE_RETRY_S
                 with anyio.move_on_after(pause_s):
@@ -220,7 +220,7 @@ class Reconciler:
             await self.read_engine()
         except EngineUnavailable as error:
             self._problem = str(error)
-            self._workers.follow({})  # what it has is unknown: nothing begins
+            self._workers.follow({})  # the engine's state is unknown: begin nothing
             return
         self._problem = None
         if self._cannot_load is not None:
@@ -243,7 +243,7 @@ class Reconciler:
         return self._subjects.resident()
 
     def _work(self, decided: plan.Plan, taken: int) -> dict[Kind, dict[str, Work]]:
-        """Return what the workers do; ``taken``: places that are taken now.
+        """Return the workers' tasks; ``taken``: the occupied places.
 
         A load whose place an unload has to free waits for the pass after that unload.
         """
@@ -268,10 +268,10 @@ class Reconciler:
         await asyncio.shield(self._residents.load(served, spare=spare))
 
     async def read_engine(self) -> None:
-        """Read what the engine holds and what is in use; raises EngineUnavailable if the first is unknown.
+        """Read what the engine holds and uses; raises EngineUnavailable if the first is unknown.
 
-        What it says once is asked again where it may have been restarted: it was silent, or lost an adapter.
-        A restart loses nothing where nothing is loaded: there its version is asked at each look.
+        Asks again for its fixed facts if it may have restarted: it was silent, or lost an adapter. While
+        nothing is loaded a restart loses nothing, so each look asks for the version.
         """
         residents, changing = self._residents, self._residents.changing()
         loaded = await self._engine.loaded()
@@ -322,7 +322,7 @@ class Reconciler:
             with suppress(EngineUnavailable):
                 self._keeps, self._to_ask = await self._engine.holds_most(), False
         if self._to_ask:
-            return  # the bound is what it was: by a smaller one adapters would be unloaded
+            return  # keep the last bound: a smaller one would unload adapters
         if self._keeps is None and activity is not None:
             self._keeps = activity.max_loras
         elsewhere = sum(not self._stager.owns(path) for path in loaded.adapters.values())

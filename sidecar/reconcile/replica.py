@@ -39,7 +39,7 @@ from lora_fs.sidecar.registry.view.snapshot import Desired, touched
 class Replica:
     """Implements ``server.ports.ReplicaPort``. ``on_pass`` is called after every pass.
 
-    ``ask`` gives the log-probabilities of a prompt's next tokens; None: no adapter's effect is looked for.
+    ``ask`` gives the log-probabilities of a prompt's next tokens. None: look for no adapter's effect.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Replica:
         self.administration = Administration(registrations, limits.default_policy)
         self.names = Names(Terms(model, namespaces, default_policy=limits.default_policy), volume)
         self._residents = Residents(engine, stager, self.wake, self.engine_failed, self.events, clock)
-        self._kept_for: Desired | None = None  # of what is not in it, nothing is remembered
+        self._kept_for: Desired | None = None  # forget every name that it lacks
         self._effect = EffectProbe(ask, self._residents, self.events, self.wake) if ask is not None else None
         self._since = Since()
         self._news = News(self.events)
@@ -159,7 +159,7 @@ class Replica:
 
     @property
     def engine_version(self) -> str | None:
-        """What the engine said last that its version is; None: nothing, or it was not asked yet."""
+        """The engine's version by its last answer; None before the first."""
         return self._loop.version
 
     def counters(self) -> Mapping[str, float]:
@@ -241,7 +241,7 @@ class Replica:
         await self._loop.run()
 
     async def probe(self) -> None:
-        """Find out, until cancelled, whether what is loaded changes an answer; at once, if that is off."""
+        """Find out, until cancelled, whether loaded adapters change an answer. At once if that is off."""
         if self._effect is not None:
             await self._effect.run()
 
@@ -262,7 +262,7 @@ class Replica:
         self._forget()
 
     def _forget(self) -> None:
-        """Keep nothing of what is not served any more, of what changed since the last pass."""
+        """Forget names that are no longer served, among those that changed since the last pass."""
         after = self._volume.desired
         before, self._kept_for = self._kept_for or after, after
         moved = touched(before.pointers, after.pointers)

@@ -1,6 +1,6 @@
 """What a replica says of its adapters: their status, what the engine holds, and the numbers for people.
 
-Pure: built from what is in memory when it is asked for.
+Pure: each call builds it from memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """This replica's two files on the volume: what it observes, and what happened to it lately.
 
 Hints, replaced whole: the status when something changed and at every heartbeat, which waits for no pass of
-the replica; the events when there are new ones and at most every ``EVENTS_S``. Nothing is written to another
-registry that is mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
+the replica; the events when there are new ones and at most every ``EVENTS_S``. It never writes to another
+registry mounted in this one's place. A volume that refuses or hangs keeps at most one write waiting.
 Heartbeats count from a random number: a file with another's heartbeat shows another process of this id.
 """
 
@@ -93,7 +93,7 @@ class Reporter:
             self._task = asyncio.create_task(self._reports(replica), name="status file")
 
     async def _reports(self, replica: Replica) -> None:
-        while self._due:  # again, if something changed while it was written
+        while self._due:  # again, if something changed during the write
             await asyncio.sleep(GATHER_S)  # gathers the changes of one pass into one write
             self._due = False
             await self._report(replica)

@@ -23,7 +23,7 @@ class Subjects:
     """Of one replica.
 
     Args:
-        max_loaded: how many adapters may be loaded; None where the engine's own bound is all.
+        max_loaded: how many adapters may be loaded; None: the engine's own bound.
         part_of: what this replica is to an adapter; None: a home.
     """
 
@@ -40,7 +40,7 @@ class Subjects:
         self._to_preload: frozenset[str] | None = None  # at boot, if everything fits
 
     def resident(self) -> list[plan.Resident]:
-        """What is loaded, adapters of which the volume says nothing among them."""
+        """The loaded adapters, including those on which the volume is silent."""
         names, residents, found = self._names, self._residents, []
         for name, path, leaving in residents.places():
             public, told = public_of(name), tells_bytes(name, digest_at(path))
@@ -65,7 +65,7 @@ class Subjects:
         return found
 
     def absent(self) -> list[plan.Absent]:
-        """What must be loaded unasked, and is not."""
+        """Adapters to load before any request that are not loaded."""
         names, catalog = self._names, self._names.catalog()
         if self._to_preload is None:
             fits = self._max_loaded is not None and len(catalog.served) <= self._max_loaded
@@ -86,7 +86,7 @@ class Subjects:
         ]
 
     def pin_problem(self, capacity: int | None) -> str | None:
-        """More is pinned than may be, in words."""
+        """The condition that more adapters are pinned than fit, in words."""
         catalog = self._names.catalog()
         here = [one for name, one in catalog.unasked.items() if name not in self._residents.unplaced]
         pinned = sum(catalog.policy_of(one).kind is PolicyKind.PINNED for one in here)

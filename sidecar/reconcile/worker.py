@@ -1,9 +1,9 @@
 """A worker per adapter: it does what the last pass decided for its adapter, and waits for no other adapter.
 
-The decisions of a pass replace those of the pass before. They are the queue: what is no longer decided
-never begins. An adapter has one worker at a time, which exists while it acts. Unloads and loads that run at
-once are bounded, each on their own, and begin in the plan's order. A call that hangs takes one of these
-places until the engine's timeout. What failed waits out its growing delay (``backoff``) before it is decided.
+The decisions of a pass replace those of the pass before. They are the queue: work that is no longer decided
+never begins. An adapter has one worker at a time, which exists while it acts. Concurrent unloads and loads
+have a bound each, and begin in the plan's order. A call that hangs takes one of these
+places until the engine's timeout. A failed adapter waits out its growing delay (``backoff``) first.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Workers:
         self._running: dict[str, tuple[Kind, asyncio.Task[object]]] = {}  # by adapter
 
     def follow(self, decided: Mapping[Kind, Mapping[str, Work]]) -> None:
-        """Do this, by the engine's names in their order; drop what was decided before and has not begun."""
+        """Do this, by the engine's names in their order. Drops earlier decisions that have not begun."""
         self._decided = {kind: dict(decided.get(kind, {})) for kind in Kind}
         self._begin()
 
     def stop(self) -> None:
-        """Begin nothing any more, and cancel what runs: whether the engine did it is unknown then."""
+        """Begin nothing more, and cancel running calls. Whether the engine ended those is unknown."""
         self._decided.clear()
         for _, task in self._running.values():
             task.cancel()

@@ -53,11 +53,11 @@ class Administration:
         return self._registrations.registry
 
     async def act(self, scope: Scope, name: str, act: Act, *, writer: str) -> Done:
-        """Do an act to a name of a scope that is served here; raises what ``act.do`` does."""
+        """Do an act to a name of a scope that this replica serves; raises what ``act.do`` does."""
         check_segment("name", name)
 
         def call() -> Done:
-            self._registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            self._registry.check_identity()  # on a lost volume no name is known to be absent
             registry = Rehearsal(self._registry.layout.root) if act.dry_run else self._registry
             return act.do(registry, scope, name, By(writer, self._default))
 
@@ -78,7 +78,7 @@ class Administration:
         Args:
             reads: the namespaces that the caller may read; None: all.
         Raises:
-            WaitTimeout: it is fetched still; the same call again waits on. See ``ingest.register``.
+            WaitTimeout: the fetch still runs; the same call again waits on. See ``ingest.register``.
         """
         AdapterKey.checked(*scope, said.revision or "v1", name)
         ours, expected = self._registrations, partial(self._expectation, scope, said)
@@ -148,7 +148,7 @@ class Administration:
             try:
                 return self._register(scope, name, said, taken)
             finally:
-                uploads.discard(received)  # of what was registered nothing is left
+                uploads.discard(received)  # a registration has moved its files away
 
         discard = partial(uploads.discard, received)
         done = await self._registrations.run(call, f"register the upload of {name}", discard)

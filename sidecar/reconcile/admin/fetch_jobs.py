@@ -1,8 +1,8 @@
 """Registrations from elsewhere take longer than a caller waits: each goes on without its caller.
 
 One job serves every caller of a name and source. A caller waits for ``wait_s`` and then learns the progress;
-a later call waits on, or gets the outcome. An outcome that nobody collected is dropped after KEPT_S, or when
-what it registered was withdrawn or replaced. Only running jobs count against MOST_KNOWN.
+a later call waits on, or gets the outcome. The job drops an uncollected outcome after KEPT_S, or when its
+revision was withdrawn or replaced. Only running jobs count against MOST_KNOWN.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Downloads(Generic[Result]):
         """
         self._forget()
         job = self._jobs.get(what)
-        if job is not None and stands is not None and job.has_outcome():  # why it failed may be told
+        if job is not None and stands is not None and job.has_outcome():  # report a failure once more
             if not await stands(job.task.result()) and self._jobs.get(what) is job:
                 del self._jobs[what]
             job = self._jobs.get(what)

@@ -41,8 +41,8 @@ class Fetching:
     Attributes:
         most_bytes, most_s: bounds on one fetch.
         plugin: the downloader's class; None: there is none.
-        tell: called with the step, the bytes there, and all there are, None if that is not known.
-        stop: asked now and then; True ends it; it can be resumed.
+        tell: called with the step, the bytes so far, and all bytes, None if unknown.
+        stop: called now and then; True ends the fetch, and a later one can resume it.
     """
 
     options: Options
@@ -71,7 +71,7 @@ class Fetching:
         return Meter(self.most_bytes, self.most_s, lambda at, of: self.tell(FETCHING, at, of), self.stop)
 
     def timed(self, source: str, meter: Meter) -> Options:
-        """The options, whose connections end when the meter's time is over, or it is stopped."""
+        """The options. Their connections end when the meter's time is over, or somebody stops it."""
         return replace(self.options, alive=lambda: meter.check_time(redacted(source)))
 
 
@@ -87,10 +87,10 @@ def register(
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Registered:
-    """Register what ``source`` names; ``wanted``'s own source and uri are not looked at.
+    """Register what ``source`` names; ignores the source and uri of ``wanted``.
 
     Args:
-        dry_run: fetch to this machine's own temporary folder; say what would be registered.
+        dry_run: fetch to this machine's own temporary folder; say what it would register.
     Raises:
         See ``registration.register``, ``sources.offer.Source`` and ``sources.transfer.fetch``.
     """

@@ -76,7 +76,7 @@ class Undo:
     writer: str
 
     async def __call__(self) -> None:
-        """Take it back. Who does has a reason of its own to tell, and a failure here is logged."""
+        """Take the load back. Logs a failure: the caller has an error of its own to report."""
         try:
             await self.registrations.take_back(self.scope, self.name, self.made, self.writer)
         except LoraFsError as error:
@@ -91,7 +91,7 @@ class Registrations:
     Args:
         allowed_sources: folders besides the root to register from.
         mounts: where the claims of ``pvc://`` are.
-        fetching: what may be fetched, and within which bounds.
+        fetching: which sources a fetch may use, and its limits.
         wait_s: how long a caller waits for a download.
     """
 
@@ -175,7 +175,7 @@ class Registrations:
         return await self.downloads.run(what, told, call, stands)
 
     def stands(self, done: Effect) -> bool:
-        """Whether what was registered is registered still. Blocking."""
+        """Whether the revision is still registered. Blocking."""
         record = done.registered.record
         newest = self.registry.latest(self.registry.records(record.key))[1]
         return newest is not None and newest.present and newest.spec.digest == record.spec.digest
@@ -194,7 +194,7 @@ class Registrations:
         return await self.run(register, f"register the upload of {name}", discard)
 
     def check_remote(self, lora_path: str) -> None:
-        """Refuse a place that may not be asked before anything is begun for it."""
+        """Refuse a forbidden source before anything begins for it."""
         uri = parse(lora_path) if is_uri(lora_path) else downloaded(lora_path)
         self.fetching.options.check(uri)
 
@@ -210,13 +210,13 @@ class Registrations:
         try:
             at = (served.record.key.scope, served.record.name) if served else self._scope(lora_name)
             check_segment("name", at[1])
-        except InputError as error:  # no name, or of no namespace that is served
+        except InputError as error:  # no name, or in no namespace that this replica serves
             raise NotFound(unknown) from error
         revision = served.record.revision if served is not None and "@" in served.name else None
         scope, name = at
 
         def call() -> object:
-            self.registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            self.registry.check_identity()  # on a lost volume no name is known to be absent
             if served is None and not release.present_revisions(self.registry, scope, name):
                 raise NotFound(unknown)
             return release.unregister(
@@ -254,7 +254,7 @@ class Registrations:
         try:
             resolve(str(source))
         except NotFound as error:
-            self.registry.check_identity()  # of a volume that is lost nothing is known not to be there
+            self.registry.check_identity()  # on a lost volume no name is known to be absent
             told = redacted(lora_path)[:200]
             raise NotFound(f"No adapter found for {told!r}: no such folder on this machine") from error
 

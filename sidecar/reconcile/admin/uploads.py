@@ -1,7 +1,7 @@
 """An adapter that a client sends: onto the volume as it comes, then checked and registered like any other.
 
-Memory holds only what waits to be written. A refused, broken, too large or too slow upload goes at once; what
-a killed replica leaves is gc's.
+Memory holds only bytes that wait for the disk. A refused, broken, too large or too slow upload goes at once.
+gc removes what a killed replica leaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lora_fs.sidecar.sources.receive import tarball
 from lora_fs.sidecar.validate import Expectation
 
 WRITE_BYTES = 4 << 20
-DISCARD_S = 2.0  # who is refused waits so long for what was sent to be gone
+DISCARD_S = 2.0  # a refusal waits this long for the removal of the received files
 URI = "upload:"
 
 
@@ -65,8 +65,8 @@ class Uploads:
         """Write all of it onto the volume; ``register`` or ``discard`` is to follow.
 
         Raises:
-            TooLarge, OverQuota, InputError: it is not taken.
-            SourceUnavailable: it did not come in time. VolumeUnavailable: it cannot be written.
+            TooLarge, OverQuota, InputError: the upload is refused.
+            SourceUnavailable: it did not come in time. VolumeUnavailable: the volume does not take it.
         """
         key = AdapterKey(*scope, upload.revision or "v1", name)
         self._check_size(upload.size_bytes or 0)
@@ -146,10 +146,10 @@ class Uploads:
         *,
         dry_run: bool = False,
     ) -> Registered:
-        """Register what was received, and remove it. Blocking.
+        """Register the received files, and remove them. Blocking.
 
         Args:
-            expectation: None: the replica's own. dry_run: say what would be registered.
+            expectation: None: the replica's own. dry_run: say what it would register.
         Raises:
             See ``ingest.register``.
         """

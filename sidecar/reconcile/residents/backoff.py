@@ -54,7 +54,7 @@ def _subject(what: Record | str) -> object:
 
 
 def afresh(error: Error) -> Error:
-    """The same error as if it had never been raised: without frames, and without what it was raised for."""
+    """A copy of the error as if never raised: without frames, cause and context."""
     kind = type(error)
     one = kind.__new__(kind, *error.args)  # an own ``__init__`` may take other arguments than it keeps
     one.__dict__.update(error.__dict__)

@@ -1,8 +1,8 @@
 """From log-probabilities with and without an adapter to whether it has an effect. Pure.
 
 The probe asks the adapter each prompt twice. The difference of both answers is the engine's noise, as other
-requests of the same batch make it. The verdict accuses an adapter only where every answer has the base
-model's bits. It clears one only by more than the noise. All else is unknown.
+requests of the same batch make it. The verdict accuses an adapter only if every answer has the base
+model's bits. It clears an adapter only by more than the noise. All else is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scores = Sequence[float]
 
 
 class Effect(Enum):
-    """What is known of an adapter's effect."""
+    """An adapter's effect: the answers compared so far."""
 
     SOME = "some"
     NONE = "none"

@@ -13,15 +13,15 @@ _MOST = 4096  # no engine keeps more
 
 
 class EngineMemory:
-    """What was loaded, used and unloaded, as far as it matters to what is still loaded."""
+    """Loads, uses and unloads, as far as they matter to the adapters that are still loaded."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, float] = {}  # an answer to a load is certain
-        self._used: dict[str, float] = {}  # a request that ended may have been refused before it was computed
+        self._used: dict[str, float] = {}  # the engine may have refused an ended request before it computed
         self._passed: list[float] = []  # the last use of each that is no longer loaded, sorted
 
     def loaded(self, name: str, since: float) -> None:
-        """Note a load that succeeded and was asked for at ``since``."""
+        """Note a load that succeeded and began at ``since``."""
         self._loaded[name] = self._used[name] = since
 
     def used(self, name: str, since: float) -> None:
@@ -49,11 +49,11 @@ class EngineMemory:
         return self._is_within(self._loaded.get(name), others, keeps)
 
     def likely_keeps(self, name: str, others: int, keeps: int) -> bool:
-        """Whether the engine has ``name`` if each request that ended was computed. Args as above."""
+        """Whether the engine has ``name`` if it computed each ended request. Args as above."""
         return self._is_within(self._used.get(name), others, keeps)
 
     def _is_within(self, since: float | None, others: int, keeps: int) -> bool:
-        if since is None:  # an earlier process loaded it: what passed since is unknown
+        if since is None:  # an earlier process loaded it: later loads are unknown
             return False
         passed = len(self._passed) - bisect_left(self._passed, since)
         return others + passed < keeps

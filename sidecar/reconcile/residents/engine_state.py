@@ -30,21 +30,21 @@ COUNTERS = (*_LOADS, "request_hits_total", "request_misses_total")
 
 
 class EngineState:
-    """What is known of one engine. Lives on the event loop.
+    """The state of one engine, as far as known. Lives on the event loop.
 
     Attributes:
         paths: the engine's name → the staged copy it serves; tiers: → where it is, if the engine says so.
         elsewhere: the engine's name → the digest of the copy it serves, of another stage folder.
-        records: the engine's name → what was loaded under it, as far as this process loaded it.
+        records: the engine's name → the record loaded under it, if this process loaded it.
         draining: engine's names to unload when their requests end.
-        unplaced: names to be loaded unasked, but not here: other replicas are their homes.
+        unplaced: names to load before any request, but not here: other replicas are their homes.
         failures, phases: by public name; counters: monotonic, by metric name.
-        durations: by metric name, of what succeeded; usage: by revision.
+        durations: by metric name, of successes; usage: by revision.
         limit: of names that the engine may have at once; None if there is no bound.
-        effects: by digest, whether these bytes change an answer, as far as it is known.
+        effects: by digest, whether these bytes change an answer, if known.
         base_scores: by prompt, what the base model says to it while no adapter is in use.
-        lost: the engine let a name go that nobody unloaded, since this was reset: it may have been restarted.
-        signer_of: tells who signed a record's bytes, as last checked.
+        lost: the engine dropped a name that nobody unloaded, since the last reset: it may have restarted.
+        signer_of: returns who signed a record's bytes, as of the last check.
         on_free: called when a copy or its adapter comes out of use.
     """
 
@@ -81,7 +81,7 @@ class EngineState:
         self.signer_of = stager.trusted.signer_of
         self._under_load: dict[tuple[str, str], Record] = {}  # as ``_loads``
         self._doubtful: dict[str, str] = {}  # engine's name → copy, of loads whose answer did not come
-        self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy, and what was loaded
+        self._under_unload: dict[str, tuple[str, Record | None]] = {}  # its copy and its record
         self._stays: dict[str, Failure] = {}  # by the engine's name: why its last unload failed
         self._in_use: set[str] = set()  # copies, as last noted
 
@@ -141,7 +141,7 @@ class EngineState:
         return len(self._loads)
 
     def note_loaded(self, loaded: Loaded, meanwhile: Changing) -> None:
-        """Believe the engine, except about names that were changing while it was asked."""
+        """Believe the engine, except about names that changed during the call."""
         changing = meanwhile.names | self.locks.locked()
         known = {name: path for name, path in self.paths.items() if name in changing}
         self.elsewhere = {}
@@ -186,7 +186,7 @@ class EngineState:
         yield from ((name, record) for name, (_, record) in self._under_unload.items() if record is not None)
 
     def changing(self) -> Changing:
-        """Names that an engine asked now may still list as before; held until the answer is noted."""
+        """Names that the engine may still list as before; held until its answer is noted."""
         return self.locks.watched()
 
     def _names(self) -> set[str]:

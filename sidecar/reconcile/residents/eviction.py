@@ -1,7 +1,7 @@
 """Room for a load: in the stage folder, and in the engine's memory. It unloads adapters that nobody uses.
 
-Lives on the event loop, which knows what is in use; ``plan`` says which adapters give way. Where all are in
-use for the moment, a request waits for room as it does for a load. A load that no request waits for takes
+Lives on the event loop, which knows what is in use; ``plan`` says which adapters give way. If all are in
+use for the moment, a request waits for room as it does for a load. A load without a waiting request takes
 free room only, unless its adapter is pinned.
 """
 
@@ -23,7 +23,7 @@ LOOK_S = 0.5  # between two looks at an engine that others may use, too
 TRY_S = 120.0
 PATIENCE_S = 5.0  # with an engine that unloads one; then another goes as well
 MOST_HUNG = 2  # an engine that hangs in so many unloads hangs in all: no other goes for nothing
-GIVE_WAY_S = 1.0  # a request for what is loaded and idle waits so long for those that wait for a place
+GIVE_WAY_S = 1.0  # a request for a loaded, idle adapter waits this long for those that wait for a place
 
 
 class Room:
@@ -47,18 +47,18 @@ class Room:
         self._residents, self._stager, self._read, self._look = residents, stager, read, look
         self._default, self._weights = default, weights
         self._asked: Counter[str] = Counter()  # by the copy's path
-        self._requests: dict[object, Served] = {}  # that are counted there
+        self._requests: dict[object, Served] = {}  # those that count there
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
-        self._wanted = 0  # places that are waited for
-        self._moved = asyncio.Event()  # set once, and replaced, when a place is taken or may come free
+        self._wanted = 0  # places that requests wait for
+        self._moved = asyncio.Event()  # set once, and replaced, when a place is taken or may become free
         self._unloading: set[asyncio.Future[None]] = set()
         stager.find_room, stager.on_end = self.find, self._freed.set
         residents.find_place, residents.on_free = self.find_place, self._free
 
     @contextmanager
     def asked(self, served: Served) -> Iterator[None]:
-        """A request waits for ``served`` or uses it while the context is open: it does not give way.
+        """Keep ``served`` from giving way inside the block: a request waits for it or uses it.
 
         Its copy does not under any name. Its place does not under its own: another name of it takes another.
         """
@@ -74,9 +74,9 @@ class Room:
                 del self._asked[path]
 
     async def give_way(self, served: Served) -> None:
-        """Let the requests that wait for a place go first, where ``served`` is loaded and nobody uses it.
+        """If ``served`` is loaded and idle, let the requests that wait for a place go first.
 
-        Without this an adapter that is asked for again and again would keep its place for good.
+        Otherwise an adapter with a steady flow of requests would keep its place for good.
         """
         if not self._wanted:
             return
@@ -92,7 +92,7 @@ class Room:
         """Evict adapters whose copies have ``lacks`` bytes, or wait for a change; False: there is no hope.
 
         Raises:
-            EngineUnavailable: what is in use is unknown.
+            EngineUnavailable: what the engine uses is unknown.
         """
 
         async def evict() -> bool:
@@ -107,7 +107,7 @@ class Room:
         """Evict the adapter whose place a load takes, or wait for a change; False: nobody waits for that.
 
         Raises:
-            EngineUnavailable: what is in use is unknown.
+            EngineUnavailable: what the engine uses is unknown.
         """
 
         async def evict() -> bool:
@@ -139,12 +139,12 @@ class Room:
         evict: Callable[[], Awaitable[bool]],
         hopeless: Callable[[], bool],
     ) -> bool:
-        """Whether another try is worth it: something was evicted, or changed, in the meantime.
+        """Whether another try is worth it: an adapter was evicted, or changed, meanwhile.
 
-        A request waits for as long as it is there. Without one a pinned adapter is given ``TRY_S``.
+        A request waits until its client leaves. Without a request a pinned adapter waits ``TRY_S``.
 
         Args:
-            since: when it was asked for first, on the loop's clock.
+            since: when the load first asked, on the loop's clock.
         """
         policy, path = record.spec.policy or self._default, self._stager.path(record)
         loop = asyncio.get_running_loop()

@@ -72,8 +72,8 @@ class Residents(EngineState):
         """Keep ``served`` loaded while the context is open; yields the engine's name for it.
 
         Raises:
-            InvalidAdapter, EngineRejected: it failed, and its delay is not over.
-            TemporaryError: it could not be loaded in time.
+            InvalidAdapter, EngineRejected: a load failed, and its delay is not over.
+            TemporaryError: no load ended in time.
         """
         began, found = self._clock(), self.name_of(served)
         if found is not None and self.may_reread(found) and self.may_be_dropped(found):
@@ -116,7 +116,7 @@ class Residents(EngineState):
                 self._on_change()
 
     async def _make_whole(self, served: Served, timeout_s: float) -> None:
-        """Verify the copy that the engine may read again, and have it made anew if it is damaged."""
+        """Verify the copy that the engine may read again. Makes a damaged one anew."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._stager.stage(served.record)
@@ -138,7 +138,7 @@ class Residents(EngineState):
                 if full is not None:
                     raise backoff.afresh(full) from error
                 raise WaitTimeout(f"{served.name} is still loading after {timeout_s:.0f} s") from error
-            except NoSpareRoom:  # it was joined, and begun for nobody
+            except NoSpareRoom:  # it joined a load that began without a request
                 continue
             if self.name_of(served) == name:
                 return name
@@ -153,7 +153,7 @@ class Residents(EngineState):
         """
         key = (served.name, served.record.spec.digest)
         task = self._loads.get(key)
-        if task is None or task.done():  # who joined one that ended would never let it be taken away
+        if task is None or task.done():  # joining a finished load would block later loads for ever
             load = self._load(served, spare)
             task = self._loads[key] = asyncio.create_task(load, name=f"load {served.name}")
             task.add_done_callback(lambda done: self._load_done(key, done))
@@ -185,7 +185,7 @@ class Residents(EngineState):
             await self._check_engine(record)
             waited = await self._take_place(served, spare)
             try:
-                if waited:  # long enough, perhaps, for the copy to be damaged
+                if waited:  # long enough, perhaps, that the copy got damaged
                     await self._stager.stage(record)
                 try:
                     name = await self._place(served, path, spare)
@@ -215,7 +215,7 @@ class Residents(EngineState):
         return name
 
     async def _check_engine(self, record: Record) -> None:
-        """Refuse what the engine would serve wrong, by its version now: it may have been replaced."""
+        """Refuse an adapter that the engine's current version serves wrong: it may be a new engine."""
         if self._engine.is_own and heeds_all(await self._engine.version()):
             return  # whatever the copy's config sets: it is not read once more
         fields = needs_newer(await self._stager.config(record))
@@ -224,7 +224,7 @@ class Residents(EngineState):
             raise InvalidAdapter(str(record.key), findings)
 
     async def _take_place(self, served: Served, spare: bool) -> bool:
-        """Wait until one more may be loaded: what the engine does not keep it would read again in a step.
+        """Wait for a free place: the engine would read an adapter beyond its places again in a step.
 
         Returns:
             Whether it had to wait.
@@ -249,7 +249,7 @@ class Residents(EngineState):
         return waited
 
     def why_not_loaded(self) -> str:
-        """Say why an adapter that nobody asks for yet is not loaded, and what to do if that lasts."""
+        """Log why an adapter is not loaded that no request wants yet, and what to do if that lasts."""
         if self._is_full():
             return f"all {self.limit} places are taken, and it evicts no other: raise --max-loaded"
         return "its load is about to begin; if this lasts, look at the engine's state"
@@ -289,7 +289,7 @@ class Residents(EngineState):
         self._memory.loaded(name, asked)
 
     async def unload(self, name: str, reason: str, *, drained: bool = False) -> None:
-        """Unload the engine's ``name`` unless it is in use or changing; a failure is logged and remembered.
+        """Unload the engine's ``name`` unless it is in use or changing. Logs and remembers a failure.
 
         Args:
             drained: it was to go before, and its requests have ended now.
@@ -317,7 +317,7 @@ class Residents(EngineState):
         try:
             with self._measured("unload", record):
                 await self._engine.unload(name)
-        except BaseException:  # who is cancelled does not know either whether the engine let it go
+        except BaseException:  # a cancelled call does not know whether the engine unloaded it
             self.paths.setdefault(name, path)
             raise
         finally:

@@ -14,7 +14,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Changing:
-    """Engine's names that it loaded or unloaded when it was asked, or until the answer is noted."""
+    """Engine's names that changed between a question to the engine and the use of its answer."""
 
     names: set[str]
 
@@ -35,7 +35,7 @@ class NameLocks:
         return {name for name, lock in self._locks.items() if lock.locked()}
 
     def watched(self) -> Changing:
-        """Return the names that change from now on; keep it until the engine's answer is noted."""
+        """Return the names that change from now on. The caller keeps it until it used the engine's answer."""
         self._changing.add(changing := Changing(self.locked()))
         return changing
 

@@ -49,7 +49,7 @@ class GivesLogprobs(Protocol):
 
 
 class EffectProbe:
-    """Of one replica. ``on_verdict`` is called when an adapter's effect becomes known."""
+    """The probe of one replica. Calls ``on_verdict`` when it has learnt an adapter's effect."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class EffectProbe:
         self._due = asyncio.Event()
 
     def look(self) -> None:
-        """Begin with what was loaded since; call it on the event loop after each pass."""
+        """Begin with the new adapters. Call it on the event loop after each pass."""
         if self._lacks_base or any(True for _ in self._waiting()):
             self._due.set()
 
     async def run(self) -> None:
-        """Judge what is loaded, one adapter at a time, until cancelled."""
+        """Judge the loaded adapters, one at a time, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -93,7 +93,7 @@ class EffectProbe:
         return not self._is_mute and len(self._residents.base_scores) < len(PROMPTS)
 
     async def _learn_base(self) -> Mapping[str, Scores]:
-        """Return what the base model says alone to each prompt; ask it where that is not known.
+        """Return the base model's own scores for each prompt; ask the engine for missing ones.
 
         Raises:
             EngineUnavailable: adapters are in use, or two answers differ.

@@ -1,4 +1,4 @@
-"""The copies on the pod's disk: which there are, their room, and which of them are known to be whole.
+"""The copies on the pod's disk: their names, their room, and which of them have the right bytes.
 
 A copy's folder is named after its content's hash and its adapter. A copy that no process uses stays while its
 adapter is registered, so that the next load reads no volume. It makes room for another, the one longest
@@ -299,7 +299,7 @@ class Copies:
         Hashed once by this process, and again when a file's size, time or inode is another.
 
         Raises:
-            OSError: it is unknown. A copy that cannot be read, as of a broken sector, is damaged after
+            OSError: the disk does not say. An unreadable copy, as on a broken sector, counts as damaged after
                 ``REREAD_S``.
         """
         names = [entry.path for entry in record.spec.files]

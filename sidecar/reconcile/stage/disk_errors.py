@@ -1,4 +1,4 @@
-"""What the errors of the stage folder's own disk tell: what to do, and of which a copy is damaged."""
+"""What to do about an error of the stage folder's own disk, and which errors mean a damaged copy."""
 
 from __future__ import annotations
 

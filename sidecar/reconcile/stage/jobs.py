@@ -46,9 +46,9 @@ class Stager(Copies):
     """The copies, and how one is made. ``locate``: a record's folder on the volume, to which no link leads.
 
     Attributes:
-        aside: what a thread does before it copies or verifies, so that it is in nobody's way.
-        find_room: asked for so many bytes for a record's copy, and since when it is waited for; says whether
-            it is worth another try. on_end: called when a job ended. Both on the event loop.
+        aside: a thread calls it before it copies or verifies, to run at a lower priority.
+        find_room: takes the bytes for a record's copy, and since when the job waits; returns whether
+            another try is worth it. on_end: called when a job ends. Both on the event loop.
         waiting: by path, why a load that a request waits for has no room yet.
         trusted: whether somebody who may signed a record's bytes.
     """
@@ -79,8 +79,8 @@ class Stager(Copies):
     def stage(self, record: Record, *, make_room: bool = True) -> Awaitable[str]:
         """Copy, or take the copy that is there, and verify; or join the job. It begins at once.
 
-        Bounded: a volume that hangs costs one thread of eight, not the loop; and a copy that is known to be
-        there needs none of the eight as long as it is whole.
+        Bounded: a hung volume costs one thread of eight, not the loop. A copy that this process verified
+        needs none of the eight while it is whole.
 
         Args:
             make_room: a request waits: remove copies that are out of use if the bound asks for it, find more
@@ -89,8 +89,8 @@ class Stager(Copies):
         Returns:
             The copy's path.
         Raises:
-            InvalidAdapter: the bytes are not the registered ones, cannot be served, or nobody who may signed
-                them. TrustUnreadable: it is unknown whether anybody did.
+            InvalidAdapter: the bytes are not the registered ones, are unfit to serve, or lack a valid
+                signature. TrustUnreadable: the signature is unknown.
             StageFull: there is no room for them.
             VolumeUnavailable: they could not be read in time; the job goes on.
         """
@@ -99,7 +99,7 @@ class Stager(Copies):
         return self._wait(self._job(record, make_room), record, make_room)
 
     async def _signed(self, record: Record, make_room: bool) -> str:
-        """Stage a record whose bytes are signed. Each asker's record is checked: one job may be several's."""
+        """Stage a record with a valid signature. Checks each caller's record: several may share one job."""
         run = asyncio.get_running_loop().run_in_executor
         check = partial(self.trusted.check, record, Path(self.path(record)))
         try:
@@ -130,7 +130,7 @@ class Stager(Copies):
             raise refused(error, f"cannot read the copy of {record.key}") from error
 
     async def mend(self, record: Record) -> bool:
-        """Read a copy that the engine refused once more, whatever is known of it; make a damaged one anew.
+        """Read a copy again after the engine refused it, whatever is known of it; make a damaged one anew.
 
         Returns:
             Whether it is another one than the engine got.

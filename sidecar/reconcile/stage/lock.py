@@ -1,7 +1,7 @@
 """What the processes that share a stage folder know of each other: who uses a copy, and who makes one.
 
 The kernel's locks on bytes of one file, a byte for each digest. They end with their process, however it
-ends, so that nothing has to be cleaned up after a ``kill -9``. Only ``open``, ``room`` and ``settle``
+ends, so that ``kill -9`` leaves nothing to clean up. Only ``open``, ``room`` and ``settle``
 block, and ``room`` for ``ROOM_S`` at most: a process that hangs keeps its locks. On a filesystem without
 such locks a process sees itself alone, and says so in its log.
 """
@@ -42,7 +42,7 @@ class FolderLock:
         self._counting = threading.Lock()
         self._closed = False
         self._used: set[str] = set()
-        self._unlocked: set[str] = set()  # used here, and being removed when it was tried
+        self._unlocked: set[str] = set()  # used here, while another process was removing it
         self._removing: set[str] = set()
         self._making: set[str] = set()
 
@@ -104,7 +104,7 @@ class FolderLock:
 
     @contextmanager
     def removing(self, digest: str) -> Iterator[bool]:
-        """Yields True if no process uses the copy; none begins to while the context is open."""
+        """Yields True if no process uses the copy. Inside the block none begins to."""
         with self._guard:
             alone = digest not in self._used and self._take(_USED + _place(digest), fcntl.F_WRLCK)
             if alone:
@@ -146,7 +146,7 @@ class FolderLock:
         """Count and change what lies in the folder, as the only one of all processes.
 
         Raises:
-            OSError: EBUSY, somebody else did for ``ROOM_S``; ESHUTDOWN, this one is closed.
+            OSError: EBUSY, another process held the lock for ``ROOM_S``; ESHUTDOWN, this one is closed.
         """
         by = time.monotonic() + ROOM_S
         if not self._counting.acquire(timeout=ROOM_S):

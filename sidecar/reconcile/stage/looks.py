@@ -1,4 +1,4 @@
-"""How copies look on the pod's disk: their names, their sizes, and what tells whether one was changed.
+"""How copies look on the pod's disk: their names, their sizes, and how to see that one changed.
 
 Another process may remove a copy meanwhile.
 """
@@ -13,7 +13,7 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Look(NamedTuple):
-    """What was seen of a copy's folder.
+    """One look at a copy's folder.
 
     Attributes:
         changed_ns: when a name came or went last.
@@ -27,7 +27,7 @@ class Look(NamedTuple):
 
 
 def look(folder: str, before: Look | None) -> Look:
-    """Look at a copy's folder; what was seen before is what is there if no name came or went.
+    """Look at a copy's folder. Returns ``before`` if no name came or went since.
 
     Raises FileNotFoundError: another process removed it.
     """

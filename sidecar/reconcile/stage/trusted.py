@@ -1,7 +1,7 @@
 """Whether someone who may has signed the bytes of a copy, checked before an engine gets it.
 
-Anybody who writes the volume may have written the record. So its files count only where they give its digest,
-which is what the copy is verified against.
+Anybody who writes the volume may have written the record. So its files count only if they have its digest,
+and a load verifies the copy against that digest.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Trusted:
         return self._signers.get((record.namespace, record.spec.digest))
 
     def check(self, record: Record, copy: Path) -> None:
-        """See that a record's bytes are signed: by what lies beside the copy, else beside the original.
+        """Check the signature of a record's bytes: the one beside the copy, else the one beside the original.
 
         Raises:
-            InvalidAdapter: they are not. TrustUnreadable, VolumeUnavailable: it is unknown.
+            InvalidAdapter: no valid one. TrustUnreadable, VolumeUnavailable: unknown.
         """
         if self._trust is None:
             return
@@ -68,7 +68,7 @@ class Trusted:
         return trust.check(record.namespace, files, read_bundle(self._locate(record)))
 
     def conditions(self) -> tuple[str, ...]:
-        """Say so where nothing can be trusted, as last looked."""
+        """The problem, if the last look found no trust to verify with."""
         return (f"TrustFile: {self._problem}",) if self._problem is not None else ()
 
     def look(self) -> None:

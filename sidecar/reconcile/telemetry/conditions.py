@@ -11,7 +11,7 @@ from lora_fs.sidecar.reconcile.telemetry.events import Now, utc_now
 UNAVAILABLE = frozenset({Phase.FAILED, Phase.DRAINING})
 IN_ENGINE = frozenset({Phase.READY, Phase.DRAINING})
 
-# ``Available``: a request for it is answered, if need be once it is loaded. ``Loaded``: it is in the engine.
+# ``Available``: a request for it gets an answer, if need be after a load. ``Loaded``: the engine has it.
 TYPES: Mapping[str, Callable[[Phase], bool]] = {
     "Available": lambda phase: phase not in UNAVAILABLE,
     "Loaded": lambda phase: phase in IN_ENGINE,
@@ -43,11 +43,11 @@ class Since:
         ] = {}  # the last ones, without a time and with it
         self._at_first = {kind: (holds(Phase.UNLOADED), self._time()) for kind, holds in TYPES.items()}
         self._conditions: dict[str, dict[str, tuple[bool, str]]] = {}  # of names that are or were another way
-        self._noted: set[str] = set()  # since it was last asked which of them are served
+        self._noted: set[str] = set()  # new since the last call of ``keep_only``
         self._began: dict[str, str] = {}  # kinds of the replica's own conditions
 
     def began(self, conditions: Iterable[str]) -> dict[str, str]:
-        """When each kind of the replica's own conditions began; a kind that is over is forgotten."""
+        """When each kind of the replica's own conditions began. Forgets a kind that is over."""
         at = self._time()
         kinds = {one.partition(":")[0] for one in conditions}
         self._began = {kind: self._began.get(kind, at) for kind in sorted(kinds)}
@@ -74,7 +74,7 @@ class Since:
         return {name: dated for name, (_, dated) in stamped.items()}
 
     def conditions(self, name: str, status: AdapterStatus) -> tuple[Condition, ...]:
-        """What is true of a name now. A status that was not stamped yet changed now."""
+        """The conditions of a name now. A status without a stamp changed now."""
         known = self._note(name, status.phase, self._time())
         return tuple(
             Condition(
@@ -88,7 +88,7 @@ class Since:
         )
 
     def keep_only(self, is_served: Callable[[str], bool], changed: Iterable[str]) -> None:
-        """Forget names that are not served any more, of those ``changed`` and those just noted."""
+        """Forget names that are no longer served, among those ``changed`` and those just noted."""
         noted, self._noted = self._noted, set()
         for name in noted.union(changed):
             if name in self._phases:

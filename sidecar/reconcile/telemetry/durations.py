@@ -45,10 +45,10 @@ class Durations:
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
     def since(self, count: int) -> Sequence[float]:
-        """Those after the first ``count``, as far as they are kept."""
+        """The kept ones after the first ``count``."""
         new = min(self.count - count, len(self._last))
         return list(islice(reversed(self._last), new))
 
     def median_s(self) -> float | None:
-        """Of those that are kept; None of none."""
+        """The median of the kept ones; None if there is none."""
         return median(self._last) if self._last else None

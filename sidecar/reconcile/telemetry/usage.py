@@ -1,4 +1,4 @@
-"""How each revision is used on this replica: requests, errors, loads. In memory, bounded. No I/O.
+"""Counts each revision's requests, errors and loads on this replica. In memory, bounded. No I/O.
 
 It counts at most ``KEPT`` revisions, and forgets the one longest unused first, with its counts. The next pass
 forgets a revision that no name serves any more.
@@ -70,7 +70,7 @@ class UsageCounters:
         return UsageReport(found, len(others) - len(chosen))
 
     def keep_only(self, is_served: Callable[[AdapterKey], bool], changed: Iterable[AdapterKey]) -> None:
-        """Forget revisions that are not served any more, of those ``changed`` and those just counted."""
+        """Forget revisions that are no longer served, among those ``changed`` and those just counted."""
         new, self._new = self._new, set()
         for key in new.union(changed):
             if not is_served(key):

@@ -2,7 +2,7 @@
 
 A folder there is an adapter of its name. A replica registers one that held still as ``import nim`` does; one
 whose files changed becomes the name's next revision. One that is missing in two looks withdraws its name, if
-what the name serves came from here. It is registered again when it comes back, even unchanged. Otherwise the
+what the name serves came from here. If it comes back, even unchanged, it is registered again. Otherwise the
 replica that has the lease registers each state of a folder once, so people's promotions and withdrawals stay.
 A store that does not list, or lists nothing, is unknown and not empty.
 """
@@ -32,7 +32,7 @@ from lora_fs.sidecar.validate import Expectation
 
 logger = logging.getLogger(__name__)
 
-# Of a revision that came from a flat store: which state of its folder; "" of one that was taken away.
+# The state of its folder, on a revision from a flat store; "" if the folder was taken away.
 LABEL = "lora-fs/nim-fingerprint"
 TOLD = 20
 
@@ -41,8 +41,8 @@ class FlatStore:
     """Watches one store for one scope.
 
     Args:
-        desired: what is registered, as this replica knows it.
-        changed: called when something was registered or withdrawn.
+        desired: the registered adapters, as this replica knows them.
+        changed: called after a registration or a withdrawal.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FlatStore:
         threading.Thread(target=self._watch, name="lora-fs-flat", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell the thread to end. It is not waited for: the store may hang."""
+        """Ask the thread to end, and do not wait for it: the store may hang."""
         self._stop.set()
 
     def conditions(self) -> tuple[str, ...]:
@@ -95,10 +95,10 @@ class FlatStore:
             self._stop.wait(min(self._refresh_s, self.settle_s) if waiting else self._refresh_s)
 
     def step(self) -> bool:
-        """Look once; True if the registry was changed.
+        """Look once; True if the registry changed.
 
         Raises:
-            LoraFsError: the store or the registry cannot be read; nothing was withdrawn for it.
+            LoraFsError: the store or the registry is unreadable; this withdrew nothing.
         """
         if not self._registry.is_known:
             return False
@@ -167,7 +167,7 @@ class FlatStore:
         twice, self._gone_once = gone & self._gone_once, gone - self._gone_once
         for name in sorted(twice):
             try:
-                # Before it is withdrawn: who dies in between leaves a name that is withdrawn later.
+                # Before the withdrawal: if this process dies in between, a later look withdraws the name.
                 amend(self._registry, self._scope, name, [_taken_away], writer=self._writer)
                 release.unregister(self._registry, self._scope, name, writer=self._writer, all_revisions=True)
                 logger.info("unregistered %s: its folder was taken away", name, extra=event("withdrawn"))
@@ -180,5 +180,5 @@ class FlatStore:
 
 
 def _taken_away(record: Record) -> JsonObject:
-    """A folder that comes is registered, were it the same, by whichever replica sees it."""
+    """Clear the mark of the folder's state, so that any replica registers the folder if it comes back."""
     return {"labels": {**record.spec.labels, LABEL: ""}} if LABEL in record.spec.labels else {}

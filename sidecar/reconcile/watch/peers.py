@@ -1,7 +1,7 @@
 """The other replicas of one model that live, and what each has loaded, by their status files.
 
-A replica lives while its file changes: nobody compares the clocks of two machines. An unreadable file leaves
-what was known.
+A replica lives while its file changes: nobody compares the clocks of two machines. An unreadable file changes
+nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peers:
 
     Attributes:
         living: the adapters that each other replica has loaded.
-        is_known: whether the reports were read once: before that nobody is known to be alone.
+        is_known: whether one read of the reports succeeded: before that no replica counts as alone.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Peers:
         """Read what changed. Blocking.
 
         Raises:
-            VolumeUnavailable: the reports cannot be listed.
+            VolumeUnavailable: the volume does not list the reports.
         """
         look, now = self._reports.look(self._own), self._clock()
         for replica, status in look.changed.items():

@@ -1,6 +1,6 @@
 """What the replicas of one registry report on the volume, read again only where it changed. Blocking.
 
-A report is a hint, and one that cannot be read is reported: its replica keeps what it said last.
+A report is a hint. If one is unreadable, this logs it and keeps the replica's last one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reports:
         self._seen: dict[str, bytes] = {}  # replica → the digest of what was read
 
     def look(self, own: str) -> Look:
-        """Raises VolumeUnavailable: the reports cannot be listed, and nothing is known to be gone."""
+        """Raises VolumeUnavailable: the volume does not list the reports, so none is known to be gone."""
         changed, unreadable = {}, {}
         names = self.names(own)
         for replica in names:

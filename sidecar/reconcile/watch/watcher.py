@@ -43,8 +43,8 @@ FOLDER_SCAN_S = 15.0
 SCAN_SHARE = 200  # a look at every folder takes at most 1/200 of the time, adopting them apart
 STALLED_AFTER_S = 10.0
 TOLD = 20  # conditions of one kind
-MOST_WATCHED = 64  # folders; each takes a thread. What happens in others is found by the polls
-# HEAD is moved in from a folder that is not watched, which reads as created, and a dropped folder
+MOST_WATCHED = 64  # folders; each takes a thread. The polls find what happens in others
+# HEAD is moved in from an unwatched folder, which reads as created, and a dropped folder
 # is a directory's event. Without a filter the kernel also reports every read of HEAD, our own
 # polls among them.
 EVENTS: list[type[FileSystemEvent]] = [FileCreatedEvent, DirCreatedEvent, DirMovedEvent, DirDeletedEvent]
@@ -57,9 +57,9 @@ class Volume:
         read_once: the tree was read at least once: an empty state is empty, not unknown.
         recent: series that changed lately → generation seen.
         status_problem: why the status file is not written, from its writer.
-        poll_s: HEAD is read so often.
-        beside: tell the conditions of what else is watched.
-        found: called, in the thread, when a registry is there where none was before.
+        poll_s: seconds between two reads of HEAD.
+        beside: returns the conditions of the other watched stores.
+        found: called, in the thread, when a registry appears where none was.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Volume:
         return tuple(found)
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Look, and keep looking. ``on_change`` is called on the running event loop."""
+        """Look, and keep looking. Calls ``on_change`` on the running event loop."""
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
@@ -136,7 +136,7 @@ class Volume:
         threading.Thread(target=self._watch, name="lora-fs-volume", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell the thread to end. It is not waited for: the volume may hang."""
+        """Ask the thread to end, and do not wait for it: the volume may hang."""
         self._stop.set()
         self._changed.set()
 
@@ -228,7 +228,7 @@ class Volume:
 
     @contextmanager
     def _followed(self) -> Iterator[None]:
-        """HEAD is polled on while folders are adopted: to read a large one takes a minute."""
+        """Poll HEAD during an adoption too: to read a large folder takes a minute."""
         ended = threading.Event()
 
         def follow() -> None:
@@ -247,7 +247,7 @@ class Volume:
             ended.set()
 
     def _refresh(self, *, force: bool = False, folders: Collection[Path] = ()) -> bool:
-        with self._looking:  # not while a folder is adopted: who wrote something waits for no other's bytes
+        with self._looking:  # not held during an adoption: a writer waits for no other's bytes
             before = self._view.desired
             fresh = self._view.refresh(force=force, folders=folders)
             if fresh:
@@ -266,7 +266,7 @@ class Volume:
     def _subscribe(self, observer: BaseObserver) -> None:
         """Watch the root and the few folders in which names appear. Each watch takes a thread.
 
-        Where there is none left, the polls go on, and it is tried again when names come or go.
+        If none is left, the polls continue, and it tries again when names come or go.
         """
         layout, desired = self._layout, self._view.desired
         if desired.listings is self._subscribed_for:
