@@ -1,6 +1,6 @@
 """Which addresses a replica may have: no status file leads a request to a cloud's metadata service.
 
-The address that a name resolved to is the one that is connected to: no later DNS answer counts.
+The connection goes to the address that the check resolved: no later DNS answer counts.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def create_gateway(
     """Assemble the gateway.
 
     Args:
-        discovery: says where the replicas are.
-        token: shown to replicas that are polled, for the adapters of namespaces that are not public.
-        model: the folder of the base model's scopes; None: that of the replica that answers first.
+        discovery: finds the replicas.
+        token: for polls of the replicas, to see the adapters of namespaces that are not public.
+        model: the folder of the base model's scopes; None: that of the first replica to answer.
         idle_timeout_s: in which a replica may send no byte of an answer.
         cors_origins: whose pages may read answers. allowed_hosts: see ``Sites``.
     """
@@ -71,7 +71,7 @@ def create_gateway(
         upstream = Upstream(CONNECTIONS, idle_timeout_s)
         async with connected(upstream, Resolver()) as session, watch.running(session):
             hop.session = every.session = session
-            # A full collection of all that was imported takes 50 ms, in which every stream stands still.
+            # A full collection of all imported objects takes 50 ms, in which every stream stands still.
             gc.collect()
             gc.freeze()
             yield

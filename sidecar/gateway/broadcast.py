@@ -1,6 +1,6 @@
 """Calls that concern every replica: loads, unloads, pauses. All of them do it, or it is undone.
 
-A load is registered at one replica, by the caller's own credentials, and each other one then loads that very
+One replica registers the load, with the caller's own credentials, and each other one then loads that very
 revision. A hint lets the others begin as soon as they see it, while the first one loads. So a registry that
 some mount shows late costs that delay and no failed try.
 """
@@ -40,7 +40,7 @@ Told = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A replica's answer; ``status`` 0: it could not be asked."""
+    """A replica's answer; ``status`` 0: it gave none."""
 
     replica: str
     status: int
@@ -49,7 +49,7 @@ class Said:
 
     @property
     def is_done(self) -> bool:
-        """Whether it did what was asked."""
+        """Whether the replica did the call."""
         return 200 <= self.status < 300
 
     @property
@@ -172,7 +172,7 @@ class Broadcast:
         return _together(told)
 
     async def resume(self, request: Request) -> Response:
-        """Resume every replica; each one is asked, whatever another one says."""
+        """Resume every replica. Asks each one, whatever another one answers."""
         told = await self._all(
             self._ready(), "POST", f"/resume?{request.url.query}", None, self._passed(request)
         )

@@ -1,4 +1,4 @@
-"""Which replica answers a request: a pure function of what is known of the replicas.
+"""Which replica answers a request: a pure function of the replicas' last reports.
 
 An adapter has homes, the first replicas of its own order that hold it. A request goes to a home: to the one
 that has its prompt's beginning, else to the least busy. An adapter that no replica holds costs a load, and
@@ -16,22 +16,22 @@ from typing import Final
 AHEAD: Final = 4  # requests that a home may have more than the least busy replica before another one helps
 PREFIX_AHEAD: Final = 16  # likewise, of the home that has the prompt's beginning
 SATURATED: Final = 1.25  # times the mean of requests in flight, and AHEAD more
-LOADS: Final = 2  # loads that one replica is asked for: one runs, and the next one is staged
+LOADS: Final = 2  # loads at one replica at once: one runs, and the next one stages
 PATIENCE_S: Final = 2.0  # a load that takes longer holds up no other
 _NONE: Final[Mapping[str, int]] = {}
 
 
 class Reason(StrEnum):
-    """Why a replica was chosen.
+    """Why a replica gets a request.
 
     Attributes:
         BASE: the request names no adapter; this is the least busy replica.
         PREFIX: it has the beginning of the prompt.
         RESIDENT: it holds the adapter.
-        HOME: the adapter gets one more copy there, since its demand asks for it.
+    HOME: the adapter gets one more copy there, since its demand needs it.
         SPILL: every home is saturated; this is the next replica in the adapter's order.
         COLD: no replica holds the adapter; this one loads it.
-        WAIT: no replica may begin a load now; none is chosen.
+    WAIT: no replica may begin a load now; the request waits.
         NONE: no replica is ready.
     """
 
@@ -50,11 +50,11 @@ class Peer:
     """A ready replica, as the choice sees it.
 
     Attributes:
-        name: the replica's id, by which adapters are hashed to it.
+        name: the replica's id, which the hash of an adapter's order uses.
         in_flight: requests under way there.
         resident: adapters that it holds.
-        loading: adapters that it loads, and when each load was asked for, in seconds.
-        capacity: adapters that it may hold; None where nothing bounds it.
+        loading: adapters that it loads, and when each load began, in seconds.
+        capacity: adapters that it may hold; None: no bound.
     """
 
     name: str

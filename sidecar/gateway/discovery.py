@@ -26,10 +26,10 @@ class Discovery(Protocol):
     """Says where replicas are."""
 
     async def find(self) -> Mapping[str, str | None]:
-        """Return each replica's URL, and why it is refused, or None.
+        """Return each replica's URL, and None, or why it is refused.
 
         Raises:
-            TemporaryError: it is unknown for now.
+            TemporaryError: the answer is unknown for now.
         """
 
 
@@ -52,7 +52,7 @@ class Given:
                 self._urls.append(checked(one))
 
     async def find(self) -> Mapping[str, str | None]:
-        """As ``Discovery.find``. Raises TemporaryError: a name could not be resolved."""
+        """As ``Discovery.find``. Raises TemporaryError: a name does not resolve."""
         found: dict[str, str | None] = dict.fromkeys(self._urls)
         loop = asyncio.get_running_loop()
         for name, port in self._names:
@@ -95,7 +95,7 @@ class Registered:
 
 
 def _add(found: dict[str, str | None], url: str) -> None:
-    """Add a URL that somebody else said: one that is refused is reported, and disturbs no other."""
+    """Add a URL that another party named. A refused one is reported, and disturbs no other."""
     if len(found) >= MAX_REPLICAS:
         return
     try:

@@ -1,8 +1,8 @@
 """One hop: choose a replica, pass the request on, stream its answer back.
 
-A request is sent with ``Expect: 100-continue``, so that its body goes only to a replica that asked for it. A
-replica that did not ask has not got the request, and another one may be tried. Otherwise the request may have
-run, and the answer says so.
+Each request has ``Expect: 100-continue``, so that its body goes only to a replica that asks for it. A
+replica that did not ask has not got the request, and the gateway may try another. Otherwise the request may
+have run, and the answer says so.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Hop:
     async def _routed(
         self, adapter: str | None, hashes: tuple[int, ...], tried: frozenset[str], why: str
     ) -> AsyncIterator[Ticket]:
-        """A place at a replica, held while the context is open.
+        """A place at a replica, held inside the block.
 
         Raises:
             TemporaryError: no replica is ready. WaitTimeout: none could load the adapter in time.
@@ -228,7 +228,7 @@ class Hop:
         except (aiohttp.ClientError, TimeoutError) as error:
             told = event("gateway.broke_off", replica=peer, error=type(error).__name__)
             logger.warning("replica %s broke off its answer: %s", peer, error, extra=told)
-            # Without an end, so that the client's connection is closed, too.
+            # Without an end, so that the client's connection closes, too.
             return False
         return True
 
@@ -241,7 +241,7 @@ def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
 def check_site(sites: Sites, headers: Headers) -> None:
     """Refuse a change that another site's page asks for; raises as ``Sites.check``.
 
-    Without a token in the request, the Host must be known, too: no page of a foreign name has a token.
+    Without a token in the request, the Host must be a known one: no page of a foreign name has a token.
     """
     has_token = any(name.decode() in headers for name in _CREDENTIALS)
     sites.check(headers, needs_token=has_token)

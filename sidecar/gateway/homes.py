@@ -1,7 +1,7 @@
 """An adapter's own order of the replicas, and how many homes its share of the demand asks for. No I/O.
 
 The order is rendezvous hashing: every gateway computes the same one, and a replica that comes or goes moves
-only the adapters that it is first for. Demand is counted with a half-life, so that it follows the present.
+only the adapters that it is first for. Demand counts have a half-life, so that they follow the present.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from lora_fs.sidecar.reconcile.placement import rendezvous
 
 HALF_LIFE_S: Final = 30.0
 SHARE: Final = 0.6  # of one replica's part of all requests, that one home takes
-EVIDENCE: Final = 20.0  # requests before a share is believed
-SHRINK_S: Final = 60.0  # in which the demand stays lower before a home is given up
-KEPT: Final = 65_536  # adapters whose demand or order is remembered
+EVIDENCE: Final = 20.0  # requests before a share counts
+SHRINK_S: Final = 60.0  # how long the demand must stay lower before a home goes
+KEPT: Final = 65_536  # adapters whose demand or order it remembers
 
 
 class Orders:
-    """The order of each adapter that was asked for lately, while the replicas stay the same."""
+    """The order of each recently requested adapter, while the replicas stay the same."""
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()
@@ -42,9 +42,9 @@ class Orders:
 
 
 class Demand:
-    """How much each adapter is asked for, and how many homes that gives it.
+    """How many requests each adapter gets, and how many homes that gives it.
 
-    Homes are added at once. One at a time is given up, ``SHRINK_S`` after the last request that needed it.
+    Homes come at once. One at a time goes, ``SHRINK_S`` after the last request that needed it.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the series are known at a scrape."""
+        """Yield nothing: a scrape decides the series."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """Which replicas fail what others serve: they get no requests for a while. Decides alone, without I/O.
 
-As Envoy's outlier detection does: a replica whose last FAILURES answers all failed is ejected. It is back
-after BASE_S, the next time after twice BASE_S, then after three times. A third of the fleet is ejected at
+As Envoy's outlier detection does, it ejects a replica whose last FAILURES answers all failed. The replica is
+back after BASE_S, the next time after twice BASE_S, then after three times. It ejects a third of the fleet at
 most, or one of two, and never the only replica: a request that no engine can serve takes no fleet down.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 FAILURES: Final = 5  # one after another, with no request served between them
 BASE_S: Final = 30.0  # that the first ejection lasts; the n-th lasts n times as long
 MAX_S: Final = 300.0
-PART: Final = 3  # of the fleet, one of so many is ejected at most
+PART: Final = 3  # eject at most one in so many
 
 
 class Outcome(Enum):
@@ -49,12 +49,12 @@ def outcome(status: int, *, has_reason: bool) -> Outcome:
 @dataclass(slots=True)
 class _Record:
     failures: int = 0  # since it served last
-    times: int = 0  # it was ejected; less after good times
+    times: int = 0  # ejections; less after good times
     back_at: float = 0.0
 
 
 class Outliers:
-    """The failures of each replica, and until when which ones are ejected."""
+    """The failures of each replica, and the ejected ones with their ends."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -94,10 +94,10 @@ class Outliers:
         return left
 
     def forget(self, replica: str) -> None:
-        """Forget a replica that left or was started anew."""
+        """Forget a replica that left or restarted."""
         self._records.pop(replica, None)
 
 
 def _most(fleet: Collection[str]) -> int:
-    """Return how many replicas of a fleet may be ejected."""
+    """Return how many replicas of a fleet it may eject."""
     return 0 if len(fleet) < 2 else max(1, len(fleet) // PART)

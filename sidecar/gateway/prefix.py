@@ -1,8 +1,8 @@
 """Which replicas have the beginning of a prompt in their cache, as far as this gateway sent it there. No I/O.
 
-A prompt is a chain of blocks, each hashed with all before it. The first hash is seeded with the adapter's
-digest: nothing that another revision computed matches. A block with several successors, such as a system
-prompt, identifies no prompt and is not counted, and neither is one that every replica has.
+A prompt is a chain of blocks, each hashed with all before it. The adapter's digest seeds the first hash, so
+no other revision's blocks match. A block with several successors, such as a system
+prompt, identifies no prompt and does not count. Nor does one that every replica has.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Router:
     """The replicas that are ready, and the requests under way and waiting.
 
     Attributes:
-        chosen: how many requests were given a replica, by reason.
-        ejections: how often a replica was ejected.
+        chosen: how many requests got a replica, by reason.
+        ejections: how often it ejected a replica.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -116,7 +116,7 @@ class Router:
                 del self._waiting[ticket.adapter]
 
     def answered(self, ticket: Ticket, *, served: bool) -> None:
-        """Note that the answer of a request began: its adapter, if ``served``, is loaded there."""
+        """Note that the answer of a request began: that replica has loaded its adapter, if ``served``."""
         peer, adapter = ticket.peer, ticket.adapter
         replica = self._replicas.get(peer.name) if peer is not None else None
         if replica is None or replica.peer is not peer or adapter is None:
@@ -146,7 +146,7 @@ class Router:
         """Take a replica's report: it is ready, and holds ``resident``, the one used longest ago first.
 
         Args:
-            asked_at: when it was asked for; what was used here since then is resident as well.
+            asked_at: when the poll began; adapters used here since then are resident as well.
         """
         replica = self._replicas.get(name)
         if replica is None:
@@ -185,7 +185,7 @@ class Router:
             order: Iterable[str] = names
             copies = 1
         else:
-            # The order of all is kept; a retry and an ejection leave some out.
+            # Keeps the order of all; a retry and an ejection leave some out.
             order = [one for one in self._orders.of(ticket.adapter, self._names) if one in names]
             copies = self._demand.copies(ticket.adapter, max(1, len(names)), now)
         prefix = self._prefixes.found(ticket.chain, names) if ticket.chain else {}
@@ -215,7 +215,7 @@ class Router:
         replica.resident.move_to_end(adapter)
 
     def _make_room(self, replica: _Replica) -> None:
-        """Leave out what the replica probably evicts for a load: what was used longest ago."""
+        """Leave out what the replica probably evicts for a load: the adapters used longest ago."""
         peer = replica.peer
         if peer.capacity is None:
             return

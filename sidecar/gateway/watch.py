@@ -23,7 +23,7 @@ from lora_fs.sidecar.logs import event
 
 FIND_S: Final = 1.0
 POLL_S: Final = 0.5
-POLLS_PER_S: Final = 100  # of all replicas together: with more than 50, each is polled less often
+POLLS_PER_S: Final = 100  # of all replicas together: with more than 50, each gets fewer
 ANSWER_S: Final = 2.0
 MISSED: Final = 2
 MOST_BYTES: Final = 16 << 20
@@ -81,14 +81,14 @@ class Watch:
         self._router, self._discovery, self._clock = router, discovery, clock
         self._headers, self._model = dict(headers), model
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._holders: dict[str, str] = {}  # replica's id → the URL that it is reached by
+        self._holders: dict[str, str] = {}  # replica's id → its URL
         self.seen: dict[str, Seen] = {}
         self.base_names: frozenset[str] = frozenset()
         self.problem = "the list of replicas was not read yet"
 
     @asynccontextmanager
     async def running(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-        """Find and poll the replicas while the context is open."""
+        """Find and poll the replicas inside the block."""
         finding = asyncio.create_task(self._find(session), name="find replicas")
         try:
             yield
@@ -104,7 +104,7 @@ class Watch:
         return frozenset(one.name for one in self.seen.values() if not one.why and one.name)
 
     def url_of(self, name: str) -> str:
-        """Return the URL by which a replica that is in is reached."""
+        """Return the URL of a replica that is in."""
         return self._holders[name]
 
     def digest_of(self, adapter: str) -> str:
@@ -241,5 +241,5 @@ class Watch:
 
 
 def _text(told: object) -> str:
-    """What a replica says, as text that can be answered: JSON lets a string be none."""
+    """A replica's word as encodable text: a string in JSON may be none."""
     return str(told)[:MOST_TEXT].encode(errors="replace").decode()

@@ -92,8 +92,8 @@ def create_app(
     """Assemble the API.
 
     Args:
-        admin: who may do what. trail: where admin calls are recorded; None: in the log alone.
-        user_header: the header of a request that says who asks, for canaries.
+        admin: who may do what. trail: where admin calls are recorded; None: only in the log.
+        user_header: the header that names a request's user, for canaries.
         engine_key: the engine's ``--api-key``: see ``Proxy``.
         admin_port: see ``AdminPort``; None: every port answers all.
         background: what runs while the app runs (the replica's loop).

@@ -1,7 +1,7 @@
 """A connection's protocol: uvicorn's on httptools, and what that one leaves undone.
 
-httptools parses in C, and judges less than HTTP/1.1 asks for. Each head is judged once more here. Upgrades
-are declined with the request's body kept, and HTTP/1.0 is answered without chunks. A head has bounds in bytes
+httptools parses in C, and judges less than HTTP/1.1 asks for. This module judges each head once more. It
+declines upgrades, keeps the request's body, and answers HTTP/1.0 without chunks. A head has bounds in bytes
 and in time, and a client that stops reading has a deadline: it would keep its stream's adapter in the engine
 for ever.
 """
@@ -68,7 +68,7 @@ def check_head(method: bytes, version: str, headers: list[tuple[bytes, bytes]]) 
 
 
 class _Reading(FlowControl):
-    """Read nothing while what was read before is not parsed."""
+    """Pause reading while received bytes wait for the parser."""
 
     is_behind = False
 
@@ -80,9 +80,9 @@ class _Reading(FlowControl):
 class BoundedConnection(HttpToolsProtocol):
     """Close a connection whose head is over HEAD_BYTES or HEAD_S, or whose client reads nothing.
 
-    A head whose end came with TURN_BYTES over the bound is taken. Trailers and chunk extensions have the
-    same bound. Trailers are dropped: a proxy in front has not judged them. What a client sends is parsed in
-    turns with what others send, and nothing is parsed while a whole request waits for another's answer.
+    It accepts a head that ends at most TURN_BYTES over the bound. Trailers and chunk extensions have the same
+    bound. It drops trailers: a proxy in front has not judged them. Clients' bytes are parsed in
+    turns, and nothing is parsed while a whole request waits for another's answer.
     """
 
     flow: _Reading
@@ -168,7 +168,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _decline(self) -> bytes:
         """Return a head without its offer to upgrade, for another parser: this one passes over its body.
 
-        It is answered as HTTP/1.1, with its body (RFC 9110, 7.8).
+        The answer is HTTP/1.1's, and the request keeps its body (RFC 9110, 7.8).
         """
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
@@ -191,7 +191,7 @@ class BoundedConnection(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self.headers += self._declined
             self._declined = []
-            super().on_headers_complete()  # raises where the target is no URL: the head is refused
+            super().on_headers_complete()  # raises if the target is no URL: refuse the head
             self._is_in_head, self._is_in_body, self._without_end = False, True, 0
 
     def on_body(self, body: bytes) -> None:
@@ -227,7 +227,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def _unread(self) -> int:
-        """Return how many bytes of the client wait here to be parsed, or to be received."""
+        """Return how many of the client's bytes wait here for the parser or the application."""
         return len(self._unparsed) + len(self.cycle.body)
 
     @property
@@ -237,7 +237,7 @@ class BoundedConnection(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _watch_head(self) -> None:
-        """Run the head's deadline while a request may come, or one that was answered goes on.
+        """Run the head's deadline while a request, or the rest of an answered one, may come.
 
         The wait for another request without a byte of it is uvicorn's keep-alive.
         """
@@ -290,7 +290,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answer, unless an answer has begun, and close; an earlier request is answered first."""
+        """Answer, unless an answer has begun, and close. An earlier request gets its answer first."""
         if self._answers and not self._is_in_body:
             self._is_broken, self.cycle.keep_alive = True, False
             return

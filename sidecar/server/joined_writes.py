@@ -9,8 +9,8 @@ from typing import Any, cast
 class JoinedWrites:
     """A transport that keeps an answer's head until the next write, or until the loop's next turn.
 
-    Each call of the system wakes the client, which on a busy machine costs more than the call. What follows
-    is written at once: another turn of the loop costs each event of a stream as much as the write.
+    Each system call wakes the client, which on a busy machine costs more than the call. Later writes go out
+    at once: another turn of the loop costs each event of a stream as much as the write.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -30,7 +30,7 @@ class JoinedWrites:
         self._keeps_next = True
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` with what is kept, or keep it."""
+        """Send ``data`` after the kept head, or keep it."""
         if self._keeps_next:
             self._keeps_next = False
             self._kept += data
@@ -42,7 +42,7 @@ class JoinedWrites:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send what is kept, and close."""
+        """Send the kept head, and close."""
         self._flush()
         self._transport.close()
 

@@ -16,7 +16,7 @@ BASE: Final[Key] = ("", "base")  # requests that name no adapter
 
 
 class Pauses:
-    """What is paused, and how many requests are under way."""
+    """The paused adapters, and how many requests are under way."""
 
     def __init__(self) -> None:
         self._ends: dict[Key, asyncio.Event] = {}
@@ -25,7 +25,7 @@ class Pauses:
 
     @property
     def paused(self) -> list[Key]:
-        """What is paused, ``ALL`` for everything."""
+        """The paused ones; ``ALL`` for everything."""
         return sorted(self._ends)
 
     def pause(self, key: Key) -> None:
@@ -33,7 +33,7 @@ class Pauses:
         self._ends.setdefault(key, asyncio.Event())
 
     def resume(self, key: Key) -> bool:
-        """Let them go on; return whether they were paused. ``ALL`` ends each pause."""
+        """End the pause of ``key``; return whether there was one. ``ALL`` ends every pause."""
         keys = [*self._ends] if key == ALL else [key]
         ends = [self._ends.pop(one) for one in keys if one in self._ends]
         for one in ends:
@@ -42,10 +42,10 @@ class Pauses:
 
     @asynccontextmanager
     async def passing(self, key: Key, timeout_s: float) -> AsyncIterator[None]:
-        """Wait while ``key`` is paused, then count a request as under way while the context is open.
+        """Wait while ``key`` is paused, then count a request as under way inside the block.
 
         Raises:
-            WaitTimeout: it was paused for longer than ``timeout_s``.
+            WaitTimeout: the pause lasted longer than ``timeout_s``.
         """
         if self._ends:
             await self._passed(key, timeout_s)

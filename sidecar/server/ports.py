@@ -1,7 +1,7 @@
 """What the HTTP routes need from the replica behind them; no route knows more than this.
 
 The sidecar's ``reconcile.replica.Replica`` implements it; so can a vLLM plugin. Nothing
-here touches a disk: look-ups are answered from memory, calls that wait are bounded.
+here touches a disk: look-ups come from memory, and calls that wait have a bound.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplicaPort(Protocol):
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Those that are served. Names have theirs in front where there are several."""
+        """The served namespaces. With several, an adapter's name begins with its own."""
 
     def catalog(self) -> Catalog:
         """The served names, from memory."""
@@ -55,10 +55,10 @@ class ReplicaPort(Protocol):
         """Resolve ``name``, ``namespace/name`` or ``name@revision`` from memory; None if unknown."""
 
     def check_read(self) -> None:
-        """Raises VolumeUnavailable until the registry was read once: before that no name is unknown."""
+        """Raises VolumeUnavailable until a first read of the registry: before that no name is unknown."""
 
     def choose(self, served: Served, user: str | None) -> Served:
-        """What answers a request for ``served``, which is counted: itself, or its canary.
+        """Choose what answers a request for ``served``, itself or its canary, and count the request.
 
         Args:
             user: who asks; None if nobody knows.
@@ -79,7 +79,7 @@ class ReplicaPort(Protocol):
 
     @property
     def engine_version(self) -> str | None:
-        """What the engine said last that its version is; None: nothing, or it was not asked yet."""
+        """The engine's version by its last answer; None before the first."""
 
     def passes_through(self, name: str) -> bool:
         """Whether the engine itself lists ``name`` (its base model, a static adapter)."""
@@ -91,13 +91,13 @@ class ReplicaPort(Protocol):
         """
 
     def hold(self, name: str, timeout_s: float) -> AbstractAsyncContextManager[str]:
-        """Load ``name`` if it is not, and keep it loaded while the context is open.
+        """Load ``name`` if needed, and keep it loaded inside the block.
 
         Yields the name to send to the engine. One load serves any number of callers.
 
         Raises:
-            NotFound: the name is unknown (also when it was withdrawn meanwhile). See ``check_read``.
-            InvalidAdapter: its files cannot be served.
+            NotFound: the name is unknown, perhaps because of a withdrawal meanwhile. See ``check_read``.
+            InvalidAdapter: its files are unfit to serve.
             EngineRejected: the engine refused it, with the engine's reason.
             TemporaryError: the engine or the volume did not answer in time; retry_after_s.
         """
@@ -120,7 +120,7 @@ class ReplicaPort(Protocol):
 
         Raises:
             InputError: bad name, path not allowed, invalid adapter, Conflict if it exists.
-            EngineRejected: this engine refused it; the registration was taken back.
+            EngineRejected: this engine refused it, and the registration is taken back.
             TemporaryError: registered or not (the message says), not loaded here in time.
         """
 
@@ -161,13 +161,13 @@ class ReplicaPort(Protocol):
         """For names the engine holds: see ``bodies.Residency``."""
 
     def downloads(self) -> Mapping[str, Download]:
-        """What is fetched now, by the name that it will have."""
+        """The fetches under way, by the name that each will have."""
 
     def staged(self, served: Served) -> bool:
         """Whether its verified copy lies on this replica's own disk, as last seen."""
 
     def capacity(self) -> int | None:
-        """How many adapters may be loaded here, or None if unbounded or unknown."""
+        """How many adapters this replica may load, or None if unbounded or unknown."""
 
     def readiness(self) -> Readiness:
         """For /readyz and /metadata."""

@@ -1,4 +1,4 @@
-"""Share a turn of the loop among connections: however many send at once, the others are not kept waiting."""
+"""Share a turn of the loop among connections: however many send at once, none waits long."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S: Final = 0.5
 IDLE_S: Final = 60.0
-LOOK_S: Final = 10.0  # a volume that does not answer for longer is reported, and what was seen stays
+LOOK_S: Final = 10.0  # if the volume is silent for longer, report it and keep the last look
 MAX_WAIT_S: Final = 25.0
 MAX_RENDERED: Final = 32
 READS: Final = 4  # of reports, at once
@@ -196,7 +196,7 @@ class Board:
         )
 
     async def _others(self) -> tuple[Look, str | None]:
-        """The other replicas' reports, and why there are none. A look that hangs is waited for on."""
+        """The other replicas' reports, and why there are none. Later calls wait for a hung look."""
         if self._fleet is None:
             return Look(), None
         wait_s = 0.0
@@ -220,7 +220,7 @@ class Board:
     # -- in a thread ---------------------------------------------------------------------------
 
     def _apply(self, catalog: Catalog, own: ReplicaStatus, seen: Look, problem: str | None) -> bool:
-        """Take over what was seen, as of the next version; False if nothing is different."""
+        """Take over the look as the next version; False if it changes nothing."""
         version = self._version + 1
         with self._lock:
             rows = self._rows.of(catalog.served)

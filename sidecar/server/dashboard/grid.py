@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What one replica says. ``cells``: a letter by name; a name that is not there is unloaded.
+    """One replica's report. ``cells``: a letter by name; an absent name is unloaded.
 
     Attributes:
         why: what is wrong, by name. unknown: rows of names that no registry read here has.
@@ -66,7 +66,7 @@ class Column:
 
 
 class Grid:
-    """The table. ``floor``: the oldest version whose later changes are known."""
+    """The table. ``floor``: the oldest version since which it knows every change."""
 
     def __init__(self) -> None:
         self.floor = 0
@@ -99,7 +99,7 @@ class Grid:
         changed: Mapping[str, Column],
         gone: frozenset[str] = frozenset(),
     ) -> bool:
-        """Take over what was seen; True if anything is different now, as of ``version``."""
+        """Take over the look; True if it changes anything, as of ``version``."""
         self._version = version
         before = {replica: self._columns.get(replica) for replica in changed}
         for replica in gone:
@@ -151,7 +151,7 @@ class Grid:
             if version > since and name not in self._index:
                 yield namespace, name
 
-    # -- how it is kept ------------------------------------------------------------------------
+    # -- storage -------------------------------------------------------------------------------
 
     def _rebuild(self, rows: Mapping[str, Row], order: tuple[str, ...]) -> None:
         """The columns are others: every row is."""

@@ -16,7 +16,7 @@ KEPT: Final = 361
 COLUMNS: Final = (
     "at",  # unix seconds
     "loaded",  # in the engine
-    "under_way",  # to be loaded, or being
+    "under_way",  # loading, or waiting for a load
     "failed",
     "in_flight",  # requests
     "hits",  # of this interval, as all below: requests that found their adapter in the engine

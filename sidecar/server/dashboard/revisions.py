@@ -25,7 +25,7 @@ def revisions_of(
     Args:
         usage: counts by revision.
         evaluations: of the registered revisions.
-        whole: a revision without counts was not asked for; if not so, its counts are unknown, and None.
+        whole: ``usage`` lists every revision with requests. If not, missing counts are unknown, and None.
     """
     record = served.record
     pointer = catalog.source.pointers.get((record.key.scope, record.name))

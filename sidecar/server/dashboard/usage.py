@@ -82,7 +82,7 @@ class Said:
     """What one replica says of one adapter.
 
     Attributes:
-        status: None if it is unloaded there.
+        status: None if the adapter is unloaded there.
         usage: by revision.
         whole: its report has room for all its counts.
     """

@@ -3,8 +3,8 @@
 Without a token file nobody registers and unregisters over HTTP, unless the replica is ``insecure``: then
 callers on this machine may, or all. Reading is open in the public namespaces; in others it takes a token. A
 token adds to what is public and takes nothing away. The file is read at each admin call, and for reading at
-most ``FRESH_S`` old, so a rotation needs no restart. One that cannot be used lets nobody in, and is a
-condition from the start.
+most ``FRESH_S`` old, so a rotation needs no restart. A broken file lets nobody in, and is a condition from
+the start.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FROM_AFAR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes an admin call. ``token`` is the token's name, None where none is asked for."""
+    """The caller of an admin call. ``token`` is the token's name, None if the call needs none."""
 
     token: str | None
     address: str
@@ -71,7 +71,7 @@ class Caller:
 
 
 class NotPermitted(HTTPException):
-    """403: it is known who calls, and that this is not theirs to do."""
+    """403: the caller is known, and may not do this."""
 
     def __init__(self, message: str, caller: Caller) -> None:
         super().__init__(403, message)
@@ -80,7 +80,7 @@ class NotPermitted(HTTPException):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The namespaces a caller may list and use; ``namespaces`` None: all that are served."""
+    """The namespaces a caller may list and use. ``namespaces`` None: all that the replica serves."""
 
     namespaces: frozenset[str] | None = None
 
@@ -151,14 +151,14 @@ class Admin:
             logger.warning("--insecure: %s change adapters without a token", who, extra=told)
 
     async def look(self) -> None:
-        """Read the token file, so that what is wrong with it is known before the first call. Bounded."""
+        """Read the token file, so that its faults show before the first call. Bounded."""
         if self._token_file is not None:
             with suppress(HTTPException):
                 await self._read()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Look at the token file every ``LOOK_S`` while the context is open."""
+        """Look at the token file every ``LOOK_S`` inside the block."""
 
         async def watch() -> None:
             while True:
@@ -176,7 +176,7 @@ class Admin:
         """Who makes an admin call.
 
         Args:
-            namespace: where it acts; None if it names none that is served, which is refused later.
+            namespace: where it acts; None if it names none of this replica's, which is refused later.
         Raises:
             HTTPException: 401 without a good token; 403 if it is not good for this, or if another site's page
                 asks; 403 if the caller needs a token and there is no file; 503 if it cannot be read.
@@ -280,7 +280,7 @@ class Admin:
 
 
 def address_of(scope: Scope) -> str:
-    """The client's address, as the connection has it: no header is believed."""
+    """The client's address by the connection. Believes no header."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
 

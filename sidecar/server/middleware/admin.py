@@ -1,7 +1,7 @@
 """An admin call: admitted or not, and audited however it ends.
 
-A caller without a token is refused before a body is read. The body of such a call has a bound on its bytes
-and on the time that it takes.
+It refuses a caller without a token before it reads a body. The body of such a call has a bound on its bytes
+and on its time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BODY_S: Final = 60.0  # in which all of it comes
 
 
 class AdminCalls:
-    """``trail``: where admin calls are recorded; None: in the log alone."""
+    """``trail``: where admin calls are recorded; None: only in the log."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin, self._told = replica, admin, trail or Trail(None)
@@ -58,7 +58,7 @@ class AdminCalls:
         return TokenFirst
 
     async def _ask_for_a_token(self, request: Request, verb: Verb) -> None:
-        """Refuse who has none. One that is not good for this is refused once it is known for which name."""
+        """Refuse a caller without a token. A token that does not suffice is refused later, with the name."""
         try:
             await self._admin.admit(request, verb, None)
         except NotPermitted:
@@ -83,8 +83,8 @@ class AdminCalls:
 
         Args:
             namespace: where it acts; None: as the name says.
-            act: what is done, for the audit; None: what ``verb`` says.
-            dry_run: nothing is done, and nothing told, unless it is refused.
+            act: the audit's word for it; None: ``verb``.
+            dry_run: it changes nothing, and audits only a refusal.
         """
         replica, act = self._replica, act or verb.value
         namespace = namespace or namespace_of(name, replica.namespaces)

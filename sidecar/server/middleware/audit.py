@@ -19,12 +19,12 @@ from lora_fs.sidecar.server.middleware.access import Caller
 WRITE_WAIT_S: Final = 2.0
 AT_ONCE: Final = 4
 WINDOW_S: Final = 10.0
-MOST_OF_ONE: Final = 20  # refused calls of one address that are told in WINDOW_S
+MOST_OF_ONE: Final = 20  # refused calls of one address that are logged in WINDOW_S
 MOST: Final = 100  # of all addresses
 
 
 class Refused:
-    """Counts refused calls, and bounds how many of them are logged: a caller may ask without end."""
+    """Counts refused calls, and bounds their log lines: a caller may repeat them without end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class Refused:
         self._of: Counter[str] = Counter()  # lines by address, in this window
 
     def count(self, address: str) -> int | None:
-        """Count one. Return how many were left out since the last one told; None: leave this one out."""
+        """Count one. Return how many were left out since the last logged one; None: leave this one out."""
         self.total += 1
         if (now := self._clock()) - self._since >= WINDOW_S:
             self._since = now
@@ -66,7 +66,7 @@ class Trail:
         """Tell one line. A file that takes none, or does not answer in time, fails nothing and is said so.
 
         Args:
-            caller: None where nobody was admitted.
+            caller: None if nobody was admitted.
         """
         if outcome == "denied":
             left_out = self.refused.count(address)

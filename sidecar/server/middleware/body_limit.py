@@ -1,9 +1,9 @@
 """Bodies of requests: read whole, each bounded, all together bounded, and in time.
 
-Small ones have a room of their own, whatever large ones are there. What a body takes is given back as soon
-as nobody needs it any more, which is long before a stream's end. Who sends slowly keeps nobody out: where
-there is no room the slowest incomplete body gives way, and one caller's have half a room at most.
-A body costs the same beside many others: they are looked through only where there is no room. No client is
+Small bodies have a room of their own, whatever large ones are there. A body's room is free as soon as nobody
+needs the body any more, which is long before a stream's end. Slow senders keep nobody out: if there is no
+room, the slowest incomplete body gives way, and one caller's have half a room at most.
+A body costs the same beside many others: the search for the slowest runs only without room. No client is
 blamed for time in which this server itself did not read.
 """
 
@@ -37,8 +37,8 @@ class Held:
     """A body in memory, until ``release``.
 
     Args:
-        told: its length, as its head says; None: unknown.
-        unread: how many bytes of it came and were not received yet.
+        told: its length by the head; None: unknown.
+        unread: how many of its bytes came and wait for the application.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Intake:
         caller: str | None = None,
         unread: Callable[[], int] = lambda: 0,
     ) -> AsyncIterator[Held]:
-        """The whole body, held while the context is open at most.
+        """The whole body, held no longer than the block runs.
 
         Args:
             caller: whose incomplete bodies have half a room at most; None: nobody's.

@@ -47,13 +47,11 @@ TABLE: tuple[tuple[type[LoraFsError], int, str], ...] = (
 )
 
 NAME: Final = "X-Lora-Fs-Error"  # the error's own name, for our command line: types are OpenAI's
-# vLLM's own routes to load. There, and where a model is asked, a bad adapter is a bad request, as to vLLM.
+# vLLM's own routes to load. There, and on model look-ups, a bad adapter is a bad request, as to vLLM.
 VLLMS: Final = frozenset({"/v1/load_lora_adapter", "/adapters"})
 AS_VLLM: Final = (400, "BadRequestError")
 LOST_S = 10  # until somebody who lost the registry may have mounted it again
-LATER: Final = frozenset(
-    {429, 503}
-)  # the same request may be served later: each answer says when to repeat it
+LATER: Final = frozenset({429, 503})  # a later repeat may succeed: each answer says when to repeat
 AGAIN: Final = {"Retry-After": "1"}
 
 KINDS = {

@@ -1,7 +1,7 @@
 """Tell whether a request comes from this machine, by its connection's address.
 
-No header proves where a request comes from. One that a proxy writes disproves it: the connection is then
-the proxy's, and may well be from loopback, as that of a mesh's proxy in the same pod is.
+No header proves where a request comes from. A header that a proxy writes disproves it: the connection is
+then the proxy's, and may well be from loopback, as with a mesh's proxy in the same pod.
 """
 
 from __future__ import annotations

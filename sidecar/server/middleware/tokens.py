@@ -1,6 +1,6 @@
-"""The token file: who may do what, one token a line. A token is never kept, logged or told.
+"""The token file: who may do what, one token a line. Never keeps, logs or shows a token.
 
-    # the token               then, in any order, what it is limited to
+    # the token               then, in any order, its limits
     4c0f…                     name=operators
     9a1b…                     name=team-a-ci namespaces=team-a verbs=register,unregister,read
 
@@ -75,7 +75,7 @@ class TokenFile:
 
 
 def parse(text: str) -> Mapping[bytes, Token]:
-    """Read a token file: each token by its SHA-256. Empty lines and comments (``#``) are skipped.
+    """Read a token file: each token by its SHA-256. Skips empty lines and comments (``#``).
 
     Raises:
         BadTokenFile: a line is no token with its limits, or repeats one.
@@ -93,9 +93,9 @@ def parse(text: str) -> Mapping[bytes, Token]:
 
 
 def find(tokens: Mapping[bytes, Token], given: str) -> Token | None:
-    """Return the token that was given.
+    """Return the caller's token.
 
-    It is looked up by its SHA-256. The time depends on the hash, which nobody can choose, and not on the
+    The look-up is by its SHA-256. The time depends on the hash, which nobody can choose, and not on the
     number of tokens.
     """
     return tokens.get(digest_of(given))

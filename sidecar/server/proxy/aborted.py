@@ -2,7 +2,7 @@
 
 A vLLM that gets SIGTERM ends what is under way: status 200, a text that is cut off, and the
 ``finish_reason`` "abort". Clients take that for an answer. Here it becomes 503, or an error event in a
-stream. Where more of it was sent than is kept here, the connection is closed in the middle.
+stream. If it sent more of the answer than it keeps, it closes the connection in the middle.
 vLLM kills its engine right after the signal. If the abort does not come through, it answers 500: 503 here.
 Each 503 says when to ask again: vLLM's own do not, as a paused engine's, and a gateway takes such a one for a
 defect of the replica.
@@ -43,7 +43,7 @@ class Unaborted:
     """Wrap an ASGI ``send``.
 
     Args:
-        aborted: called once, when the engine's abort is seen; it gets whether the answer had begun.
+        aborted: called once, on the engine's abort; it gets whether the answer had begun.
 
     Attributes:
         has_begun: something was sent.

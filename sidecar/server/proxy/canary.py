@@ -1,6 +1,6 @@
-"""Which revision answers a request: who asks, the name in the answer, and the status that is counted.
+"""Which revision answers a request: the user, the name in the answer, and the status to count.
 
-A client asks for a plain name and is answered under it, whatever the engine calls what answered.
+A client asks for a plain name and gets an answer under it, whatever the engine calls the adapter.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def counted(send: Send, count: Callable[[int], None]) -> Send:
 class Renamed:
     """An answer's bytes with the model's name in place of the engine's, as they come.
 
-    A text cannot hold ``"model":"name"`` unescaped, so that of an answer only fields are meant. What may be
-    the beginning of one is kept until the next bytes come.
+    No text contains an unescaped ``"model":"name"``, so a match is always a field. Bytes that may be
+    the beginning of one wait for the next bytes.
 
     Args:
         is_error: the answer is one, in which the name is the engine's wherever it stands.

@@ -40,7 +40,7 @@ from lora_fs.sidecar.server.proxy.upstream import Upstream, connected, lost_the_
 
 PLAIN_S = 5.0  # for a page of the engine's own
 MOST_PLAIN = 16 << 20  # bytes of it
-_STORED = "/v1/responses/"  # vLLM may keep an answer, to be asked for by its id
+_STORED = "/v1/responses/"  # vLLM may keep an answer, for later calls by its id
 _KEY_IS_FOR = ("/v1", "/v2", "/inference", "/cohere")  # vLLM asks for its --api-key there
 
 _HIDDEN = (
@@ -61,7 +61,7 @@ class _Through:
 
 
 class Proxy:
-    """Forward requests, whose bodies ``WholeBody`` holds, while ``running`` is open.
+    """Forward requests, whose bodies ``WholeBody`` holds, inside the block of ``running``.
 
     Args:
         user_header: the request's header that says who asks, for canaries.
@@ -92,7 +92,7 @@ class Proxy:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the connections to the engine while the context is open."""
+        """Keep the connections to the engine inside the block."""
         async with connected(self._upstream) as session:
             self.session = session
             yield
@@ -181,7 +181,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _held(self, chosen: Served, asked: str) -> AsyncIterator[_Through]:
-        """Keep an adapter loaded while the context is open. Raises as ``ReplicaPort.hold``."""
+        """Keep an adapter loaded inside the block. Raises as ``ReplicaPort.hold``."""
         # hold() resolves the name once more: after a pause, or at a retry, it may serve another revision.
         chosen = self._replica.lookup(chosen.name) or chosen
         async with self._replica.hold(chosen.name, self._hold_timeout_s) as engine_name:
@@ -311,10 +311,10 @@ class Proxy:
             self._broke_off(through if answer.status < HTTPStatus.BAD_REQUEST else None, told.has_begun)
             if not told.has_begun:
                 raise EngineUnavailable(f"the engine broke off its answer: {error}") from error
-            # Without an end, so that the client's connection is closed, too.
+            # Without an end, so that the client's connection closes, too.
 
     def _broke_off(self, through: _Through | None, has_begun: bool) -> None:
-        """Look at the engine; an answer that had begun is counted once more, as the error it is."""
+        """Look at the engine. An answer that had begun counts once more, as an error."""
         self._replica.engine_failed(None)
         if has_begun and through is not None:
             self._replica.answered(through.served, HTTPStatus.BAD_GATEWAY)

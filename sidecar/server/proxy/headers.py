@@ -15,19 +15,19 @@ BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
-_OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # by them it was judged here
-# "expect" was answered here, when the body was read.
+_OF_THE_BODY = frozenset({b"content-type", b"content-encoding"})  # this server judged the body by them
+# This server answered "expect" when it read the body.
 _NOT_FORWARDED = BY_HOP | {b"host", b"content-length", b"expect", b"authorization", HEADER.encode()}
 _OURS = frozenset({b"date", b"server"})  # uvicorn writes them on every answer
 _CORS = b"access-control-"  # who may read an answer is this server's to say, not the engine's
 
 
 def onward(headers: Iterable[Raw], *, coded: bool, kept: frozenset[bytes] = frozenset()) -> Iterator[Raw]:
-    """Yield a request's headers for the engine. No client takes off what its body was judged by.
+    """Yield a request's headers for the engine. No client removes those that its body was judged by.
 
     Args:
-        coded: its answer may be compressed; if not, it is read here.
-        kept: credentials that go on, since the next hop checks them.
+        coded: its answer may be compressed; if not, this server reads it.
+        kept: credentials to pass on, since the next hop checks them.
     """
     given = list(headers)
     dropped = (_NOT_FORWARDED - kept) | (_named(given) - _OF_THE_BODY)

@@ -1,8 +1,8 @@
 """Where a JSON object's own fields stand in its bytes, found a slice at a time.
 
-Only strings and brackets are followed. For every text that Python's parser accepts, and so the engine, the
-fields are those that this parser finds. A text that the parser refuses may seem to have some: the engine
-refuses it. No parser in C is used, since it holds the GIL to its end: up to 0.1 s for 60 MiB.
+This parser follows only strings and brackets. It finds the very fields that Python's parser finds, and so the
+engine, in every text that that one accepts. A text that the parser refuses may seem to have some: the engine
+refuses it. It uses no parser in C, which holds the GIL to its end: up to 0.1 s for 60 MiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Body = bytes | bytearray
 
 SLICE_BYTES: Final = 1 << 17  # gone through before others have their turn: about 1 ms
 SMALL_BYTES: Final = 1 << 13  # numpy's calls cost more than all of a body up to this
-MAX_FIELDS: Final = 4_000  # of the object itself: each is looked at by itself
+MAX_FIELDS: Final = 4_000  # of the object itself: each costs a look
 MAX_KEY_BYTES: Final = 128
 BLANKS: Final = b" \t\r\n"
 
@@ -48,7 +48,7 @@ class _Marks(NamedTuple):
 
 
 class _Scanner:
-    """Where strings and brackets stand at the end of what was fed."""
+    """The open strings and brackets at the end of the bytes so far."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -71,7 +71,7 @@ class _Scanner:
         return _Marks(np.flatnonzero(is_own).tolist(), int(is_end.argmax()) if is_end.any() else -1)
 
     def _depths(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-        """Return how many brackets are open after each byte."""
+        """Return the depth of brackets after each byte."""
         lower = data | _LOWER
         steps = (lower == _OPEN).view(np.int8) - (lower == _CLOSE).view(np.int8)
         return np.cumsum(steps, dtype=np.int32) + np.int32(self._depth)
@@ -109,7 +109,7 @@ def _marks_of_small(body: Body, first: int) -> _Marks:
 
 
 async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] | None:
-    """Find the values of an object's own fields; of a name that is given twice, the last one.
+    """Find the values of an object's own fields; of a repeated name, the last one.
 
     Args:
         body: UTF-8. A byte order mark may stand before it.
@@ -152,7 +152,7 @@ async def find_own_fields(body: Body, names: Container[str]) -> dict[str, Span] 
 
 
 def _key(body: Body, start: int, end: int) -> str:
-    """Return the key that stands there as text; empty where it is too long for a name that is looked for."""
+    """Return the key at that place as text; empty if it is longer than every wanted name."""
     first, last = body.find(b'"', start, end), body.rfind(b'"', start, end)
     if first < 0 or last - first > MAX_KEY_BYTES:
         return ""

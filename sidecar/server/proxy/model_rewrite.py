@@ -1,8 +1,8 @@
 """Where a request's body names its model, in JSON and in multipart forms, and how to rename it.
 
-A body that is neither, or that cannot be parsed, names none: the engine says what is wrong
-with it. Nothing but the one value is changed. No body takes much more memory than its own length. A long
-one is gone through in turns with what others wait for, whatever it nests.
+Any other body, or one that does not parse, names none: the engine says what is wrong with it. Only the one
+value changes. No body takes much more memory than its own length. A long body takes turns with other
+requests, whatever it nests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from lora_fs.sidecar.errors import InputError
 from lora_fs.sidecar.server.proxy.json_fields import BLANKS, SLICE_BYTES, Body, Span, find_own_fields
 
-MAX_UTF16_BYTES = 1 << 20  # of JSON in UTF-16 or 32, which is written anew
-MAX_NAME_BYTES = 1 << 16  # of a model's or a user's name, as it is written, with the blanks around it
+MAX_UTF16_BYTES = 1 << 20  # of JSON in UTF-16 or 32, which is encoded anew
+MAX_NAME_BYTES = 1 << 16  # of a model's or a user's name, in its encoding, with the blanks around it
 MAX_FLAG_BYTES = 64
 MAX_PROMPT_BYTES = 1 << 13  # of a prompt, which they identify
 _PROMPTS = ("messages", "prompt", "input")
@@ -66,7 +66,7 @@ class ModelField(Fields):
     """The model asked for.
 
     Attributes:
-        parts: the body with another one in its place. What is around it is not copied.
+        parts: the body with another model in its place. The bytes around it are not copied.
     """
 
     name: str
@@ -81,7 +81,7 @@ async def find_fields(content_type: str, body: Body) -> Fields:
     """Return what a body says: a ``ModelField`` if it names a model.
 
     Raises:
-        InputError: it may name one, and is too long to be read as it is written.
+        InputError: it may name a model, in an encoding that takes too long to read.
     """
     if _media_type(content_type) == _FORM:
         boundary = _BOUNDARY.search(content_type)
@@ -177,7 +177,7 @@ def _flag(body: Body, span: Span) -> object:
 
 
 async def _places(word: bytes, body: Body) -> AsyncIterator[int]:
-    """Yield where ``word`` stands, however it is capitalised."""
+    """Yield the positions of ``word``, in any capitalisation."""
     for begin in range(0, len(body), SLICE_BYTES):
         # To look for a constant is many times faster than a pattern without case.
         lowered, at = bytes(body[begin : begin + SLICE_BYTES + len(word) - 1]).lower(), -1

@@ -61,7 +61,7 @@ def leaves_its_route(path: str) -> bool:
 
 
 class Forwardable:
-    """Refuse what is not forwarded before its body is read.
+    """Refuse a path that this server does not forward, before it reads the body.
 
     Raises:
         InputError: the path leaves its route. HTTPException: 501 for a WebSocket.

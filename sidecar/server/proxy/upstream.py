@@ -51,12 +51,12 @@ class Upstream:
 async def connected(
     upstream: Upstream, resolver: AbstractResolver | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """Keep connections to the engine, or to replicas, while the context is open.
+    """Keep connections to the engine, or to replicas, inside the block.
 
     Args:
         resolver: of host names; None: the system's.
     """
-    # vLLM closes idle connections after 5 s: one that it may be closing is not used again.
+    # vLLM closes idle connections after 5 s: never reuse one that it may be closing.
     connector = aiohttp.TCPConnector(limit=upstream.connections, keepalive_timeout=4, resolver=resolver)
     timeout = aiohttp.ClientTimeout(
         total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=upstream.idle_timeout_s
@@ -73,7 +73,7 @@ async def connected(
 
 
 async def pieces(body: Parts) -> AsyncIterator[memoryview]:
-    """As the engine takes it: sent whole it would be copied twice."""
+    """A body in pieces of the engine's size: as one piece it would be copied twice."""
     for part in body:
         view = memoryview(part)
         for at in range(0, len(view), PIECE_BYTES):
@@ -83,7 +83,7 @@ async def pieces(body: Parts) -> AsyncIterator[memoryview]:
 async def said_by(answer: aiohttp.ClientResponse) -> bytes:
     """The beginning of an error's body, which is all of it, if it is vLLM's."""
     said = b""
-    with suppress(aiohttp.ClientError, TimeoutError):  # told when it is passed on
+    with suppress(aiohttp.ClientError, TimeoutError):  # reported when the answer is passed on
         while len(said) < _ERROR_BYTES and (more := await answer.content.readany()):
             said += more
     return said
@@ -92,8 +92,8 @@ async def said_by(answer: aiohttp.ClientResponse) -> bytes:
 def lost_the_adapter(said: bytes, engine_name: str) -> bool:
     """Return whether a 404's body is the engine's word that it does not have the adapter.
 
-    The error says in whatever sentence that something was not found, and names the adapter or the field
-    ``model``. The client's own name was resolved before, so it is no wrong name of the client's.
+    The error says in some sentence that it found nothing, and names the adapter or the field
+    ``model``. This server resolved the client's own name before, so the client's name is not wrong.
     """
     if not said:
         return False

@@ -23,12 +23,12 @@ AdapterName = Annotated[str, Path(description="A name with all its revisions, or
 
 
 class Change:
-    """One that was admitted.
+    """One admitted call.
 
     Attributes:
         name: with its namespace.
-        record: what is loaded in the end, for the audit; None: nothing.
-        loaded: what a load wrote; None: there was none.
+        record: the loaded record, for the audit; None: nothing was loaded.
+        loaded: what a load wrote; None: it was no load.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Change:
 
 
 class Changes:
-    """``trail``: where admin calls are recorded; None: in the log alone."""
+    """``trail``: where admin calls are recorded; None: only in the log."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin = replica, admin

@@ -1,7 +1,7 @@
 """Dynamo's own calls, ``/v1/loras``, for its operator and what else drives its workers.
 
-Their bodies and answers are those of Dynamo 1.6; errors are ours. What differs, since the registry is shared:
-a load or an unload at one replica holds for all, and the other replicas, asked the same, say that it is done.
+Their bodies and answers are those of Dynamo 1.6; errors are ours. One difference, as replicas share the list:
+a load or an unload at one replica holds for all, and the same call at another replica answers "done".
 
 Source: NVIDIA Dynamo 1.6.0, LoRA adapters; ai-dynamo/dynamo, lib/runtime/src/system_status_server.rs at
 0116f785.
@@ -30,7 +30,7 @@ from lora_fs.sidecar.sources.local import path_of
 from lora_fs.sidecar.sources.offer import is_of
 from lora_fs.sidecar.sources.uri import parse, redacted, scheme_of
 
-SEEN_S = 5.0  # for what another replica registered to be seen here
+SEEN_S = 5.0  # to see here what another replica registered
 LOOK_EVERY_S = 0.05
 
 
@@ -74,15 +74,15 @@ _ANSWERS: Answers = {200: {"model": LoraDone}, **ERRORS}
 def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
-    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
+    """The routes. ``trail``: where admin calls are recorded; None: only in the log."""
     changes = Changes(replica, admin, trail)
     routes = APIRouter(tags=["dynamo"], route_class=changes.calls.token_first(load=Verb.REGISTER))
 
     async def loaded(name: str, uri: str) -> Record | None:
-        """The record of a name that is served from ``uri``, once it is loaded here; None: it is not served.
+        """Load a name that serves ``uri``, and return its record; None if the name serves nothing.
 
         Raises:
-            Conflict: the name is served from elsewhere. See ``ReplicaPort.hold``.
+            Conflict: the name serves another source. See ``ReplicaPort.hold``.
         """
         served = replica.lookup(name)
         if served is None:
@@ -132,7 +132,7 @@ def router(
             served = replica.lookup(change.name)
             try:
                 await change.unload()
-            except NotFound:  # another replica was asked before
+            except NotFound:  # another replica got the call before
                 return _done(lora_name, "not registered")
         return _done(lora_name, "unloaded successfully", served.record if served is not None else None)
 
@@ -157,7 +157,7 @@ def router(
 
 
 def _is_from(record: Record, source: str) -> bool:
-    """Whether a record came from a source, also of URLs that differ in what is not shown."""
+    """Whether a record came from a source. Compares also the parts of URLs that are never shown."""
     kept = record.spec.source
     if _place(kept.uri) != _place(source):
         return False

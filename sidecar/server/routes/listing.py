@@ -31,13 +31,13 @@ class Listing:
     async def answer(
         self, body: JsonObject, sight: Sight, selection: Selection = ALL, phase: Phase | None = None
     ) -> bytes:
-        """``body`` with ``data``: a ``bodies.AdapterDescription`` of each that is meant and may be seen."""
+        """``body`` with ``data``: a ``bodies.AdapterDescription`` of each selected adapter in ``sight``."""
         replica = self._replica
         told, residency = replica.notable()[0], replica.residency()
         catalog = replica.catalog()
 
         def one(adapter: Served, status: AdapterStatus) -> bytes:
-            # Of a name that is not told of, nothing is noted: its conditions are only read here.
+            # Only reads the conditions: a list notes nothing.
             conditions = replica.conditions(adapter.name, status)
             return row(adapter, status, conditions, residency.get(adapter.name), replica.staged(adapter))
 

@@ -1,7 +1,7 @@
 """Load and unload in vLLM's shapes and in SageMaker's, and what this replica knows of every adapter.
 
-Load and unload write the desired state, then wait, bounded, for this replica to follow. Each is
-audited, done or refused.
+Load and unload write the desired state, then wait, bounded, for this replica to follow. The audit has
+each, done or refused.
 """
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
@@ -56,7 +56,7 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: where admin calls are recorded; None: in the log alone."""
+    """The routes. ``trail``: where admin calls are recorded; None: only in the log."""
     changes = Changes(replica, admin, trail)
     token_first = changes.calls.token_first(
         load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER
@@ -157,7 +157,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> AP
 def _info(
     name: str, status: AdapterStatus, served: Served | None, residency: Mapping[str, JsonObject]
 ) -> LoraInfo:
-    """``served``: None of a name that is withdrawn and still has requests."""
+    """``served``: None if the name is withdrawn and still has requests."""
     namespace, model, revision, _ = status.key
     held = residency.get(name)
     return LoraInfo(

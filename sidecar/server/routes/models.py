@@ -1,8 +1,8 @@
 """``GET /v1/models``: the engine's own cards, then every adapter of the volume, sorted by name.
 
 The adapters' part is the same bytes on every replica, for whoever may read the same namespaces.
-Rendered once a change, and of an adapter that did not change not again; whatever the records say:
-none of them keeps the others from being listed.
+Rendered once a change, and only for changed adapters. Whatever a record says, it keeps no other adapter
+off the list.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
         kept_to = replica.kept_to(model)
         if base is not None and kept_to is None:
             return JSONResponse(base)
-        sight = await admin.sight(request.headers)  # whatever the name: no answer tells of one that is hidden
+        sight = await admin.sight(request.headers)  # for any name: no answer reveals a hidden one
         if base is not None and kept_to in sight:
             return JSONResponse(base)
         served = replica.lookup(model)

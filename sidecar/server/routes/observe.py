@@ -49,7 +49,7 @@ MAX_NAMES = 1000  # with series of their own, at four series each
 class Scrape(Collector):
     """Reads the replica at each scrape: a series goes when its adapter goes.
 
-    An adapter has series while it is in the engine or failed, of those ``MAX_NAMES``, what is loaded
+    An adapter has series while it is in the engine or failed, up to ``MAX_NAMES``, loaded ones
     first: ten thousand may be registered, and all of them may fail.
     """
 
@@ -136,7 +136,7 @@ class Revisions(Collector):
 
 
 class Refusals(Collector):
-    """Admin calls that were refused, and those of them that have no audit line."""
+    """Refused admin calls, and those of them without an audit line."""
 
     def __init__(self, trail: Trail) -> None:
         self._trail = trail

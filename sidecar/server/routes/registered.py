@@ -1,4 +1,4 @@
-"""What is registered and what replicas report, for our own command line: as it reads them from a volume.
+"""The registry and the replicas' reports, for our own command line, in the form that a volume gives it.
 
 The lists are of what this replica read last, which has every change that was made through it. One name is
 read afresh. A caller sees the namespaces that it may read, and nothing else.
@@ -31,7 +31,7 @@ Name = Annotated[str, Path(description="The adapter's name, without a revision")
 
 
 def scope_of(replica: ReplicaPort, namespace: str, model: str, sight: Sight = ALL) -> Scope:
-    """Return the scope, if it is served here and its names may be seen; raises NotFound alike if not."""
+    """Return the scope, if this replica serves it and the caller may see it; else raises NotFound."""
     if model != replica.model:
         raise NotFound(f"the base model served here is {replica.model}, not {model[:200]!r}")
     if namespace not in replica.namespaces or namespace not in sight:
@@ -130,7 +130,7 @@ def router(replica: ReplicaPort, admin: Admin) -> APIRouter:
 def _within(sight: Sight, status: ReplicaStatus) -> ReplicaStatus | None:
     """Keep of a report what is of namespaces that may be read; None if it serves none of them.
 
-    Conditions are reduced to their kind. Figures, which count every namespace, are left out. Names have
+    Conditions are reduced to their kind. It leaves out figures, which count every namespace. Names have
     their namespace in front as long as several are left.
     """
     if sight == ALL:

@@ -12,7 +12,7 @@ One = TypeVar("One")
 
 
 class RenderCache(Generic[One]):
-    """Of those that were served when it was last asked. One thread at a time."""
+    """Renderings of the adapters served at the last call. One thread at a time."""
 
     def __init__(self, make: Callable[[Served], One]) -> None:
         self._make = make

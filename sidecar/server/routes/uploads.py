@@ -1,7 +1,7 @@
 """``POST /v1/lora_adapters``: an adapter's files, as a tar or a form, passed on as they come.
 
-The name and all else stand in the query. So a caller who may not upload is refused before a byte of the
-body is read. The body is a tar, packed or not, or ``multipart/form-data`` of files; none of it is kept here.
+The query has the name and all else. So the route refuses a caller who may not upload before it reads a
+byte of the body. The body is a tar, packed or not, or ``multipart/form-data`` of files.
 """
 
 # No postponed annotations: FastAPI has to see ``Request``, of a function inside one.
@@ -42,7 +42,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
+    """The route. ``trail``: where admin calls are recorded; None: only in the log."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(None, upload=Verb.REGISTER, upload_as=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)
@@ -181,7 +181,7 @@ class _Form:
         return self._ready
 
     def end(self) -> None:
-        """Raise InputError unless all of the form was seen."""
+        """Raise InputError unless the form is complete."""
         if not self._ended:
             raise InputError("the form was cut: its end did not come")
 
@@ -207,9 +207,9 @@ class _Form:
         self._value.clear()
 
     def _named(self) -> None:
-        """Each part is a file that is served, or a tar, and each of them one part: so there are few.
+        """Check a part's name: a servable file or a tar, and one part each. So there are few.
 
-        Two of a name would be joined. One without data is not seen otherwise, nor is its size.
+        Two parts of a name would be joined. This also sees a part without data, and its size.
         """
         if not self._name:
             raise InputError("a part of the form is no file: what is said of the adapter stands in the query")

@@ -1,7 +1,7 @@
 """``/pause``, ``/resume`` and ``/server_info``, as trainers call them.
 
-A pause holds new requests at this replica's proxy, and frees nothing in the engine. What is under way goes
-on: an adapter's weights never change under a request, so nothing has to be frozen for a new revision.
+A pause holds new requests at this replica's proxy, and frees nothing in the engine. Running requests go
+on: an adapter's weights never change under a request, so a new revision freezes nothing.
 """
 
 # No postponed annotations: FastAPI has to see ``Request`` and the bodies, of a function inside one.
@@ -59,7 +59,7 @@ def router(
     )
 
     def key_of(name: str | None) -> Key:
-        """What a call names, which may be served no more. Raises InputError: it has a revision."""
+        """The key of a call's name, which may no longer serve. Raises InputError: it has a revision."""
         if name is None:
             return ALL
         if "@" in name:
@@ -75,7 +75,7 @@ def router(
 
     @asynccontextmanager
     async def admitted(request: Request, act: str, name: str | None) -> AsyncIterator[None]:
-        """Let who may register in the adapter's namespace; without a name, in every one that is served."""
+        """Admit a caller who may register in the adapter's namespace; without a name, in every served one."""
         served = replica.namespaces
         first, *others = served if name is None else (namespace_of(name, served),)
         async with calls.admitted(request, Verb.REGISTER, name or "*", namespace=first, act=act):

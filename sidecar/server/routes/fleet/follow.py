@@ -1,7 +1,7 @@
 """How a fleet follows a load at one replica: ``POST …/{name}/load`` loads that revision at each other one.
 
-``POST /v1/lora_adapters/next`` is a hint before that. What the name serves next is loaded as soon as it is
-seen, while the first replica loads it as well. ``POST …/{name}/undo`` takes the load back if one refuses it.
+``POST /v1/lora_adapters/next`` is a hint before that: this replica loads the name's next revision as soon as
+it sees it, while the first replica loads it too. ``POST …/{name}/undo`` takes a refused load back.
 
 A replica that has not read the registry since waits until it has: a mount that lags costs its lag, no error.
 """
@@ -24,7 +24,7 @@ from lora_fs.sidecar.server.ports import ReplicaPort, Served, full_name
 from lora_fs.sidecar.server.routes.changes import ERRORS
 from lora_fs.sidecar.server.routes.registered import NAME, Model, Name, Namespace, scope_of
 
-MOST_HINTS = 64  # that wait at once; more are left out: what they are for is loaded a moment later
+MOST_HINTS = 64  # that wait at once; beyond that a replica loads a moment later
 ACTIVE_S = 10.0  # in which a mount that shows a revision shows that its name serves it
 
 
@@ -53,7 +53,7 @@ class LoadedHere(BaseModel):
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
-    """The route. ``trail``: where admin calls are recorded; None: in the log alone."""
+    """The route. ``trail``: where admin calls are recorded; None: only in the log."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER, undo=Verb.REGISTER)
     routes = APIRouter(tags=["fleet"], route_class=token_first)
@@ -99,7 +99,7 @@ def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_time
     )
     async def load_next(body: LoadNext, request: Request) -> LoadNext:
         name = full_name(body.lora_name, replica.namespaces)
-        # The call that registers the adapter is recorded, and this one is not.
+        # The audit has the call that registers the adapter, and not this one.
         async with calls.admitted(request, Verb.REGISTER, name, act="load", dry_run=True):
             if len(hints) < MOST_HINTS:
                 hint = asyncio.create_task(
@@ -129,7 +129,7 @@ async def _seen(replica: ReplicaPort, name: str, wanted: LoadHere, timeout_s: fl
     """Return what serves that revision: if it is active, the plain name, for which a trainer asks next.
 
     A mount may show a revision before it shows that the name serves it. If the name still serves another
-    revision after ``ACTIVE_S``, that one was promoted since: the revision is loaded by its own name.
+    revision after ``ACTIVE_S``, somebody promoted that one since: load this revision by its own name.
 
     Raises:
         WaitTimeout: this replica has not seen it in time.
