@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 conflict, 5 invalid adapte
 
 try:
     from lora_fs.sidecar.cli.main import main
-except KeyboardInterrupt:  # Ctrl-C while modules are loaded, which takes most of a short command
+except KeyboardInterrupt:  # Ctrl-C during imports, which take most of a short command
     raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -1,6 +1,6 @@
 """The command group, and the one place where errors become exit codes.
 
-A command's module is imported when the command is named: most need libraries that the others do not, and
+Each command's module is imported on its first use: most need libraries that the others do not, and
 the list of commands needs none of them.
 """
 
@@ -130,7 +130,7 @@ ALIASES: Final = {"ls": "list", "describe": "show", "delete": "unregister"}
 
 
 class Lazy(MutableMapping[str, click.Command]):
-    """Commands by name, each imported when it is asked for."""
+    """Commands by name, each imported on its first use."""
 
     def __init__(self) -> None:
         self._imported: dict[str, click.Command] = {}
@@ -248,9 +248,9 @@ def _fail(message: str, code: int) -> int:
 def main() -> None:
     """The script's entry.
 
-    A stream that was closed is one that nobody reads; a character that its encoding lacks is escaped; a
-    terminal's size of 0 is none. pydantic looks for no plugin, which opens the metadata of each package
-    that is installed, unless PYDANTIC_DISABLE_PLUGINS is set. Garbage is collected while a command works,
+    A closed stream has no reader. A character that its encoding lacks is escaped. A
+    terminal's size of 0 is none. pydantic looks for no plugin, which opens the metadata of each installed
+    package, unless PYDANTIC_DISABLE_PLUGINS is set. The collector runs while a command works,
     not while modules load or at the exit: that was a fifth of the time of ``list``.
     """
     gc.disable()

@@ -1,6 +1,6 @@
 """What commands print: tables and lines for people, JSON, YAML and names for scripts.
 
-Text of unknown origin is printed escaped, so that a terminal acts on none of it.
+It escapes text of unknown origin, so that a terminal acts on none of it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unread() -> None:
 
 
 def document(value: Mapping[str, Any] | list[Any], output: Format) -> str:
-    """Return JSON or YAML for scripts; a record's fencing token is named for what it is."""
+    """Return JSON or YAML for scripts, with a record's fencing token under its full name."""
     if output is Format.YAML:
         import yaml  # needed for this format alone
 
@@ -81,7 +81,7 @@ def table(
     """Print a row a line, no cell cut, escaped.
 
     Args:
-        folds: the column that is folded where a terminal is too narrow for a row.
+        folds: the column to fold if the terminal is too narrow for a row.
     """
     cells = [[printable(cell) for cell in row] for row in ((columns, *rows) if headers else rows)]
     if not cells:
@@ -124,7 +124,7 @@ def shown_bytes(size_bytes: int) -> str:
 
 
 def shown_time(written: str) -> str:
-    """A time of a record in UTC, as ``2026-11-21T18:08:37Z``; what is no time is shown as it is."""
+    """A time of a record in UTC, as ``2026-11-21T18:08:37Z``; any other text as it is."""
     try:
         at = datetime.datetime.fromisoformat(written).astimezone(datetime.UTC)
     except (ValueError, OverflowError):  # a zone may lead out of the years there are

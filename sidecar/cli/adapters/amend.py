@@ -62,7 +62,7 @@ def unpin(
     min_replicas: int,
     output: Format,
 ) -> None:
-    """Restore the policy that NAME had before it was pinned.
+    """Restore the policy that NAME had before its pin.
 
     \b
     Examples:

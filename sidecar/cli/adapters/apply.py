@@ -106,7 +106,7 @@ def _scope(context: Context) -> Scope | None:
     try:
         return context.scope()
     except click.UsageError:
-        context.backend.scopes()  # a registry that nobody named is told as ever
+        context.backend.scopes()  # raises as ever if nobody named a registry
         return None
 
 
@@ -156,7 +156,7 @@ def _shown(value: object) -> str:
 
 
 def _wait(context: Context, rows: Sequence[Row], timeout_s: float, min_replicas: int) -> None:
-    """Until every live replica follows what was written, all of it within one time."""
+    """Until every live replica follows all writes, within one deadline."""
     from lora_fs.sidecar.cli.options.waiting import wait_for
 
     deadline = time.monotonic() + timeout_s

@@ -83,7 +83,7 @@ def evaluate(
 ) -> None:
     """Ask the same cases of NAME@REVISION and of another revision; compare, and hold it to a gate.
 
-    The result is kept beside the record. Exit 5 if the gate is not passed.
+    The result lies beside the record. Exit 5 if it does not pass the gate.
 
     \b
     Examples:
@@ -210,7 +210,7 @@ class _Run:
                     journal.close(done=done)
 
     def evaluation(self, found: Found) -> Evaluation:
-        """What is kept of it."""
+        """The stored evaluation."""
         from lora_fs.sidecar.model.evaluation import Evaluation, Measured
 
         record = self._records[0]

@@ -78,7 +78,7 @@ def problems(replicas: Iterable[ReplicaStatus], key: AdapterKey) -> list[str]:
 
 
 class Stepping:
-    """Of one trial. ``evaluation``: of the revision that is tried; None: there is none."""
+    """The steps of one trial. ``evaluation``: of the canary's revision; None: there is none."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Stepping:
         """Take each step, and after the last one of 100 % let the revision serve the name.
 
         Raises:
-            click.exceptions.Exit: with INVALID, after the trial was ended because a step failed.
+            click.exceptions.Exit: with INVALID, after a failed step ended the trial.
         """
         pointer = self._context.backend.named(self._scope, self._key.name).pointer
         if pointer is None or pointer.revision is None:
@@ -147,7 +147,7 @@ class Stepping:
         return (found.figures, found.baseline_figures) if found is not None else ({}, {})
 
     def _replicas(self, deadline: float) -> list[ReplicaStatus]:
-        """Those that are live; a volume that does not answer is asked again until the deadline."""
+        """The live replicas. Asks a volume that does not answer again until the deadline."""
         while True:
             try:
                 reports = self._context.backend.reports()

@@ -1,4 +1,4 @@
-"""validate: whether a folder can be served."""
+"""validate: whether lora-fs can serve a folder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lora_fs.sidecar.validate import validate
 @parameters.output
 @click.pass_obj
 def validate_folder(context: Context, path: str, allow: tuple[str, ...], output: Format) -> None:
-    """Check the adapter in PATH as register would; exit 5 if it cannot be served.
+    """Check the adapter in PATH as register would; exit 5 if no replica can serve it.
 
-    Where the registry's folder and the base model are given, the live replicas' limits count, too.
+    If you name the registry's folder and the base model, the live replicas' limits count, too.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""Where a command finds its registry: on a volume that is mounted here, or behind a server."""
+"""Where a command finds its registry: on a volume mounted here, or behind a server."""

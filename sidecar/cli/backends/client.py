@@ -1,7 +1,7 @@
 """HTTP to a sidecar: the token, and what its errors mean to a command.
 
-No redirect is followed: where one leads, the token would go, too. A refusal becomes the error that the
-sidecar raised, by its name, so that a command ends as it does at a volume.
+It follows no redirect, since the token would follow, too. It turns a refusal into the error that the sidecar
+raised, by its name, so that a command ends as it does at a volume.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lora_fs.sidecar.errors import (
 )
 from lora_fs.sidecar.escaping import shown
 
-HEADER: Final = "X-Lora-Fs-Token"  # a wrong one is refused; a wrong Authorization may be the engine's
+HEADER: Final = "X-Lora-Fs-Token"  # a wrong one is a 401; a wrong Authorization may be the engine's
 ERROR: Final = "X-Lora-Fs-Error"
 GATEWAY: Final = "lora-fs-gateway"  # in Via
 CONNECT_S: Final = 5.0
@@ -143,7 +143,7 @@ def read_token(file: Path) -> str:
         InputError: it cannot be read, or holds none or several. The message holds nothing of its content.
     """
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO is not waited for
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits for a FIFO
         with os.fdopen(handle, "rb") as opened:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise InputError(f"the token file {file} is no regular file")

@@ -1,4 +1,4 @@
-"""A registry behind a sidecar: no volume is mounted on this machine."""
+"""A registry behind a sidecar: this machine mounts no volume."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class OverHttp:
                 click.echo(f"{redacted(source)}: {error}", err=True)
 
     def _uploaded(self, scope: Scope, name: str, source: str, said: RegisterAs) -> Outcome:
-        """Check it here, so that nothing is sent in vain, and send what would be served."""
+        """Check it here, so that a refusal costs no upload, and send the servable files."""
         folder = resolve(source)
         expectation = self._context.expectation(said.base_model, said.allow)
         query = [(field, str(value)) for field, value in _query(said).items() if value is not None]

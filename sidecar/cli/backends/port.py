@@ -42,7 +42,7 @@ class Backend(Protocol):
         """List every scope there is, as far as this run may see."""
 
     def desired(self, scopes: Sequence[Scope]) -> Desired:
-        """Read what is registered in scopes; ``problems`` is what could not be read."""
+        """Read the registered adapters of scopes; ``problems`` names what is unreadable."""
 
     def names(self, scope: Scope, beginning: str) -> Iterable[str]:
         """List registered names that begin so, some twice, for a shell. An unreadable one is among them."""
@@ -57,7 +57,7 @@ class Backend(Protocol):
         """Read what happened on replicas lately."""
 
     def fleet(self, name: str | None) -> FleetBody | None:
-        """Read what a gateway knows of its replicas; None: no gateway is asked.
+        """Read a gateway's view of its replicas; None: the server is no gateway.
 
         Args:
             name: read this adapter's order of the replicas, too. With its namespace if there are several.

@@ -1,4 +1,4 @@
-"""An adapter's folder as a tar, made as it is sent: no copy is written, and its length is known before."""
+"""An adapter's folder as a tar, made during the upload: no copy on the disk, and its length is known before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A registry whose volume is mounted on this machine.
+"""A registry whose volume this machine mounts.
 
-What only a write needs is imported by a write: ``list`` begins sooner.
+Only a write imports what only a write needs: ``list`` begins sooner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lora_fs.sidecar.registry.store.reader import Reader
     from lora_fs.sidecar.registry.view.reports import Happened, Reports
 
-MAX_LOOKED_AT: Final = 200  # records read for one completion; beyond it withdrawn names are proposed, too
+MAX_LOOKED_AT: Final = 200  # records read for one completion; beyond it withdrawn names appear, too
 
 
 class OnVolume:

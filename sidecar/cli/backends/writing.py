@@ -1,4 +1,4 @@
-"""Register in a registry whose volume is mounted here. What is left half done is tidied at the end."""
+"""Register in a registry whose volume this machine mounts. Removes half-done files at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(
     link: bool,
     plugin: str | None,
 ) -> Outcome:
-    """Register a folder of this machine, or what is fetched; see ``Backend.register``."""
+    """Register a folder of this machine, or a fetched source; see ``Backend.register``."""
     settings, by = context.settings, writer_id()
     plugin = plugin or settings.lora_downloader_plugin
     expectation = context.expectation(said.base_model, said.allow)
@@ -71,7 +71,7 @@ def register(
 
 
 def check_linked(folder: Path, root: Path, settings: Settings) -> None:
-    """Every sidecar will read the folder where it is: only what was allowed may be referred to."""
+    """Refuse a folder outside the allowed ones: every sidecar will read the folder where it is."""
     allowed = Allowed(root, settings.allowed_sources)
     if not allowed.covers(folder):
         places = ", ".join(map(str, allowed.places))

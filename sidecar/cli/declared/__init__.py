@@ -1,1 +1,1 @@
-"""Adapters as documents say them: read, compared with what is registered, and carried out."""
+"""Adapters as documents declare them: read the documents, compare them with the registry, carry them out."""

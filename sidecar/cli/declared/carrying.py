@@ -37,12 +37,12 @@ from lora_fs.sidecar.sources.known import is_remote
 from lora_fs.sidecar.sources.local import resolve
 from lora_fs.sidecar.sources.uri import is_uri, parse
 
-ROUNDS = 4  # register, promote, try and keep are seen at the latest in the fourth plan
+ROUNDS = 4  # the fourth plan sees register, promote, try and keep at the latest
 
 
 @dataclass
 class Row:
-    """What became of a document, or of a name that was pruned."""
+    """The outcome of a document, or of a pruned name."""
 
     scope: Scope
     name: str
@@ -55,7 +55,7 @@ class Row:
 
 
 class Carrying:
-    """Of one run. ``dry_run``: nothing is written."""
+    """The state of one run. ``dry_run``: write nothing."""
 
     def __init__(self, context: Context, owner: str, *, dry_run: bool) -> None:
         self._context, self._owner, self._dry_run = context, owner, dry_run
@@ -63,7 +63,7 @@ class Carrying:
         self.unreadable: list[str] = []
 
     def look(self, scopes: Collection[Scope]) -> None:
-        """Read what is registered; what of it cannot be read is in ``unreadable``."""
+        """Read the registered adapters; ``unreadable`` names the rest."""
         desired = self._context.backend.desired(sorted(scopes))
         self._there = by_name(desired.records.values(), desired.pointers)
         self.unreadable = [*desired.problems.values(), *filter(None, [desired.frozen])]
@@ -132,7 +132,7 @@ class Carrying:
         return Registered(present, named.pointer)
 
     def _offered(self, declared: Declared) -> Offered:
-        """What the source has. A document with a digest is compared without its source."""
+        """The bytes at the source. A document with a digest needs no look at its source."""
         source = self._source(declared)
         if is_remote(source, self._context.settings.lora_downloader_plugin):
             return Offered(str(parse(source)) if is_uri(source) else source, declared.document.spec.digest)
@@ -151,7 +151,7 @@ class Carrying:
         return str(declared.folder / source)
 
     def _rehearse(self, declared: Declared, wanted: Plan, row: Row) -> None:
-        """Check what would be registered, where that needs no download."""
+        """Check the registration in advance, if that needs no download."""
         source = self._source(declared)
         remote = is_remote(source, self._context.settings.lora_downloader_plugin)
         if wanted.register is not None and not remote:
@@ -170,7 +170,7 @@ class Carrying:
         return Offered(done.record.spec.source.uri, done.record.spec.digest)
 
     def _check(self, declared: Declared, done: Outcome) -> None:
-        """What was fetched has to be what the document names; else it is withdrawn, and was never served."""
+        """Withdraw fetched bytes that are not those that the document names; they never served."""
         spec, record = declared.document.spec, done.record
         for field_name, wanted, found in (
             ("digest", spec.digest, record.spec.digest),

@@ -1,4 +1,4 @@
-"""A document of ``apply``: which adapter is wanted, and how. A field that is left out changes nothing."""
+"""A document of ``apply``: which adapter the user wants, and how. An absent field changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other systems' documents as ours. What they say of other things is passed over. Pure.
+"""Other systems' documents as ours. Ignores what they say of other things. Pure.
 
 GIE's ConfigMap, KServe's LLMInferenceService, Dynamo's DynamoModel.
 """
@@ -21,7 +21,7 @@ POLICIES: Final = frozenset(kind.value for kind in PolicyKind)
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A document of ours as plain values. ``at``: made from this. ``absent``: it is unwanted."""
+    """A document of ours as plain values. ``at``: made from this. ``absent``: nobody wants it."""
 
     value: dict[str, Any]
     at: Path = ()
@@ -39,7 +39,7 @@ def _ours(
 
 
 def from_gie(tree: Tree) -> Iterator[Translated]:
-    """``ensureExist`` is wanted, ``ensureNotExist`` is not; what is in both is passed over, as there."""
+    """``ensureExist`` is wanted, ``ensureNotExist`` is not. Ignores an adapter in both, as GIE does."""
     data = tree.value.get("data")
     for key, text in data.items() if isinstance(data, dict) else ():
         if isinstance(text, str) and gie.CONFIG in text:  # what gie.parse reads: its keys and its depth

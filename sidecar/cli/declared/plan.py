@@ -1,6 +1,6 @@
-"""From a document and what is registered to what differs, and the acts that end it. Pure.
+"""Compares a document with the registry, and returns the differences and the acts that end them. Pure.
 
-The same plan is made again after each act: a run that was killed anywhere goes on from what is there.
+Each act is followed by a new plan: a run that was killed anywhere continues from the registry's state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What is known of the bytes at the source: a digest, or where they come from."""
+    """The bytes at the source, as far as known: a digest, or where they come from."""
 
     uri: str
     digest: str | None = None
@@ -51,7 +51,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field that is not as it is wanted."""
+    """One field that differs from the document."""
 
     field: str
     before: Any
@@ -69,7 +69,7 @@ class Plan:
 
 
 def by_name(records: Iterable[Record], pointers: Mapping[Name, Pointer]) -> dict[Name, Registered]:
-    """Everything that is registered, by its name."""
+    """All registered adapters, by name."""
     found: dict[Name, dict[str, Record]] = {}
     for record in records:
         if record.present:
@@ -170,7 +170,7 @@ def _chosen(spec: DocumentSpec, there: Registered, offered: Offered) -> Record |
 
 def _new(document: LoraAdapter, there: Registered, owner: str) -> Plan:
     spec = document.spec
-    # Digest and pin of what is fetched are known once it is there: the plan after it moves the name.
+    # A fetch brings digest and pin: the plan after it moves the name.
     unchecked = spec.digest is not None or spec.pin is not None
     said = {
         "revision": spec.revision,

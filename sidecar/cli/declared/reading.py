@@ -1,4 +1,4 @@
-"""Files, folders and stdin become documents. One that is wrong is reported, and stops no other."""
+"""Files, folders and stdin become documents. A wrong document is reported, and stops no other."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands that show what is registered and what every replica makes of it. They change nothing."""
+"""Commands that show the registered adapters and each replica's state. They change nothing."""

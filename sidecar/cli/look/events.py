@@ -26,7 +26,7 @@ COLUMNS = ("LAST", "TYPE", "REASON", "ADAPTER", "REPLICA", "COUNT", "MESSAGE")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event and whose it is. ``adapter``: what it is called here."""
+    """An event and its subject. ``adapter``: the name to show here."""
 
     replica: str
     event: Event
@@ -51,7 +51,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events are asked for. ``name`` and ``revision`` None: any."""
+    """Which events to show. ``name`` and ``revision`` None: any."""
 
     scopes: Collection[Scope]
     name: str | None
@@ -68,7 +68,7 @@ class Wanted:
         return is_named and Scope(*scope) in self.scopes
 
     def called(self, event: Event) -> str:
-        """The adapter as ``NAME@REVISION``, with its namespace if all are shown."""
+        """The adapter as ``NAME@REVISION``, with its namespace if the command shows all."""
         if event.key is None:
             return "-"
         namespace, _, revision, name = event.key
@@ -105,7 +105,7 @@ def events(
 ) -> None:
     """Show recent events of every replica, of NAME or of all adapters.
 
-    A NAME that is not registered exits 3, unless there are events of it still.
+    An unregistered NAME exits 3, unless it still has events.
 
     \b
     Examples:

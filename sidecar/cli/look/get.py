@@ -1,4 +1,4 @@
-"""get: list or show what is registered, as other tools' users type it; or write what ``apply`` reads."""
+"""get: list or show adapters in the words that other tools' users type; or write the input of ``apply``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""list: what is registered; and what other commands that look share."""
+"""list: the registered adapters; and what other commands that look share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lora_fs.sidecar.registry.view.snapshot import Desired
 
 @contextmanager
 def read(context: Context, scopes: Sequence[Scope]) -> Iterator[Desired]:
-    """What is registered. Where something cannot be read it is shown without, and that is a failure."""
+    """The registered adapters. Shows the readable ones, and fails if any is unreadable."""
     desired = context.backend.desired(scopes)
     for problem in desired.problems.values():
         complain(f"unreadable, left out or shown as it was before: {problem}")
@@ -37,7 +37,7 @@ def rows_of(desired: Desired, name: str | None = None) -> list[tuple[Record, boo
 
 
 def check_registered(desired: Desired, scopes: Sequence[Scope], name: str, revision: str | None) -> None:
-    """Raise NotFound for a name, or its revision, that is not registered; never where that is unknown."""
+    """Raise NotFound for an unregistered name or revision; never where that is unknown."""
     if not desired.problems and all(
         revision not in (None, one.revision) for one, _ in rows_of(desired, name)
     ):
@@ -72,7 +72,7 @@ def list_adapters(
     all_namespaces: bool,
     output: Format,
 ) -> None:
-    """List what is registered; * marks the revision that the plain name serves.
+    """List the registered adapters; * marks the revision that the plain name serves.
 
     PATTERN is of the name, as in a shell: quote it.
 

@@ -47,14 +47,14 @@ def _show(context: Context, desired: Desired, name: str, revision: str | None, o
     records = [record for record, _ in rows_of(desired, name) if revision in (None, record.revision)]
     check_registered(desired, (scope,), name, revision)
     if not records:
-        return  # it is not known that it is not there
+        return  # it may exist
     pointer = desired.pointers.get((scope, name))
     shown = {record.revision for record in records}
     try:
         known = context.backend.named(scope, name).evaluations
         found = {one: evaluation for one, evaluation in known.found.items() if one in shown}
         unreadable = {one: why for one, why in known.unreadable.items() if one in shown}
-    except VolumeUnavailable as error:  # the records are shown all the same
+    except VolumeUnavailable as error:  # show the records all the same
         found, unreadable = {}, dict.fromkeys(shown, str(error))
     effects = _effects(records, context.backend.reports().of(scope))
     told = {

@@ -94,7 +94,7 @@ def ago(seconds: float | None) -> str:
 
 
 def seen_s(replica: ReplicaStatus) -> float | None:
-    """The age of a report, None if it does not say when it was written."""
+    """The age of a report, None if it lacks its time."""
     age = age_s(replica)
     return round(age, 1) if math.isfinite(age) else None
 
@@ -171,7 +171,7 @@ def status(
 ) -> None:
     """Show every adapter on every replica; a line marked ! is a replica's problem.
 
-    A NAME that is not registered exits 3, unless a replica still says something of it.
+    An unregistered NAME exits 3, unless a replica still reports it.
 
     \b
     Examples:
@@ -191,7 +191,7 @@ def status(
         rows = [row for scope in scopes for row in _of(scope, desired, reports, name, revision)]
         if name is not None and not is_checked and not rows:
             check_registered(desired, scopes, name, revision)
-        is_checked = True  # what is unregistered while it is watched is no error
+        is_checked = True  # a withdrawal during the watch is no error
         replicas = list({one.replica: one for scope in scopes for one in reports.of(scope)}.values())
         if watch and output.for_people:
             context.out.clear()
@@ -224,7 +224,7 @@ def status(
 def _of(
     scope: Scope, desired: Desired, reports: Reports, name: str | None, revision: str | None
 ) -> Iterator[Row]:
-    """The rows that are asked for; of a name also those of its revisions, which have names of their own."""
+    """The selected rows; of a name also those of its revisions, which have names of their own."""
     replicas = reports.of(scope)
     rows = [
         row

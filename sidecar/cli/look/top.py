@@ -213,7 +213,7 @@ def sights(
     """What there is now, then again every second.
 
     Raises:
-        TemporaryError: the first could not be read; later ones are what was seen before.
+        TemporaryError: the first look failed. A later failure repeats the last good look.
     """
     rates, sight = Rates(), None
     while True:
@@ -285,7 +285,7 @@ def _table(columns: tuple[str, ...]) -> Table:
 @parameters.output
 @click.pass_obj
 def top(context: Context, once: bool, all_namespaces: bool, output: Format) -> None:
-    """Watch replicas, what is loaded, rates, and the adapters that fail or are busy.
+    """Watch replicas, loaded adapters, rates, and the adapters that fail or are busy.
 
     \b
     Examples:
@@ -306,7 +306,7 @@ def top(context: Context, once: bool, all_namespaces: bool, output: Format) -> N
     if once or not context.out.is_terminal:
         _print(context, title, first)
         return
-    if context.out.is_dumb_terminal:  # it cannot be drawn on
+    if context.out.is_dumb_terminal:  # it has no cursor to move
         for sight in chain((first,), seen):
             _print(context, title, sight)
             context.say("")

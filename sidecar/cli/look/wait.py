@@ -86,7 +86,7 @@ def wait(context: Context, name: str, revision: str | None, aim: str, timeout: f
 
 
 def _lagging(backend: Backend, scope: Scope, name: str, revision: str | None, aim: str) -> Iterator[str]:
-    """What is not there yet, and why; raises NotFound for a name to be ready that is not registered."""
+    """The missing parts, and why; raises NotFound if a name to be ready is not registered."""
     named = backend.named(scope, name)
     pointer, revisions = named.pointer, {record.revision: record for record in named.revisions}
     serves = pointer.revision if pointer is not None else None
@@ -114,7 +114,7 @@ def _lagging(backend: Backend, scope: Scope, name: str, revision: str | None, ai
 
 
 def _not_yet(status: ReplicaStatus, scope: Scope, name: str, revision: str | None, aim: str) -> str | None:
-    """Why a replica is not there; what it says nothing of is not loaded."""
+    """Why a replica is not there; an adapter absent from its report is not loaded."""
     public = public_name(status, scope, name)
     of_name = {
         told: one
@@ -129,7 +129,7 @@ def _not_yet(status: ReplicaStatus, scope: Scope, name: str, revision: str | Non
         return f"still has it {why}" if of_name else None
     kind, _, wanted = aim.removeprefix(CONDITION).partition("=")
     if wanted != "False" and status.engine != "ready":
-        return "(no engine answers)"  # what it had is not known, and no request is answered
+        return "(no engine answers)"  # its adapters are unknown, and no request gets an answer
     if aim == READY:
         return why if phase in UNDER_WAY or not TYPES["Available"](phase) else None
     return why if TYPES[kind](phase) != (wanted != "False") else None

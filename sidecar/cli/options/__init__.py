@@ -1,1 +1,1 @@
-"""Options that commands share: how they are parsed, which setting each stands for, ``--wait``."""
+"""Options that commands share: their parsing, the setting behind each, ``--wait``."""

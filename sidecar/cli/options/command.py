@@ -20,7 +20,7 @@ from lora_fs.sidecar.shared_settings import SHARED, variables
 
 
 class Setting(click.Option):
-    """An option above a setting. Its variable and its default are shown; the settings alone have them."""
+    """An option above a setting. It shows the setting's variable and default, which only the settings define."""
 
     def __init__(self, words: Sequence[str], shown_default: str = "", **attributes: Any) -> None:
         super().__init__(words, show_envvar=True, **attributes)
@@ -85,7 +85,7 @@ class Command(click.Command):
                 self.params.append(hidden)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take ``NAME@REVISION`` apart where a revision is taken."""
+        """Split ``NAME@REVISION``, if the command takes a revision."""
         rest = super().parse_args(ctx, args)
         named = ctx.params.get("name")
         if not ctx.resilient_parsing and isinstance(named, str) and "@" in named:
@@ -102,12 +102,12 @@ class Command(click.Command):
         return name, revision
 
     def invoke(self, ctx: click.Context) -> Any:
-        if not gc.isenabled():  # main switched it off; what is loaded now stays, and is not looked at again
+        if not gc.isenabled():  # main switched it off; frozen objects are not scanned again
             gc.freeze()
             gc.enable()
         context = ctx.find_object(Context)
         if context is not None and context.checks_base_config:
-            context.expectation()  # also for a command that has no use for it: it was misspelt
+            context.expectation()  # also if the command does not use it: reports a misspelt value
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

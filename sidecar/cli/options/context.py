@@ -33,9 +33,9 @@ class Context:
     """Of one run.
 
     Attributes:
-        given: the options that stand above settings; None and () were not given.
-        headers: whether tables have their line of names.
-        checks_base_config: whether ``--base-config`` was given, and is read whatever the command does.
+        given: the options that stand above settings; None and () are absent ones.
+        headers: whether tables have a header line.
+        checks_base_config: read ``--base-config`` if given, whatever the command does.
         noted: what the audit gets besides the options.
         completes: whether a shell asks what to propose: a server has little time, and nothing is said.
     """
@@ -67,7 +67,7 @@ class Context:
         return OnVolume(self)
 
     def server(self) -> str | None:
-        """Return the server to ask; None: the volume is mounted here. An option beats both variables."""
+        """Return the server to ask; None: this machine mounts the volume. An option beats both variables."""
         root, server = self.given.get("root"), self.given.get("server")
         if root is not None and server is not None:
             raise click.UsageError("--root and --server exclude each other: the registry is at one of them")
@@ -119,7 +119,7 @@ class Context:
         return Registry(self.root())
 
     def nothing_in(self, scopes: Sequence[Scope]) -> None:
-        """Say on stderr that scopes are empty, and which others there are: a name may be misspelt."""
+        """Warn on stderr that scopes are empty, and name the others: the user may have misspelt one."""
         others = [str(one) for one in self.backend.scopes() if one not in scopes]
         where = ", ".join(map(str, scopes)) or self.backend.place
         told = f"; there is {', '.join(others[:5])}{' …' * (len(others) > 5)}" if others else ""
@@ -127,7 +127,7 @@ class Context:
 
     @contextmanager
     def opened(self, *, create: bool = False, dry_run: bool = False) -> Iterator[Registry]:
-        """Open the registry to write to; what it left half done is tidied at the end.
+        """Open the registry to write to. Removes half-done files at the end.
 
         Args:
             dry_run: appends return what they would write, and write nothing.
@@ -194,7 +194,7 @@ class Context:
         output.say(text)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], folds: str = "") -> None:
-        """Print a row a line; ``folds``: the column that is folded on a narrow terminal."""
+        """Print a row a line; ``folds``: the column to fold on a narrow terminal."""
         output.table(columns, rows, folds=folds, headers=self.headers)
 
     def printed(self, value: Mapping[str, Any] | list[Any], form: Format, names: Iterable[str] = ()) -> bool:

@@ -1,7 +1,7 @@
-"""The options and arguments that commands share: how they are parsed, and how they complete.
+"""The options and arguments that commands share: their parsing and their completion.
 
-Completion never fails and never speaks: where the registry cannot be read, or its server does not answer
-soon, nothing is proposed.
+Completion never fails and never speaks: if the registry is unreadable, or its server does not answer
+soon, it proposes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def named(_: object, __: object, value: str | None) -> str | None:
 
 
 def segment(what: str) -> Callable[[object, object, str | None], str | None]:
-    """Refuse what cannot be a folder's name, before anything is looked for."""
+    """Refuse a value that is no folder's name, before any look-up."""
     return lambda _, __, value: value if value is None else check_segment(what, value)
 
 

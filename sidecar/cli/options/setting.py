@@ -26,7 +26,7 @@ def setting(name: str, *words: str, **attributes: Any) -> Callable[[_Decorated],
     """Make the option of ``Settings.name``.
 
     Args:
-        words: how it is written, ``--name`` where none is given.
+        words: its spelling, by default ``--name``.
         attributes: click's, in place of what the field says.
     """
     field = Settings.model_fields[name]
@@ -62,7 +62,7 @@ def _type(name: str, kind: Any) -> click.ParamType[Any]:
 
 
 def _shown(name: str, field: FieldInfo) -> str:
-    """The default as an option would be given; empty where there is none."""
+    """The default in an option's spelling; empty if there is none."""
     default = field.default
     if field.default_factory is not None or default in (None, ()):
         return ""

@@ -47,8 +47,8 @@ class Duration(click.ParamType[float]):
     """``90``, ``90s``, ``15m``, ``48h``, ``2d`` or ``500ms``, in seconds.
 
     Args:
-        least: seconds; less is refused. whole: the result is an ``int``, at least 1.
-        bare: whether a number without a unit is taken for seconds.
+        least: seconds; smaller values are refused. whole: return an ``int``, at least 1.
+        bare: whether a number without a unit counts as seconds.
     """
 
     name = "time"

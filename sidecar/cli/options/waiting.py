@@ -1,7 +1,7 @@
-"""``--wait``: until every live replica of the scope reports what was written.
+"""``--wait``: until every live replica of the scope reports the write.
 
-A replica whose report cannot be read is neither fine nor absent: it is waited for while the
-file is young, and told. A volume that does not answer for a moment is asked again.
+A replica with an unreadable report is neither fine nor absent: wait for it while the
+file is young, and say so. Ask a volume again that does not answer for a moment.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def wait_for(
     """Wait until every live replica has seen ``written``.
 
     Args:
-        loads: what must not fail to load. gone: what must have left the engines.
-        min_replicas: how many live replicas there must be; 0: none is needed.
+        loads: adapters that must not fail to load. gone: adapters that must have left the engines.
+        min_replicas: how many live replicas there must be; 0: none.
     Raises:
         WaitTimeout: names the replicas that lag. OperatorError: a replica cannot load ``loads``.
     """
@@ -103,7 +103,7 @@ def _why(one: AdapterStatus) -> str:
 
 
 def not_seen(status: ReplicaStatus, written: Sequence[Record | Pointer]) -> str | None:
-    """What a replica that does not know of what was written says of it, empty if nothing; None if it does."""
+    """What a replica that does not know of the write reports, empty if nothing; None if it knows."""
     unseen = [body for body in written if not has_seen(status, body)]
     if not unseen:
         return None
@@ -119,7 +119,7 @@ def _names(condition: str, series: str) -> bool:
 
 
 def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
-    """Whether a replica knows of what was written, or of something later.
+    """Whether a replica knows of the write, or of a later one.
 
     It lists all that it has seen, until that is more than a report holds.
     """

@@ -1,1 +1,1 @@
-"""Commands that run until they are stopped, and the one that installs the plugin."""
+"""Commands that run until a signal ends them, and the one that installs the plugin."""

@@ -1,8 +1,8 @@
 """What a vLLM elsewhere needs to run the plugin, read from this installation: files, and whose they are.
 
 Promise: lora-fs without its demo, and those of its dependencies that no vLLM brings, each with its metadata.
-What vLLM declares is left out, so that nothing here can stand before the engine's own copy. Native code is
-refused: it must fit the other container's Python and C library. No network, no pip, no torch.
+It leaves out what vLLM declares, so that nothing here can hide the engine's own copy. It refuses native
+code, which must fit the other container's Python and C library. No network, no pip, no torch.
 
 A metadata folder is called ``lora_fs.dist-info``, without the version: its METADATA tells it, and the name
 stays the same when another version takes its place.
@@ -86,7 +86,7 @@ def write(parts: tuple[Part, ...], folder: Path) -> None:
 
 
 def tested() -> tuple[str, ...]:
-    """The versions of vLLM that the plugin is tested on; asked by name, the sidecar does not import it."""
+    """The versions of vLLM that the plugin's tests ran on. A look-up by name: the sidecar does not import it."""
     return tuple(importlib.import_module("lora_fs.worker_patch.compat").TESTED)
 
 

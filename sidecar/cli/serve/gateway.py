@@ -1,4 +1,4 @@
-"""gateway: one address for a fleet, until it is stopped."""
+"""gateway: one address for a fleet, until a signal ends it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """install-plugin: put the plugin into a folder, for a vLLM in another container or image.
 
-Promise: with ``PYTHONPATH=DIR`` a vLLM finds one version as a whole, or none. A version is written apart and
-complete before one rename shows it, also where DIR is a mount point, which cannot be renamed itself:
+Promise: with ``PYTHONPATH=DIR`` a vLLM finds one version as a whole, or none. The command writes a version apart,
+and one rename shows it when complete, also where DIR is a mount point, which cannot be renamed itself:
 
     DIR/lora_fs            -> .lora-fs/current/lora_fs     one such link a top-level name; they stay
-    DIR/.lora-fs/current   -> 0.1.0-3f9a01c7               the one that is swapped
+    DIR/.lora-fs/current   -> 0.1.0-3f9a01c7               an update swaps this one
     DIR/.lora-fs/0.1.0-3f9a01c7/                           the version, plain files
 
-Nothing in DIR that is not this command's is touched. What a killed run left, the next one removes. No
-symbolic link in the place of ``.lora-fs``, or in it, is followed; what is removed there is called as a
-version is and holds what this command puts into one.
+It touches nothing in DIR that is not its own. The next run removes what a killed one left. It follows no
+symbolic link in the place of ``.lora-fs``, or in it. It removes only what has a version's name and holds what
+this command puts into one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _check_names(folder: Path, parts: tuple[bundle.Part, ...]) -> set[str]:
 
 @contextmanager
 def _state(folder: Path) -> Iterator[int]:
-    """``.lora-fs`` itself, made if it is not there: what takes its name meanwhile is not reached by this."""
+    """``.lora-fs`` itself, made if absent. The handle never reaches what takes its name meanwhile."""
     place, made = folder / STATE, False
     with suppress(FileExistsError):
         os.mkdir(place)
@@ -207,7 +207,7 @@ def _ours(entry: Path) -> bool:
 
 
 def _link(target: str, link: Path, folder: int | None = None) -> None:
-    """Make ``link``; in ``folder``, if that is given, whatever has its path by now."""
+    """Make ``link``; in ``folder``, if given, whatever has its path by now."""
     try:
         os.symlink(target, link if folder is None else link.name, dir_fd=folder)
     except OSError as error:
@@ -221,7 +221,7 @@ def _link(target: str, link: Path, folder: int | None = None) -> None:
 def _remove(name: str, state: int) -> None:
     """Remove a version, or the link to one, if this command made it.
 
-    What cannot be removed now is left to the next run: nothing looks at it.
+    What this cannot remove now is left to the next run: nothing looks at it.
     """
     version = name.removesuffix(LINK)
     if VERSION.fullmatch(version) is None:
@@ -236,7 +236,7 @@ def _remove(name: str, state: int) -> None:
             if entries:
                 mark = _kind(MARK, inner)
                 if mark is None and _kind(METADATA, inner) == stat.S_IFDIR:
-                    _mark(inner)  # the rest is known by it, should this be killed
+                    _mark(inner)  # so that the next run knows the rest, should this one be killed
                 elif mark != stat.S_IFREG:
                     return
                 for entry in entries:

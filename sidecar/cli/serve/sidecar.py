@@ -1,4 +1,4 @@
-"""sidecar and demo: the commands that run until they are stopped."""
+"""sidecar and demo: the commands that run until a signal ends them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def sidecar(context: Context, /, **options: Any) -> None:
 
 
 async def _serve(context: Context, settings: Settings, end_tracing: Callable[[], None]) -> None:
-    context.root(), context.scope()  # a usage error, where they were not given
+    context.root(), context.scope()  # a usage error if the user gave none
     expectation = await anyio.to_thread.run_sync(context.expectation)
     base = BaseOfEngine(expectation)
     with ExitStack() as opened:
@@ -184,7 +184,7 @@ async def _running(assembly: Assembly, admin: Admin) -> AsyncIterator[None]:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """The port on every address of ``host``, taken before anything is written; nothing listens yet.
+    """The port on every address of ``host``, taken before any write; nothing listens yet.
 
     Raises:
         OperatorError: another process has it.
@@ -215,7 +215,7 @@ class Server(uvicorn.Server):
     """Ends at once: it waits for requests under way, of which the dashboard's wait for news.
 
     ``ended`` is called, in a thread, after the last request: a signal that ended the server ends the
-    process when ``serve`` returns, and nothing behind it is reached.
+    process when ``serve`` returns, and no code after it runs.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def import_registry(
 
 @contextmanager
 def _archive(source: Path) -> Iterator[Path]:
-    """The archive as a file, for it is read more than once: what stdin has is kept in one meanwhile."""
+    """The archive as a file, since import reads it more than once. Copies stdin to a temporary file."""
     if str(source) != "-":
         if not source.exists():
             raise NotFound(f"{source}: no such file")

@@ -1,4 +1,4 @@
-"""doctor: what an operator runs when something looks wrong, and before a volume is chosen.
+"""doctor: what an operator runs when something looks wrong, and before choosing a volume.
 
 It looks at a registry; asked to, it first tries the filesystem itself (``conformance``), for which no
 registry has to be there. It decides nothing about either: it tells what others found.
@@ -107,7 +107,7 @@ def _to_the_end(part: Iterator[Check]) -> Iterator[Check]:
 
 
 def _registered(context: Context, root: Path, *, tried: bool) -> list[Check]:
-    """Everything there is to look at in a registry; where a filesystem was tried, none has to be there."""
+    """Every check of a registry. After a trial of the filesystem, there need not be one."""
     try:
         registry = Registry(root)
     except RegistryMissing as error:
@@ -163,8 +163,8 @@ def _show(context: Context, verdict: Verdict) -> None:
 def doctor(context: Context, root: Path | None, peer: Path | None, quick: bool, output: Format) -> None:
     """Check the volume: its filesystem, its promises, every record of the scope, every replica.
 
-    With --root, --peer or --quick the filesystem itself is tried, by real writers and readers in a
-    scratch folder of their own that is removed; nothing else on the volume is touched.
+    With --root, --peer or --quick it tries the filesystem itself, with real writers and readers in a
+    scratch folder that it removes; it touches nothing else on the volume.
 
     \b
     Examples:

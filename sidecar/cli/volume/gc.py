@@ -101,8 +101,8 @@ def collect_garbage(
 def _alone(lockfile: Path) -> Iterator[None]:
     """Keep a second gc out, as far as the volume allows; two at once remove nothing wrongly.
 
-    A gc that was killed on another host is known to be dead after LEASE_S alone. On a full volume no
-    lease can be written, and that is when gc is needed.
+    Only LEASE_S proves that a gc which was killed on another host is dead. On a full volume nobody can
+    write a lease, and that is when gc is needed.
     """
     if atomic.read_bytes(lockfile):
         complain(f"another gc is at work on this volume, or was killed: asking for {DEAD_AFTER_S:.0f} s")

@@ -40,7 +40,7 @@ class How:
 
 
 def from_gie(context: Context, file: Path, folders: Mapping[str, str], how: How) -> list[Row]:
-    """What ``ensureExist`` lists is registered, what ``ensureNotExist`` lists is unregistered.
+    """Register the adapters of ``ensureExist``, and unregister those of ``ensureNotExist``.
 
     Raises:
         InputError, NotFound: the file is none, or cannot be read.
@@ -83,7 +83,7 @@ def from_gie(context: Context, file: Path, folders: Mapping[str, str], how: How)
 
 
 def from_nim(context: Context, store: Path, how: How) -> list[Row]:
-    """Every folder of a flat store is registered under its name.
+    """Register every folder of a flat store under its name.
 
     Raises:
         InputError, NotFound: it is no such store.
@@ -126,7 +126,7 @@ def _scope(context: Context, base_model: str | None) -> Scope:
 
 
 def _expectation(context: Context, scope: Scope, base_model: str | None, how: How) -> Expectation:
-    """As ``register`` judges: what no live replica can serve is refused, unless it is forced."""
+    """Judge as ``register`` does: refuse what no live replica can serve, unless forced."""
     own = context.expectation(base_model, how.allow)
     return with_fleet(own, Layout(context.root()), scope, forced=how.force)
 

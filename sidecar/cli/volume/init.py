@@ -1,4 +1,4 @@
-"""init: make a registry. Everything else takes a root without one for a volume that is not mounted."""
+"""init: make a registry. Every other command takes a root without one for an unmounted volume."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lora_fs.sidecar.registry.volume.mounts import mount_of
 def init(context: Context, dry_run: bool, output: Format) -> None:
     """Make the registry's folder a registry; exit 0 and change nothing if it is one.
 
-    Until then every other command exits 3, and sidecars are not ready: an empty folder may be a volume
-    that is not mounted.
+    Until then every other command exits 3, and sidecars are not ready: an empty folder may be an
+    unmounted volume.
 
     \b
     Examples:

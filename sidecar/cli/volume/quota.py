@@ -104,7 +104,7 @@ def quota(
                 known = accounts.quota(namespace)
                 before = known.model_dump(mode="json") if known is not None else {}
             except OperatorError:
-                if bounding < BOUNDS:  # else what was there, damaged, is replaced whole
+                if bounding < BOUNDS:  # else replace the damaged one whole
                     raise
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             who = {"namespace": namespace, "writer": writer_id(), "updated_at": now}
