@@ -1,7 +1,7 @@
-"""Whether this vLLM, and its Python, is one that the plugin can serve in: asked before anything is hooked.
+"""Whether the plugin can serve in this vLLM, and its Python. Runs before it hooks anything.
 
-Chosen by ``VLLM_PLUGINS`` in a vLLM that does not fit, the server does not start: one that serves without its
-adapters looks well and answers 404. A newer minor than the tested ones is served in if its surface is
+If ``VLLM_PLUGINS`` names it in a vLLM that does not fit, the server does not start: one that serves without its
+adapters looks well and answers 404. In a minor newer than the tested ones it serves if the surface is
 the expected one and every probe holds. A replica's state names it as untested. This module
 imports in any Python: an error there would be one that vLLM logs, and serves without its adapters.
 """
@@ -23,7 +23,7 @@ PYTHON = (3, 11)
 
 
 def chosen() -> bool:
-    """Whether the operator named this plugin: lora-fs may be installed beside a vLLM for its CLI alone."""
+    """Whether the operator named this plugin: a vLLM may have lora-fs beside it for the CLI alone."""
     return NAME in [name.strip() for name in os.environ.get("VLLM_PLUGINS", "").split(",")]
 
 
@@ -73,7 +73,7 @@ def stop_for_python() -> NoReturn:
 
 
 def tell_base_alone() -> None:
-    """Say that nothing of the registry is served; after vLLM has said that it loaded the plugin."""
+    """Log that nothing of the registry is served. Waits for vLLM's log of the plugin's load."""
     text = "lora-fs serves NO ADAPTERS here, as LORA_FS_UNFIT=serve-base wants it: %s"
     logger.error(text, unfit())
 

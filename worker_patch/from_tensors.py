@@ -1,8 +1,8 @@
 """Serve adapters from memory, for programs that run vLLM in their own process: reinforcement learning.
 
-Tensors become the two files of an adapter in memory, which go through what a registered folder goes through:
-the same findings, the same digest, the same load beside the steps. The files are removed when every worker
-has packed them. The volume is written to only for ``register``.
+Tensors become the two files of an adapter in memory. These take the way of a registered folder:
+the same findings, the same digest, the same load beside the steps. They are removed when every worker
+has packed them. Only ``register`` writes to the volume.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def load_lora_adapter_from_tensors_async(
 
 
 def unload_lora_adapter(llm: LLM, request: LoRARequest) -> None:
-    """Let go of an adapter that was loaded from tensors, once its requests have ended."""
+    """Unload an adapter that came from tensors, once its requests have ended."""
     _ask(llm, _drop(request.lora_int_id))
 
 
@@ -103,7 +103,7 @@ def _request(adapter: Adapter, folder: Path) -> LoRARequest:
 
 
 def _load(adapter: Adapter, folder: Path, timeout_s: float, wait_s: float) -> Calls:
-    """Ask until every worker has the adapter; what came of it in some alone is given up."""
+    """Poll until every worker has the adapter. If only some get it, they drop it."""
     until = time.monotonic() + timeout_s
     ask = {
         "id": adapter.identity,

@@ -1,4 +1,4 @@
-"""What a worker says without being asked: a load ended, or a step ran an adapter without its weights.
+"""A worker's unasked reports: a load ended, or a step ran an adapter without its weights.
 
 A datagram to a socket of each API server on the machine. A notice wakes who waits, and a call says what is
 so: a lost notice costs a later look. No server asks a worker all the time: for each call of several workers

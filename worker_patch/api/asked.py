@@ -1,8 +1,8 @@
-"""The adapter that the request being handled may use: what vLLM's handlers look up by name.
+"""The adapter that the current request may use: vLLM's handlers look it up by name.
 
-``OpenAIServingModels.lora_requests`` is a dict that only grows; in its place stands a view of the
-adapters vLLM was started with and of the one that the gate has ready for this request. A name the
-gate did not pass is unknown, whoever asks.
+vLLM's ``OpenAIServingModels.lora_requests`` is a dict that only grows. A view replaces it: of the
+adapters vLLM was started with and of the one that the gate has ready for this request. Any other
+name is unknown, whoever asks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.lora.request import LoRARequest
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``name``: as the client wrote it. ``request``: what the engine is given."""
+    """``name``: as the client wrote it. ``request``: what the engine gets."""
 
     name: str
     request: LoRARequest

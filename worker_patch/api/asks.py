@@ -43,7 +43,7 @@ async def read(scope: Scope, body: bytes) -> Asks:
     """What a request's body and headers say.
 
     Raises:
-        InputError: it may name a model, and is too long to be read as it is written.
+        InputError: it may name a model, in an encoding that takes too long to read.
     """
     headers = Headers(scope=scope)
     kind = headers.get("content-type", "")

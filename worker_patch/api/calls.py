@@ -20,7 +20,7 @@ async def ask_all(client: EngineClient, call: str, body: Mapping[str, Any]) -> l
     With data parallelism vLLM's own call gives one engine's.
     """
     core: Any = getattr(client, "engine_core", None)
-    # vLLM's name of an engine is its rank in two bytes; they are asked, and answer, in this order.
+    # vLLM's name of an engine is its rank in two bytes; calls and answers keep this order.
     ranks = [int.from_bytes(engine, "little") for engine in getattr(core, "core_engines", ())] or [0]
     if len(ranks) == 1:
         of_engines = [await client.collective_rpc(RPC, args=(call, body))]

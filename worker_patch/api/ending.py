@@ -1,8 +1,8 @@
 """A request that waits when the server ends gets an error at once.
 
 A uvicorn that ends waits for its connections, and vLLM sets it no bound: a request that waits for an
-adapter would keep the process up for as long as it waits. Answers that have begun are left alone.
-If vLLM's own end fails (0.32 may look at a process that has just ended), the loop is cancelled while
+adapter would keep the process up for as long as it waits. Answers that have begun continue.
+If vLLM's own end fails (0.32 may look at a process that has just ended), it cancels the loop while
 requests wait. They get the same error.
 """
 
@@ -40,7 +40,7 @@ class Ending:
         """End the context when the server ends. It yields a function: once called, the context stays.
 
         Args:
-            late: a context entered after the server began to end stays, too, and who is cancelled in it is.
+            late: also keep a context entered after the end began, and one that is cancelled.
 
         Raises:
             EngineUnavailable: the server ends.
@@ -79,7 +79,7 @@ class Ending:
 
     @asynccontextmanager
     async def watched(self, ends: Callable[[], bool], begin: Callable[[], None]) -> AsyncIterator[None]:
-        """Call ``begin`` as soon as ``ends`` says so, while the context is open."""
+        """Call ``begin`` as soon as ``ends`` is true, inside the block."""
         self._ends = ends
 
         async def watch() -> None:

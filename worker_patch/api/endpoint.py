@@ -1,7 +1,7 @@
 """vLLM's ``EndpointPlugin``: lora-fs's routes in place of vLLM's, the gate, and the replica behind both.
 
-Official hooks throughout, save one object: ``openai_serving_models``, which every handler asks, is
-given another ``lora_requests``, ``resolve_lora`` and ``model_name``. See docs/engine.md.
+Official hooks throughout, save one object: ``openai_serving_models``, which every handler uses,
+gets another ``lora_requests``, ``resolve_lora`` and ``model_name``. See docs/engine.md.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Endpoint:
         self._end_tracing: Callable[[], None] = lambda: None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Serve the registry, or say that nothing of it is served."""
+        """Serve the registry, or log that this server serves nothing of it."""
         if not self._fit:
             compat.tell_base_alone()
             return
@@ -215,7 +215,7 @@ class Endpoint:
         replica = self._late.replica = self._assembly.replica
         bases = {base.name for base in serving.base_model_paths}
         self._static = frozenset(serving.lora_requests)
-        replica.names.of_engine = self._static.union(bases)  # the engine is asked later
+        replica.names.of_engine = self._static.union(bases)  # before the first look at the engine
         self._behind = Behind(replica, engine, settings.hold_timeout_s, self._admin, settings.user_header)
         for collector in (Tiers(lambda: engine.seen), observe.Scrape(replica), observe.Revisions(replica)):
             self._series.register(collector)
@@ -272,8 +272,8 @@ def _keys(args: Namespace) -> frozenset[bytes]:
 def _put_first(app: FastAPI, ours: Sequence[Route]) -> None:
     """Let ``ours`` answer, and drop the routes that they replace.
 
-    First stand vLLM's own of one path that none of ours answers: every request is compared with the routes
-    before its own, twice. Call when the application is whole: SageMaker's bootstrap adds routes, and
+    vLLM's own routes of one path that none of ours answers come first: routing compares a request twice with
+    each route before its own. Call when the application is whole: SageMaker's bootstrap adds routes, and
     replaces some, after the plugins have added theirs.
     """
 
@@ -308,7 +308,7 @@ def _answer_from_the_registry(serving: OpenAIServingModels) -> None:
     by_vllm = serving.model_name
 
     async def resolve_lora(lora_name: str) -> ErrorResponse:
-        """Every name that can be served was seen by the gate: nothing is looked up, nothing kept."""
+        """Answer "unknown": the gate has seen every servable name. Looks nothing up, and keeps nothing."""
         message = f"The model `{lora_name[:200]}` does not exist."
         return create_error_response(
             message=message, err_type="NotFoundError", status_code=HTTPStatus.NOT_FOUND

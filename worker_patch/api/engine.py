@@ -1,11 +1,11 @@
 """The engine behind this API server, as the reconciler needs one: ``worker.rpc`` over vLLM's own call.
 
-What this server loaded is known by the engine's name; integer ids are the records', so that two
+The engine's name identifies a load of this server. Integer ids are the records', so that two
 API servers of one engine name the same adapter alike. The worker *holds* an
 adapter with requests in flight, for ``LINGER_S`` longer than the last of them. So a busy one costs no calls.
 An engine that serves nobody waits for a load, so that nothing takes the interpreter from it.
 
-An adapter is loaded when every worker of every engine has it; what came of it in some alone is given up.
+An adapter is loaded when every worker of every engine has it. If only some have it, they drop it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class InProcess:
     """Implements ``engine.protocol.Engine``.
 
     Attributes:
-        requests: the engine's name → what vLLM is given for it.
-        seen: what each worker said at the last ``sync``, and of which ``engine`` it is, as vLLM numbers them.
+        requests: the engine's name → the request that vLLM gets for it.
+        seen: each worker's answer to the last ``sync``, and its ``engine``, by vLLM's number.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class InProcess:
         self._timeout_s, self._clock = timeout_s, clock
         self._sequence = self._serving = 0
         self._loading: Counter[int] = Counter()
-        # Of what other API servers of this engine serve nothing is known; nor of the engines that this one
-        # steps together with, where each has a front end of its own.
+        # The adapters of other API servers of this engine are unknown, as are those of the engines that this
+        # one steps together with, if each has a front end of its own.
         parallel = client.vllm_config.parallel_config
         self._only = parallel._api_process_count == 1 and not parallel.local_engines_only
         self._in_flight: Counter[int] = Counter()
@@ -255,7 +255,7 @@ class InProcess:
         """End the context if a worker runs this adapter without its weights, whatever the others do.
 
         Raises:
-            EngineUnavailable: says why; what was answered since is not the adapter's.
+            EngineUnavailable: says why; answers since then are not the adapter's.
         """
         at = self._answering.setdefault(request.lora_int_id, set())
         try:
@@ -295,7 +295,7 @@ class InProcess:
         return True
 
     async def _sync(self, linger_s: float) -> set[int]:
-        """Tell the worker what is held, all that was used in the last ``linger_s``; see what is where.
+        """Send the worker the holds: every adapter used in the last ``linger_s``; see what is where.
 
         Returns the adapters that every worker has, of every engine that this server asks.
         """

@@ -1,11 +1,11 @@
 """Before every request: the adapter it names is ready, and stays until the answer has been sent.
 
 An ASGI middleware of the API server. A request that names no adapter of the registry, or one that its
-sender may not read, passes as it is: to vLLM that name is unknown. What a sender may read is asked before
-the name is looked up, so that no answer tells the two apart. Any other waits here for its load, while the
-engine serves the rest. It waits until its client leaves or the server ends. What comes
-when vLLM shuts its engine down already is refused, whatever its model: vLLM would fail it, or answer nothing.
-What that end cuts, since vLLM may not wait for it, gets the same answer.
+sender may not read, passes as it is: to vLLM that name is unknown. The gate checks the sender's rights before
+it looks the name up, so that no answer tells the two apart. Any other request waits here for its load, while
+the engine serves the rest. It waits until its client leaves or the server ends. A request during vLLM's
+shutdown of its engine is refused, whatever its model: vLLM would fail it, or answer nothing.
+A request that the shutdown cuts off, since vLLM may not wait for it, gets the same answer.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Gate:
         self, behind: Behind, name: str, chosen: Served, scope: Scope, incoming: Incoming, send: Send
     ) -> None:
         replica, engine = behind.replica, behind.engine
-        for _ in range(2):  # an adapter may have been evicted since it was last seen
+        for _ in range(2):  # an adapter may have been evicted meanwhile
             # hold() resolves the name once more, and at a retry it may serve another revision.
             chosen = replica.lookup(chosen.name) or chosen
             async with AsyncExitStack() as held:
@@ -141,8 +141,8 @@ async def _chosen(behind: Behind, asks: Asks, headers: Headers) -> Served | None
     """The adapter that is to answer; None: vLLM says what it makes of the name.
 
     Raises:
-        HTTPException: as ``Admin.sight``. VolumeUnavailable: which names there are is not known yet.
-        InputError: an adapter cannot do what is asked.
+        HTTPException: as ``Admin.sight``. VolumeUnavailable: the names are not known yet.
+        InputError: adapters do not support this request.
     """
     name, replica = asks.model, behind.replica
     if not name or replica.passes_through(name):

@@ -44,7 +44,7 @@ class Adapter:
     """A valid adapter.
 
     Attributes:
-        public: its name, with its revision if it is registered.
+        public: its name, with its revision if registered.
         identity: the engine's integer id.
     """
 
@@ -56,12 +56,12 @@ class Adapter:
 
     @property
     def engine_name(self) -> str:
-        """Other bytes get another: no prefix that one revision computed is taken for the other's."""
+        """The id by the bytes: no prefix that one revision computed serves another's request."""
         return engine_name(self.public, self.digest)
 
     @classmethod
     def of(cls, record: Record) -> Adapter:
-        """What is registered."""
+        """The adapter of a registered record."""
         spec, public = record.spec, f"{record.name}@{record.revision}"
         return cls(public, spec.digest, spec.int_id, spec.size_bytes, spec.lora.dtype)
 
@@ -87,7 +87,7 @@ def files_of(tensors: Mapping[str, torch.Tensor], config: Config) -> Iterator[Pa
 
 
 def judge(folder: Path, engine: Any, name: str, *, allow: frozenset[str], register: bool) -> Adapter:
-    """Validate an adapter for an engine, and register it if that is wanted.
+    """Validate an adapter for an engine, and register it if asked to.
 
     Args:
         engine: vLLM's configuration.

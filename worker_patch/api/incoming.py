@@ -1,6 +1,6 @@
 """A request as it comes in: where it goes, its body, read once and given again, and whether its client waits.
 
-A body is bounded. Nothing that the client sends is lost to the application behind, nor a client that leaves.
+A body has a bound. The application behind gets every byte that the client sends, and learns when it leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ClientLeft(Exception):
 
 
 def route_of(scope: Scope) -> str:
-    """The path that routes are compared with: without what ``--root-path`` puts before it."""
+    """The path that routes compare: without the prefix of ``--root-path``."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
@@ -64,7 +64,7 @@ class Incoming:
 
     @asynccontextmanager
     async def while_it_waits(self) -> AsyncIterator[None]:
-        """End what is waited for in the context if the client leaves meanwhile. Call after ``read``.
+        """End the block's waits if the client leaves meanwhile. Call after ``read``.
 
         Raises:
             ClientLeft: it did.

@@ -3,9 +3,9 @@
 ``vllm:lora_adapter_loaded`` and its kin say what is resident, which ``vllm:lora_requests_info`` does
 not. Read at each scrape from the last ``sync``: a series goes when its adapter goes.
 
-Of data-parallel engines each has its tiers and does its loads: they are summed. The workers of one
+Each data-parallel engine has its own tiers and loads: their numbers are summed. The workers of one
 engine do everything together, each with its share: the first one's numbers are the engine's, save
-for bytes, and for blank runs, of which none may be hidden behind another worker's.
+for bytes, and for blank runs, of which another worker's must show.
 
 vLLM's own ``vllm:lora_requests_info`` has the engine's names. Gateways compare them with the models that
 clients ask for: ``public`` gives them back.
@@ -65,7 +65,7 @@ class Tiers(Collector):
             "Resident adapters",
             labels=["engine", "adapter_name", "level", "pinned", "rank"],
         )
-        # One name may be there twice, while the old bytes of it leave: a series can be told once.
+        # One name may be there twice, while its old bytes leave: a series must be unique.
         for labels in sorted({(engine, *_labels(one)) for engine, one in resident}):
             loaded.add_metric(labels, 1)
         yield loaded

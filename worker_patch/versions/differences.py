@@ -1,7 +1,7 @@
 """What one vLLM does one way and another another: asked of the code, never of the version's number.
 
-Each has the last minor that does it the old way. Once ``compat.TESTED`` begins later a test fails: the branch
-is not needed any more, and goes.
+Each names the last minor that does it the old way. Once ``compat.TESTED`` begins later, a test fails: nobody
+needs the branch any more, and it goes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""vLLM's kinds of LoRA layers, by exact type: which are taken over, which are left to vLLM on purpose.
+"""vLLM's kinds of LoRA layers, by exact type: those that lora-fs takes over, and those that it leaves to vLLM.
 
-A subclass computes something else than its base, or vLLM would not have it. One that is in no list is
-left to vLLM, and told. Source: vllm/lora/layers, 0.30 to 0.33.
+A subclass computes something else than its base, or vLLM would not have it. lora-fs leaves an unlisted one
+to vLLM, and logs it. Source: vllm/lora/layers, 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _below(kind: type) -> Iterator[type]:
 
 
 def tell_stranger(name: str, module: Any) -> None:
-    """Say it, once a kind, if a layer of the model is of none that is known."""
+    """Log it, once a kind, if a layer of the model is of an unknown kind."""
     kind = type(module)
     if kind not in _KNOWN and kind not in _told:
         _told.add(kind)

@@ -1,6 +1,6 @@
 """What a vLLM does, tried: names and parameters stay the same where answers change.
 
-Each probe returns why this vLLM cannot be served with, or None.
+Each probe returns None, or why lora-fs cannot serve in this vLLM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lora_fs.worker_patch.versions import layers
 
 
 def layer_kinds() -> str | None:
-    """Every kind of LoRA layer that vLLM has is one of those that were looked at."""
+    """``versions.layers`` lists every kind of LoRA layer that vLLM has."""
     strangers = layers.strangers()
     if strangers:
         return f"it has kinds of LoRA layers that this plugin does not know: {', '.join(sorted(strangers))}"
@@ -39,7 +39,7 @@ PROBES: tuple[Callable[[], str | None], ...] = (layer_kinds, prefix_blocks)
 
 
 def failing() -> Iterator[str]:
-    """Why this vLLM cannot be served with, one sentence a probe that does not hold."""
+    """Why lora-fs cannot serve in this vLLM, one sentence for each failed probe."""
     for probe in PROBES:
         try:
             why = probe()

@@ -1,7 +1,7 @@
-"""Every name of vLLM's that is hooked, or used beside its documented use: one table, data alone.
+"""Every name of vLLM's that the plugin hooks, or uses beyond its documented use: one table, data alone.
 
-The plugin walks it before it hooks anything. A function stands with its parameters, a class with the
-attributes that are used of it.
+The plugin walks it before it hooks anything. It lists a function with its parameters, a class with the
+attributes in use.
 """
 
 from __future__ import annotations

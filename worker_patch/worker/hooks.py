@@ -34,7 +34,7 @@ def install() -> None:
     # The mixin imported the class by name: both names have to lead to ours.
     put(worker_manager, "LRUCacheWorkerLoRAManager", TieredWorkerManager)
     put(lora_model_runner_mixin, "LRUCacheWorkerLoRAManager", TieredWorkerManager)
-    # What is kept is page-locked by ``resident.Resident``, and not a matrix at a time before it is packed.
+    # ``resident.Resident`` page-locks the packed slab, instead of one matrix at a time before packing.
     put(lora_model, "PIN_MEMORY", False)
     put(model_manager, "PIN_MEMORY", False)
     # ``worker_extension_cls`` would do the same, and is one per engine: it is the operator's.
@@ -52,10 +52,10 @@ def _choose_wrapper() -> None:
 
 
 def wrapper_for(stock: str, kernels: str) -> str | None:
-    """Which wrapper of ours is used instead of ``stock``, by its qualified name; None if that stays."""
+    """The wrapper of ours to use instead of ``stock``, by its qualified name; None: keep ``stock``."""
     if stock == _CPU and kernels != "off":
         return f"{_WRAPPERS}.on_device.Interpreted" if kernels == "triton" else f"{_WRAPPERS}.punica.OnCPU"
-    # Nothing of ours was measured on a GPU yet: there, ``auto`` is vLLM's own.
+    # Nothing of ours was timed on a GPU yet: there, ``auto`` is vLLM's own.
     if stock == _GPU and kernels == "triton":
         return f"{_WRAPPERS}.on_device.OnGPU"
     return None

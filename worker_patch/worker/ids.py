@@ -1,7 +1,7 @@
 """Room for a record's integer id, of 63 bits, where vLLM's Model Runner V2 has 32 for it.
 
 There an id that does not fit is an OverflowError within the step, which ends the engine; vLLM's own
-ids are counted from 1. Model Runner V1 keeps 64 bits, but for the connectors of towers.
+ids begin at 1. Model Runner V1 keeps 64 bits, but for the connectors of towers.
 Source: vllm/v1/worker/gpu/lora_utils.py and mm/lora.py, 0.32.
 """
 
@@ -42,7 +42,7 @@ def widen() -> None:
 
 
 def check_room(vllm_config: Any) -> None:
-    """Raise ValueError for the one setting in which ids of 32 bits cannot be helped."""
+    """Raise ValueError for the one setting in which ids must have 32 bits."""
     if vllm_config.lora_config.enable_tower_connector_lora and not vllm_config.use_v2_model_runner:
         raise ValueError(
             "--enable-tower-connector-lora with Model Runner V1 has no room for a record's integer id: "

@@ -64,13 +64,13 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self.under_way: UnderWay[Resident] = UnderWay()
         self.named: dict[int, tuple[str, str]] = {}  # adapter → its name and path
         self.failures: dict[int, str] = {}
-        self._too_big: dict[int, int] = {}  # adapter → bytes: was loaded, and found no room
+        self._too_big: dict[int, int] = {}  # adapter → bytes of a load that found no room
         self.blank: set[int] = set()
         self.counters: defaultdict[str, float] = defaultdict(float)
 
     @property
     def counted(self) -> dict[str, float]:
-        """Of loads, tiers and slots, all that was counted."""
+        """All counters of loads, tiers and slots."""
         return {**self.tiers.counters, **self._adapter_manager.counters, **self.counters}
 
     def create_lora_manager(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
     def set_active_adapters(self, requests: set[Any], mapping: Any | None) -> None:
         ids = {request.lora_int_id for request in requests if request}
         if mapping is not None:
-            # Requests are compared by name: two adapters of one name would be one in ``requests``.
+            # vLLM compares requests by name: two adapters of one name would be one in ``requests``.
             ids.update(mapping.index_mapping, mapping.prompt_mapping)
             ids.discard(0)
         if ids != self.tiers.step or not ids <= self._adapter_manager._active_adapters.keys():
@@ -151,7 +151,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         """Read and pack; touches nothing of the managers, so that any thread may.
 
         Args:
-            passing: its files are removed once it is packed.
+            passing: remove its files once they are packed.
         """
         manager, folder, adapter = self._adapter_manager, request.lora_path, request.lora_int_id
         kind = Kind.of(folder) if manager.layers.targets else None
@@ -188,7 +188,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
                 ``passing``.
 
         Raises:
-            NoRoom: all that could be evicted for it is in use.
+            NoRoom: every adapter that could go for it is in use.
         """
         adapter = request.lora_int_id
         self._end_given_up(but=adapter)
@@ -213,7 +213,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             raise
 
     def _packed_bytes(self, asked: Mapping[str, Any]) -> int:
-        """What this rank's share of the files comes to in memory, as far as that is known before."""
+        """The bytes of this rank's share of the files in memory, as far as known before the load."""
         size, files = int(asked["size_bytes"]), getattr(torch, str(asked.get("dtype")), None)
         engine: torch.dtype = self.lora_config.lora_dtype
         if isinstance(files, torch.dtype) and files.itemsize > engine.itemsize:
@@ -316,7 +316,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._loader.later(self._give_back)
 
     def _give_back(self) -> None:
-        """Neither what lies ready for a next adapter nor what glibc keeps for one may ever be needed."""
+        """Free the memory ready for a next adapter and glibc's own: nobody may ever need it."""
         self._adapter_manager.layers.give_back()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -1,7 +1,7 @@
 """vLLM's manager of the model's adapters, with ``tiers`` deciding who has a slot and who stays.
 
-What a slot is made of is ``layers``; the rest of vLLM's manager, its packing and its warm-up, is
-used as it is. Source: vllm/lora/model_manager.py, 0.32.
+``layers`` makes the slots; the rest of vLLM's manager, its packing and its warm-up, stays
+as it is. Source: vllm/lora/model_manager.py, 0.32.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     def _mark_compiled(self, vllm_config: Any) -> None:
         """Let the cache of compiled models tell ours from others: its hash knows of vLLM's settings only.
 
-        A part of a model that is compiled by itself may have a config of its own.
+        A part of a model that vLLM compiles by itself may have a config of its own.
         """
         parts = (getattr(module, "vllm_config", None) for module in self.model.modules())
         for config in {id(one): one for one in (vllm_config, *parts) if one is not None}.values():
@@ -122,7 +122,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         tell_stranger(module_name, module)
 
     def draft(self, adapter: LoRAModel, *, whole: bool = True) -> Draft:
-        """What packing it comes to, once it is seen to fit; any thread may, it touches nothing here.
+        """Check that an adapter fits, and return how to pack it. For any thread: it touches nothing here.
 
         Args:
             whole: of the whole model, as a file's are; else of this rank's sizes, and not looked at.
@@ -158,8 +158,8 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
     def add_adapter(self, lora: LoRAModel) -> bool:
         """Pack and admit one of vLLM's warm-up adapters, which nothing else sends this way.
 
-        They have this rank's sizes, come as many as there are slots, and go when the warm-up ends: the budget
-        is not asked.
+        They have this rank's sizes, come as many as there are slots, and go when the warm-up ends, so they
+        need no budget.
         """
         if lora.id in self._registered_adapters:
             return False
@@ -171,7 +171,7 @@ class TieredModelManager(LRUCacheLoRAModelManager):  # type: ignore[misc]
         """Take a packed adapter into the host tier, as ``Tiers.admit`` says.
 
         Raises:
-            NoRoom: nobody was evicted.
+            NoRoom: nothing was evicted.
         """
         for victim in self.tiers.admit(lora.id, size, **how):
             self._forget(victim)

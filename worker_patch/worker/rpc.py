@@ -26,9 +26,9 @@ def load(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
     """Have an adapter in the host tier, held: start its load, or say how it stands.
 
     ``ask``: ``id, name, path, size_bytes, dtype, priority, pinned, user, sequence, spare`` (evicts no other),
-    ``rank`` and ``target_modules`` of its files, if they are known;
-    ``again`` (a failure is forgotten); ``wait_s``: so long the engine has nothing better to do;
-    ``passing``: the files are removed once it is ready; ``notices``: where the end of the load is sent to;
+    ``rank`` and ``target_modules`` of its files, if known;
+    ``again`` (forget a failure); ``wait_s``: so long the engine has nothing better to do;
+    ``passing``: remove the files once it is ready; ``notices``: where to report the end of the load;
     ``admit``: as ``calls.admission`` makes it, once every rank has its share.
     Returns ``{"state": "ready" | "loaded" | "loading" | "failed" | "full", "reason": str}``. "loaded": it
     waits for the other ranks. "loaded" and "loading" have the ``load``'s number, and whom it is ``from``.
@@ -86,7 +86,7 @@ def drop(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
 
 
 def sync(manager: TieredWorkerManager, ask: Mapping[str, Any]) -> Answer:
-    """Say which holds are still meant and what is kept how, and see what is where.
+    """Say which holds still count and what to keep how, and see what is where.
 
     ``ask``: ``user, holds, sequence``, and ``policies``: id → priority, and whether it is pinned.
     """

@@ -1,8 +1,8 @@
-"""Adapters whose files say the same but for the weights are packed the same, without reading them anew.
+"""Packs adapters whose files differ only in the weights alike, and parses only the first.
 
 vLLM's reader and the checks after it hold the interpreter's lock, some milliseconds for 100 tensors, and
-the step waits for it. All of that depends on the file's header and on the configuration alone. So the
-result for the first of a kind is kept, as places in the file. The others are copied from the same places.
+the step waits for it. All of that depends on the file's header and on the configuration alone. So this
+module keeps the result for the first of a kind, as places in the file, and copies the others from there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, folder: str) -> Kind | None:
-        """The kind of an adapter; None where vLLM's reader is needed to say what it is, or is not."""
+        """The kind of an adapter; None if only vLLM's reader can judge it."""
         weights = os.path.join(folder, WEIGHTS)
         if not os.path.isfile(weights):
             return None
@@ -84,7 +84,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How adapters of a kind are packed, from files of ``size_bytes``; ``spans`` as ``Draft.sources``."""
+    """How to pack adapters of a kind, from files of ``size_bytes``; ``spans`` as ``Draft.sources``."""
 
     rank: int
     outline: Outline
@@ -109,17 +109,17 @@ class Alike:
         self._recipes: dict[Kind, Recipe] = {}
 
     def recipe(self, kind: Kind | None) -> Recipe | None:
-        """How this kind is packed, if one of it was."""
+        """How to pack this kind, if it has packed one."""
         return None if kind is None else self._recipes.get(kind)
 
     def learn(self, folder: str, kind: Kind, resident: Resident, tensors: Tensors, draft: Draft) -> None:
-        """Keep how an adapter was packed, unless anything was computed on the way, in place or not.
+        """Keep how an adapter was packed, unless the packing computed anything, in place or not.
 
-        That is seen by where the sources are and that nobody wrote to them, and by packing it so again.
+        Checks where the sources lie and that nobody wrote to them, and packs the adapter so again.
 
         Args:
             tensors: by the header's names, as the reader had them.
-            draft: what was packed.
+            draft: the packed one.
         """
         spans = _spans(kind, tensors, draft)
         if spans and not resident.loras and not resident.modules_to_save:
@@ -129,7 +129,7 @@ class Alike:
 
 
 def _spans(kind: Kind, tensors: Tensors, draft: Draft) -> tuple[Span, ...] | None:
-    """Where a draft's sources are in the file; None if one of them is elsewhere, or may have been changed."""
+    """Where a draft's sources are in the file; None if one of them is elsewhere, or may have changed."""
     if any(tensor.is_inference() or tensor._version for tensor in tensors.values()):
         return None
     told = json.loads(kind.header)

@@ -1,7 +1,7 @@
-"""Whether an adapter's tensors fit the model's layers, asked before anything is evicted for it.
+"""Whether an adapter's tensors fit the model's layers. Runs before anything is evicted for it.
 
-vLLM copies what it is given into the top left corner of a slot: a smaller hidden size, or a layer
-that the model does not have, is served without a word. An adapter has the whole model's sizes, a slot
+vLLM copies any tensor into the top left corner of a slot: it serves a smaller hidden size, or a layer
+that the model does not have, without a word. An adapter has the whole model's sizes, a slot
 those of a tensor-parallel rank. Source: vllm/lora/layers and vllm/model_executor/layers/linear.py, 0.32.
 """
 
@@ -118,7 +118,7 @@ def check_head(manager: LoRAModelManager, adapter: LoRAModel) -> None:
 
 
 def check_finite(adapter: LoRAModel) -> None:
-    """Read every weight: kernels that are given a NaN may answer with any text.
+    """Read every weight: kernels may answer a NaN with any text.
 
     Raises:
         DoesNotFit: names the layer that holds NaN or Inf.

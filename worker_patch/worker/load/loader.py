@@ -3,8 +3,8 @@
 The engine's thread starts jobs and collects what is ready; no step waits for one. While there are
 jobs the interpreter hands its lock over ten times as often: a step that comes back from a matrix
 product would otherwise wait up to 5 ms for a thread that reads. Nor do they share its processor where
-there is another: what the engine's own thread starts would be bound to the one that it is bound to. Where
-all processors are taken by steps, a load yields to them.
+if there is another: the engine's threads would be bound to the engine's own. If the steps take all
+processors, a load yields to them.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ class Loader(Generic[Prepared]):
             job[0].add_done_callback(lambda future: ended(_brought(future)))
 
     def forget(self, adapter: int) -> None:
-        """Collect nothing of a load, if there is one: it is not begun, or what it brings is dropped."""
+        """Drop a load, if there is one: it does not begin, or its result is discarded."""
         job = self._jobs.pop(adapter, None)
         if job is not None:
             job[0].cancel()
             self._rest()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run ``work`` in a thread that nobody waits for; an error is logged."""
+        """Run ``work`` in a thread that nobody waits for; logs an error."""
         self._threads.submit(work).add_done_callback(_tell)
 
     def loading(self, adapter: int) -> bool:
-        """Whether its load has not been collected."""
+        """Whether a load of it is under way or waits to be collected."""
         return adapter in self._jobs
 
     def wait(self, adapter: int, most_s: float) -> None:
@@ -125,7 +125,7 @@ def _tell(done: Future[object]) -> None:
 def _step_aside() -> None:
     """Let this thread run where vLLM itself may and no step does, alone, and after those that compute.
 
-    As many OpenMP threads as the engine has would be started for it, on the processors of the engine's.
+    Otherwise it would start as many OpenMP threads as the engine has, on the engine's processors.
     """
     with suppress(OSError, AttributeError):  # no OpenMP in this process
         openmp = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
-"""An adapter in host memory: how vLLM's reader is used, what is kept, and what that takes.
+"""An adapter in host memory: how vLLM's reader makes it, its parts, and its size.
 
-What layers took over is packed into one slab, whatever the files' dtype. The rest is vLLM's own, converted
-and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
+The weights of layers that lora-fs took over go into one slab, whatever the files' dtype. The rest is vLLM's own,
+converted and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Resident(LoRAModel):  # type: ignore[misc]
     """An adapter in the host tier.
 
     Attributes:
-        slab: its weights for the layers that were taken over; ``loras`` has the rest.
-        alike: packed as another of its kind was.
+        slab: its weights for the layers that lora-fs took over; ``loras`` has the rest.
+        alike: packed as another of its kind.
     """
 
     def __init__(self, adapter: LoRAModel, slab: Slab, *, alike: bool = False) -> None:

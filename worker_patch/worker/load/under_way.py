@@ -1,8 +1,8 @@
 """Loads from their start to their admission. Calls alone decide, so that all ranks of an engine agree. Pure.
 
 Each rank loads its share of an adapter in its own time; calls and steps reach all ranks in one order. A rank
-that evicted adapters when its own load ended would evict others than the next rank does. So a load that ended
-waits, and keeps the room that was reserved for it, until a call says that every rank has its share.
+that evicted adapters when its own load ended would evict others than the next rank does. So an ended load
+waits, and keeps its reserved room, until a call says that every rank has its share.
 """
 
 from __future__ import annotations

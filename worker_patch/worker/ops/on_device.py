@@ -1,7 +1,7 @@
 """The wrappers for kernels that read a step's plan from the device: on a GPU, and in Triton's interpreter.
 
-The plan is uploaded once a step into buffers that stay where they are, so that captured CUDA graphs
-replay with it. Layers inside the compiled model are reached by name, through operations of torch's.
+Each step uploads the plan into buffers that stay where they are, so that captured CUDA graphs
+replay with it. Operations of torch's reach layers inside the compiled model by name.
 Source: vllm/lora/punica_wrapper/punica_gpu.py, 0.32.
 """
 

@@ -46,14 +46,14 @@ def bind(name: str, layer: Layer, plan: DevicePlan, named: Callable[[], bool]) -
 
 
 def linear(y: torch.Tensor, x: torch.Tensor, name: Any, add: bool) -> None:
-    """See ``reference.linear``; ``name`` was given to ``bind``."""
+    """See ``reference.linear``; ``name``: as for ``bind``."""
     bound = _bound[decode(name)]
     if bound.named():
         gpu.linear(y, x, bound.layer, bound.plan, add=add)
 
 
 def embedding(y: torch.Tensor, tokens: torch.Tensor, name: Any, add: bool) -> None:
-    """See ``reference.embedding``; ``name`` was given to ``bind``.
+    """See ``reference.embedding``; ``name``: as for ``bind``.
 
     A draft model may share the layer, and asks for fewer rows than the plan has: they stay as they are.
     """
@@ -63,7 +63,7 @@ def embedding(y: torch.Tensor, tokens: torch.Tensor, name: Any, add: bool) -> No
 
 
 def _nothing(y: torch.Tensor, given: torch.Tensor, name: Any, add: bool) -> None:
-    """What is known of either without computing it."""
+    """The result as a trace sees it: nothing is computed."""
 
 
 for _operation in (linear, embedding):

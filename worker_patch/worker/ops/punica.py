@@ -1,6 +1,6 @@
 """vLLM's punica wrappers with ``kernels`` under them, for the layers that ``layers`` took over.
 
-What is worked out once a step: which rows belong to which slot. Rows without an adapter are in no
+Each step computes once which rows belong to which slot. Rows without an adapter are in no
 product; vLLM 0.32 gives them the last slot's delta on a CPU, where -1 says *no adapter* and indexes
 (fixed in 0.33, PR #48421). Source: vllm/lora/punica_wrapper, 0.32.
 """
@@ -42,9 +42,9 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
     """What is the same on every device.
 
     Attributes:
-        tokens: the plan of the step's rows; sampled: of the rows that are sampled from.
+        tokens: the plan of the step's rows; sampled: the plan of its sampled rows.
         theirs: some layers stayed vLLM's own, and need its metadata as well.
-        sampled_is_next: the step's logits were not asked for yet. vLLM asks for those of the sampled rows
+        sampled_is_next: nothing asked for the step's logits yet. vLLM asks for those of the sampled rows
             first, then for those of one prompt after the other.
     """
 
@@ -61,10 +61,10 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
     def prepare(self, rows: torch.dtype, captured: int = 0) -> frozenset[torch.dtype]:
         """Make the kernels ready for rows of a type; returns which weights they read as they are.
 
-        What ``auto`` chose and cannot be compiled here is not used: better slower than not at all.
+        Never uses an ``auto`` choice that does not compile here: better slower than not at all.
 
         Args:
-            captured: how many rows the largest batch has that a CUDA graph is captured of.
+            captured: the rows of the largest batch that gets a CUDA graph.
         """
         try:
             return warm_up(self.ops, rows)
@@ -86,7 +86,7 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
             super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
 
     def plan_of_logits(self, rows: int) -> Plan:
-        """Of as many rows as are sampled from, or as one prompt has: by their turn, not their number."""
+        """The plan of the sampled rows, or of one prompt's: told apart by their turn, not their number."""
         is_sampled, self.sampled_is_next = self.sampled_is_next, False
         return self.sampled if is_sampled and rows == self.sampled.rows else of_prompt(self.sampled, rows)
 
@@ -102,8 +102,8 @@ class Planned(PunicaWrapperBase):  # type: ignore[misc]
 
 
 class OnCPU(Planned, PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's attention on the CPU multiplies what a recycled KV block still holds by zero, which leaves
-    NaN where a NaN was: one adapter's overflow would end in its neighbours' answers. None is written.
+    """vLLM's attention on the CPU multiplies a recycled KV block's values by zero, which leaves
+    NaN where a NaN was: one adapter's overflow would end in its neighbours' answers. So this writes none.
     """
 
     def guard_cache(self, y: torch.Tensor) -> None:
@@ -136,7 +136,7 @@ class Bound:
                 self._wrapper.guard_cache(y)
 
     def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """The same for the rows that are sampled from; ``y`` may be padded on its right."""
+        """The same for the sampled rows; ``y`` may be padded on its right."""
         if self._wrapper.sampled.segments:
             x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
             plan = self._wrapper.plan_of_logits(x.shape[0])
@@ -168,7 +168,7 @@ def of_prompt(plan: Plan, rows: int) -> Plan:
 
 
 def _within(plan: Plan, y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Plan]:
-    """The rows that are planned: a batch may be padded, and a layer may be given its beginning."""
+    """The planned rows: a batch may be padded, and a layer may get only its beginning."""
     rows = x.shape[0]
     if rows == plan.rows:
         return y, x, plan

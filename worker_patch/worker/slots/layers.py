@@ -36,7 +36,7 @@ class Target:
     """One layer of the model.
 
     Attributes:
-        writes_cache: what it computes is kept in the KV cache.
+        writes_cache: its output goes into the KV cache.
     """
 
     module: Any
@@ -46,13 +46,13 @@ class Target:
 
 
 class ModelLayers:
-    """The layers that were taken over, by name, on a CPU.
+    """The layers taken over, by name, on a CPU.
 
     ``read``: the types of weights that may stay what they are.
     """
 
-    _finished = False  # whether adapters are packed as ``Outline.of`` has them for padded stacks
-    lands = False  # whether adapters are copied to a device's memory before a slot means them
+    _finished = False  # whether packing finishes adapters as ``Outline.of`` has them for padded stacks
+    lands = False  # whether an adapter goes to a device's memory before a slot means it
     copies = False  # whether a slot is a copy of what is there
 
     def __init__(
@@ -84,7 +84,7 @@ class ModelLayers:
         return torch.zeros(1, dtype=self._dtype).expand(self._slots, 1, rows, columns)
 
     def allocate(self) -> None:
-        """Set aside what slots need, once every layer was taken over."""
+        """Allocate the memory of the slots, once every layer is taken over."""
 
     def draft(
         self,
@@ -98,7 +98,7 @@ class ModelLayers:
         Args:
             weights: by layer, as vLLM read them.
             scales: by layer, alpha / r where it is not in B.
-            whole: of the whole model, of which this rank's share is taken here; else they are the share.
+            whole: of the whole model, of which this takes this rank's share; else they are the share.
         Raises:
             ShapeError: names the layer and the axis.
         """
@@ -173,10 +173,10 @@ class ModelLayers:
         """
 
     def drop(self, adapter: Slab) -> None:
-        """Let go of what was copied there; no slot means it."""
+        """Free an adapter's copy there; no slot means it."""
 
     def fill(self, slot: int, adapter: Slab) -> None:
-        """Let a slot mean an adapter; layers it leaves alone are emptied."""
+        """Let a slot mean an adapter; empties layers that it leaves alone."""
         for name, target in self.targets.items():
             target.layer.put(slot, adapter.views.get(name))
 
@@ -186,7 +186,7 @@ class ModelLayers:
             target.layer.put(slot, None)
 
     def restore(self) -> None:
-        """Write again what of the device is written only once, after its memory was lost."""
+        """Write the parts again that the device gets only once, after its memory was lost."""
 
 
 class DeviceLayers(ModelLayers):
@@ -265,7 +265,7 @@ def enough(wanted: int | None, least: int, what: str) -> int:
 
 
 def shape_of(module: Any) -> Shape | None:
-    """Of a layer that can be taken over."""
+    """The sizes of a layer that lora-fs can take over; None for any other."""
     if type(module) not in TAKEN_OVER:
         return None
     if type(module) in LINEAR:

@@ -1,7 +1,7 @@
 """How much of an adapter is this worker's share, before any of it is read. Pure: sizes and names.
 
-A tensor-parallel rank keeps a part of A or of B. Room is reserved for that part: for the whole adapter there
-may be none.
+A tensor-parallel rank keeps a part of A or of B. It reserves room for that part: the whole adapter may not
+fit.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Shares:
 
         Args:
             files_bytes: of the whole adapter, in the engine's type.
-            targets: the adapter's target modules. If no layer here has such a name, the whole is counted.
-            rank: the adapter's, of all layers; 0 if it is not known.
+            targets: the adapter's target modules. If no layer here has such a name, count the whole.
+            rank: the adapter's, of all layers; 0 if unknown.
             itemsize: of the engine's type.
         """
         here, whole = self.of(targets)

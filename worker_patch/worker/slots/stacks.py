@@ -1,9 +1,9 @@
 """vLLM's own stacks, for its own kernels, filled from an adapter's one block of memory.
 
-vLLM keeps an adapter as a tensor a matrix: each is converted, scaled and page-locked by itself, which
-holds the interpreter's lock for milliseconds, and each stack is zeroed before it is filled. Here one
-call packs them all, and a slot is zeroed only if its next adapter writes to other places than its last. On
-a GPU the block is copied there when somebody wants the adapter, and one launch fills a slot from it.
+vLLM keeps an adapter as a tensor a matrix: it converts, scales and page-locks each by itself, which
+holds the interpreter's lock for milliseconds, and zeroes each stack before it fills it. Here one
+call packs them all, and zeroes a slot only if its next adapter writes to other places than its last. On
+a GPU the block goes there when a request wants the adapter, and one launch fills a slot from it.
 Source: vllm/lora/layers/base_linear.py and column_parallel_linear.py, 0.32.
 """
 
@@ -33,7 +33,7 @@ class StackedLayers(ModelLayers):
     ) -> None:
         super().__init__(slots, max_rank, dtype)
         self._pinned, self._device_bytes = PIN_MEMORY, device_bytes
-        self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was zeroed
+        self._written: list[Mapping[str, Place] | None] = [None] * slots  # where, since it was last zeroed
         self._landing: Landing | None = None
 
     def take_over(self, name: str, module: Any) -> bool:
@@ -108,7 +108,7 @@ class StackedLayers(ModelLayers):
                 begin += rank
 
     def empty(self, slot: int) -> None:
-        """What is there is not looked at, and is as long as no other is put there."""
+        """Let the old weights stay: nothing reads them until another adapter takes the slot."""
 
     def restore(self) -> None:
         self._written = [None] * len(self._written)

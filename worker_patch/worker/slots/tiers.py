@@ -1,9 +1,9 @@
 """Who is in the host tier, on the device and in the slots, and who makes room. Pure: no tensor, no vLLM.
 
 *Host* is a budget of bytes, *device* a pool of bytes that its allocator knows, *slots* a fixed number. What
-is on the device or in a slot is in the host tier, too. Never evicted from the host tier: what is held, what
-is pinned, what the last step used without anybody's having announced it. Never evicted from a slot: what
-the step uses; and what is pinned only if the step itself needs every slot.
+is on the device or in a slot is in the host tier, too. The host tier never evicts a held adapter, a pinned
+one, or one that the last step used without an announcement. A slot never gives up an adapter that
+the step uses, and a pinned one only if the step itself needs every slot.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Tiers:
 
     Attributes:
         slots: which id is in which slot.
-        device: who is in the device's memory, or on the way there.
-        copies: slots are filled from there with copies, and need it no more; else they refer to it.
-        step: what the last step used, as long as nobody said that it begins anew.
+        device: adapters in the device's memory, or on the way there.
+        copies: slots copy from there, and then need it no more; else they refer to it.
+        step: the adapters of the last step, less those whose next step counts as a beginning.
         counters: ``{cpu,gpu}_{hits,misses,evictions}``, monotonic.
     """
 
@@ -81,13 +81,13 @@ class Tiers:
     # -- the host tier ---------------------------------------------------------------------------
 
     def reserve(self, adapter: int, size_bytes: int, *, spare: bool = False) -> None:
-        """See that there will be room for a load. Nobody is evicted: what is loaded may be good for nothing.
+        """Reserve room for a load. Evicts nobody yet: the load may fail.
 
         Args:
             spare: nobody is to go for it, then either.
         Raises:
-            NoRoom: what is in use, pinned or reserved leaves too little; nothing is reserved. TooLarge: the
-                budget does.
+            NoRoom: adapters in use, pinned or reserved leave too little; reserves nothing. TooLarge: the
+                budget is too small.
         """
         self.cancel(adapter)
         staying = sum(e.size_bytes for one, e in self.entries.items() if spare or not self._may_go(one))
@@ -101,11 +101,11 @@ class Tiers:
     def admit(
         self, adapter: int, size_bytes: int, *, priority: int = 0, pinned: bool = False, spare: bool = False
     ) -> list[int]:
-        """A load ended: its reservation becomes an entry. Returns who was evicted for it.
+        """Turn an ended load's reservation into an entry. Returns the adapters evicted for it.
 
         Raises:
-            NoRoom: it is bigger than was said, or came to be wanted what could have gone; nobody was
-                evicted and nothing is reserved.
+            NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicted nobody and
+                dropped the reservation.
         """
         self.cancel(adapter)
         going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order("host"))
@@ -138,7 +138,7 @@ class Tiers:
         self.entries.pop(adapter, None)
 
     def touch(self, adapter: int) -> None:
-        """It was used now."""
+        """Note that it was used now."""
         self._tick += 1
         self.entries[adapter].used = self._tick
 
@@ -151,7 +151,7 @@ class Tiers:
         if entry is None:
             return False
         self.keep(adapter, holder, sequence)
-        self.step -= {adapter}  # its next step is a beginning, to be counted
+        self.step -= {adapter}  # count its next step as a beginning
         return True
 
     def keep(self, adapter: int, holder: str, sequence: int) -> None:
@@ -168,7 +168,7 @@ class Tiers:
                 del entry.holders[holder]
 
     def drop(self, adapter: int, user: str) -> bool:
-        """``user`` wants it no more; True if nobody does and it may be removed."""
+        """``user`` needs it no more; True if nobody does and it may go."""
         entry = self.entries.get(adapter)
         if entry is None:
             return False
@@ -189,14 +189,14 @@ class Tiers:
         """Keep it in the host tier, and in a slot once it is in one.
 
         Raises:
-            NoRoom: all slots but one are promised to pinned adapters.
+            NoRoom: pinned adapters have all slots but one.
         """
         if not self.entries[adapter].pinned and self._pins_left() <= 0:
             raise NoRoom(f"one of {len(self.slots)} slots stays free of pinned adapters")
         self.entries[adapter].pinned = True
 
     def prefer(self, policies: Mapping[int, tuple[int, bool]]) -> None:
-        """Keep these so from now on: id → priority, and whether it is pinned; the greatest ones first."""
+        """Keep these so from now on: id → priority, and whether pinned; the greatest ones first."""
         known = {adapter: policy for adapter, policy in policies.items() if adapter in self.entries}
         for adapter, (priority, _) in known.items():
             self.entries[adapter].priority, self.entries[adapter].pinned = priority, False
@@ -216,7 +216,7 @@ class Tiers:
         self.entries[adapter].came[tier] = self._tick
 
     def _order(self, tier: str) -> Callable[[int], tuple[int, int]]:
-        """By what adapters of a tier are compared: the least goes first."""
+        """The order of eviction among adapters of a tier: the least goes first."""
 
         def order(adapter: int) -> tuple[int, int]:
             entry = self.entries[adapter]
@@ -227,7 +227,7 @@ class Tiers:
     # -- the device ------------------------------------------------------------------------------
 
     def on_device(self, adapter: int) -> bool:
-        """Whether its weights need not be copied there."""
+        """Whether its weights are there already."""
         return adapter in self.device or adapter in self.slots
 
     def land(self, adapter: int) -> None:
@@ -266,8 +266,8 @@ class Tiers:
         """Choose a slot; returns it with who leaves it, None if it is in one already.
 
         Raises:
-            NoRoom: every slot is used by the running step.
-            KeyError: it is not in the host tier.
+            NoRoom: the running step uses every slot.
+            KeyError: the host tier lacks it.
         """
         self.entries[adapter]
         if adapter in self.slots:
