@@ -47,10 +47,10 @@ _modules = {
 
 
 def register(name: str, module: str) -> None:
-    """Make a module known as a backend; it is imported when it is asked for.
+    """Register a module as a backend; its first use imports it.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: another backend has the name.
     """
     if name in {*_modules, "auto"}:
         raise ValueError(f"there is a backend {name!r} already")
@@ -61,7 +61,7 @@ def backend(name: str, device: torch.device | str) -> Backend:
     """Find a backend.
 
     Args:
-        name: one of ``names()``, or ``auto``: on a CPU ``numba``, and ``torch`` where that is not installed.
+        name: one of ``names()``, or ``auto``: on a CPU ``numba``, or ``torch`` without an installed numba.
     Raises:
         ValueError: there is none of this name; says which there are.
     """
@@ -74,7 +74,7 @@ def backend(name: str, device: torch.device | str) -> Backend:
 
 
 def names() -> list[str]:
-    """The backends that are known."""
+    """The names of all backends."""
     return sorted(_modules)
 
 

@@ -1,7 +1,7 @@
 """Which rows of a batch belong to which slot, worked out once a step and used by every layer.
 
-Made from runs, one a request, in numpy: nothing is sorted on the accelerator and nothing waits
-for it. Rows without an adapter are in no segment, so that no kernel touches them.
+Made from runs, one a request, in numpy: the accelerator sorts nothing and waits for
+nothing. Rows without an adapter are in no segment, so that no kernel touches them.
 """
 
 from __future__ import annotations

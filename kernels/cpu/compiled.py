@@ -80,7 +80,7 @@ class _Addresses:
 
 
 def _dense(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """What is so already is not asked to become it: that takes twice as long as to see it."""
+    """Return the tensor contiguous, as ``kind``. Checks first: a needless ``to`` takes twice as long."""
     if tensor.dtype == kind and tensor.is_contiguous():
         return tensor
     return tensor.to(kind).contiguous()

@@ -1,7 +1,7 @@
 """The operations for CPUs, in plain torch: one matrix product a slot, on rows that stand together.
 
-No weights are gathered: an adapter's are read once for all of its rows, and rows that do not stand
-together are brought together first. An adapter's rows become the same whichever other
+Weights are not gathered: each adapter's are read once for all of its rows. Rows that are not neighbours
+are brought together first. An adapter's rows become the same whichever other
 adapters share the batch: to the bit, where rows of ``y`` are multiples of 16 bytes.
 """
 
@@ -15,18 +15,18 @@ import torch
 from lora_fs.kernels.segments import NO_SLOT, Plan
 from lora_fs.kernels.weights.layout import Layer, Packed
 
-# A product of half-precision matrices takes oneDNN 16 µs to begin, where one of fp32 takes 3 µs: up to
-# this many multiplications it is done in fp32, with a copy of the weights that is kept with the slot.
+# oneDNN takes 16 µs to begin a product of half-precision matrices, and 3 µs for one of fp32. Up to
+# this many multiplications the product is fp32, with a copy of the weights that the slot keeps.
 SMALL = 1 << 18
-# Of larger matrices no copy is kept: they come from memory, and twice the bytes take twice the time.
+# Larger matrices get no copy: they come from memory, and twice the bytes take twice the time.
 KEPT = 1 << 17
 
 
 @dataclass(slots=True)
 class _Matrix:
-    """The right side of a product: the weights as they are, and in fp32 once that was wanted.
+    """The right side of a product: the weights as they are, and in fp32 once a product wanted that.
 
-    Half-precision weights of an fp32 engine are widened for each product: ``compiled`` has few here.
+    An fp32 engine widens half-precision weights for each product: ``compiled`` has few here.
     """
 
     as_is: torch.Tensor
@@ -37,7 +37,7 @@ class _Matrix:
         if of_rows == torch.float32 or numbers > KEPT or rows * numbers > SMALL:
             return self.as_is.to(of_rows)
         if self.wide is None:
-            # Strides are kept: a transposed view stays one.
+            # Keeps the strides: a transposed view stays one.
             self.wide = self.as_is.float()
         return self.wide
 
@@ -86,7 +86,7 @@ def linear(
     add: bool = True,
     only: Container[int] | None = None,
 ) -> None:
-    """See ``reference.linear``. ``only``: the slots whose rows are changed, if not all are."""
+    """See ``reference.linear``. ``only``: the slots whose rows change, if not all do."""
     widths = layer.shape.outputs
 
     def project(y: torch.Tensor, x: torch.Tensor, weights: _Weights) -> None:

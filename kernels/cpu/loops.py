@@ -1,7 +1,7 @@
 """The loops of the CPU's backend, compiled by numba: rows against their adapters' weights.
 
-Four rows at a time, a row left over by itself. Rows stay where they are and nothing is gathered: rows are
-passed by number and weights by address, since numba needs longer to look at an array than a small product
+Four rows at a time, a row left over by itself. Rows stay where they are and nothing is gathered: callers pass
+rows by number and weights by address, since numba needs longer to look at an array than a small product
 takes. Between A and B everything is fp32.
 """
 
@@ -131,7 +131,7 @@ def _segment(
 def _kept(function: Any) -> Any:
     """Compile on the first call, and let numba keep it where it keeps such things, if it may write there.
 
-    numba looks whether this file has changed; ``tiles`` is compiled along, and its hash is in the name.
+    numba checks whether this file changed. It compiles ``tiles`` along, whose hash is in the name.
     """
     function.__qualname__ += "-" + hashlib.sha256(Path(tiles.__file__).read_bytes()).hexdigest()[:16]
     try:
@@ -158,7 +158,7 @@ def linear(
             slice its rank and the address of its B.
         scales: fp32 ``[slots]``.
         segments, order: as the plan has them.
-        add: to y; else y is overwritten where a row has an adapter.
+        add: to y; else overwrite y where a row has an adapter.
     """
     y = carray(pointer(y_at), (rows, y_apart), of_rows.dtype)
     x = carray(pointer(x_at), (rows, x_apart), of_rows.dtype)

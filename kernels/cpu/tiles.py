@@ -1,7 +1,7 @@
 """Products of a few rows and a few ranks, in the processor's vectors: what ``loops`` is made of.
 
-Written in LLVM's language, since no compiler keeps so many sums in registers by itself. Everything is passed
-by address. A sum is taken in the same order whatever rows and ranks are beside it. numba knows neither
+Written in LLVM's language, since no compiler keeps so many sums in registers by itself. Callers pass addresses
+only. The order of a sum is the same whatever rows and ranks are beside it. numba knows neither
 bfloat16 nor float16: here the one is ``uint16`` and the other ``int16``.
 """
 
@@ -77,7 +77,7 @@ def _expands(rows: int, vectors: int) -> Any:
     ) -> Any:  # fmt: skip
         """``y[order[:live], :vectors · LANES] (+)= scale · z[:live, :ranks] · b[:ranks]``; z is fp32.
 
-        With more rows than one these numbers of y, and those of b that follow, are asked for beforehand.
+        With more rows than one it prefetches these numbers of y, and those of b that follow.
         """
 
         def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -151,7 +151,7 @@ def narrow(_typing: Any, _value: Any, kind: Any) -> Any:
     return kind(types.float32, kind), build
 
 
-# -- what they are written with ------------------------------------------------------------------------
+# -- the parts of the loops ----------------------------------------------------------------------------
 
 
 def _same(one: Any) -> Any:

@@ -1,6 +1,6 @@
 """Which tiles a launch is made of. Every one is right for every batch; these should be fast.
 
-None was timed: the sizes are predicted from the bytes under way, and checked for what the compiler
+Nobody timed them: the sizes follow from the bytes under way, and a check of what the compiler
 makes of them (no spills, 16-byte loads).
 """
 
@@ -38,8 +38,8 @@ class Expand:
     """A program's piece of ``[rows, ranks] · [ranks, columns]``.
 
     Attributes:
-        early: launched while the shrink still runs (programmatic dependent launch, sm_90). Not the
-            default before it was timed.
+        early: launch while the shrink still runs (programmatic dependent launch, sm_90). Not the
+            default until somebody times it.
     """
 
     rows: int

@@ -210,6 +210,6 @@ def check_rows(name: str, rows: torch.Tensor, plan: DevicePlan, width: int) -> N
 
 
 def check_tile(plan: DevicePlan, config: Shrink | Expand) -> None:
-    """Raise ShapeError unless the plan was uploaded in tiles of the configuration's size."""
+    """Raise ShapeError unless the plan's tiles have the configuration's size."""
     if plan.tile_rows != config.rows:
         raise ShapeError(f"tiles of {plan.tile_rows} rows, and the configuration wants {config.rows}")

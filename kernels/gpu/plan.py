@@ -2,7 +2,7 @@
 
 ``[tiles | (row0, rows, slot) for each tile | order]``, int32. A tile is up to ``tile_rows`` rows of
 one slot, ``order[row0 : row0 + rows]`` of the batch. Kernels read the number of tiles from the
-block, so that a captured graph computes whatever the block holds when it is replayed.
+block, so that a captured graph computes whatever the block holds at the replay.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lora_fs.kernels.segments import Plan
 
 HEADER = 1
 FIELDS = 3
-# What a tensor core multiplies at once; small batches, which graphs are captured of, always have such tiles.
+# The rows that a tensor core multiplies at once; small batches, which graphs capture, always have such tiles.
 FEWEST_ROWS = 16
 SMALL_ROWS = 512
 LARGE_ROWS = 4096
-# Copies that may be under way while the next block is written.
+# Copies that may be under way during the write of the next block.
 RING = 2
 
 
@@ -62,7 +62,7 @@ class DevicePlan:
     """The current step's plan on the device. Made once; every step uploads its own.
 
     Args:
-        small_rows: batches of so many rows always have the same tiles; at least what graphs are captured of.
+        small_rows: batches of so many rows always have the same tiles; at least as many as a graph captures.
     Attributes:
         block: int32, at the same address for ever.
         rows: T of the batch last uploaded, padding of a captured graph included.
@@ -80,7 +80,7 @@ class DevicePlan:
         self.tile_rows = FEWEST_ROWS
         self.tiles = 0
         size = HEADER + FIELDS * most_tiles(rows, slots, FEWEST_ROWS) + rows
-        # A first block of no tiles: what is launched before the first upload does nothing.
+        # A first block of no tiles: a launch before the first upload does nothing.
         self.block = torch.zeros(size, dtype=torch.int32, device=device)
         cuda = self.block.is_cuda
         self._hosts = [torch.empty(size, dtype=torch.int32, pin_memory=cuda) for _ in range(RING)]
@@ -91,9 +91,9 @@ class DevicePlan:
         """Make ``plan`` what the launches from now on, and replays, work on; one copy, not waited for.
 
         Args:
-            rows: of the batch as kernels see it, where it is padded; else the plan's.
-            tile: rows of a tile, instead of what suits the batch. A replay wants what was captured:
-                up to ``small_rows`` that is always the same.
+            rows: of the batch as kernels see it, if padded; else the plan's.
+            tile: rows of a tile, instead of the batch's best. A replay needs the captured one: up to
+                ``small_rows`` that is always the same.
         Raises:
             ValueError: the batch has more rows or slots than this was made for.
         """
@@ -107,7 +107,7 @@ class DevicePlan:
         block = make_block(plan, of_rows)
         host, copied = self._hosts[self._turn], self._copied[self._turn]
         if copied is not None:
-            # Two uploads ago: passed already wherever a step's results are waited for.
+            # Two uploads ago: already past if the host waits for a step's results.
             copied.synchronize()
         host.numpy()[: len(block)] = block
         self.block[: len(block)].copy_(host[: len(block)], non_blocking=True)
@@ -119,7 +119,7 @@ class DevicePlan:
 
 
 def on_device(plan: Plan | DevicePlan, device: torch.device) -> DevicePlan:
-    """A plan on the device; one that is not there yet is uploaded for this call alone."""
+    """The plan on the device. Uploads an absent one for this call alone."""
     if isinstance(plan, DevicePlan):
         return plan
     uploaded = DevicePlan(plan.rows, max(1, len(plan.segments)), device)

@@ -1,7 +1,7 @@
 """From an adapter's one block on the device to every padded stack of a slot, in one launch.
 
-Each program takes a share of one stack, 16 bytes at a time where rows are multiples of that. What the adapter
-does not write is zeroed in the same launch. It is left where the adapter before wrote to the same places.
+Each program takes a share of one stack, 16 bytes at a time where rows are multiples of that. The same launch
+zeroes what the adapter does not write. It skips that if the adapter before wrote to the same places.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -23,7 +23,7 @@ def scatter_kernel(
     targets_ptr,  # int64 [stacks, TARGET_FIELDS]
     sources_ptr,  # int64 [stacks, SOURCE_FIELDS]
     slot,
-    WHOLE: tl.constexpr,  # zero what is not written
+    WHOLE: tl.constexpr,  # zero the places that no weight covers
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,  # elements in 16 bytes
 ):

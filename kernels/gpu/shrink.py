@@ -1,8 +1,8 @@
 """x·Aᵀ for every tile, each row by its own adapter's A, all slices at once.
 
-Split along K where there are fewer tiles than processors: every split writes its own fp32 plane,
-and ``expand`` adds the planes up in their order. So nothing has to be zeroed before, nothing is
-added atomically, and the sums come out the same every time. Source: Punica, arXiv:2310.18547;
+Split along K if there are fewer tiles than processors: every split writes its own fp32 plane,
+and ``expand`` adds the planes up in their order. So it zeroes nothing before, adds nothing
+atomically, and the sums come out the same every time. Source: Punica, arXiv:2310.18547;
 split-K as in vLLM 0.32's ``lora_shrink``, without its atomics.
 """
 
@@ -24,7 +24,7 @@ from lora_fs.kernels.gpu.tiles import (
 )
 
 
-# Layers differ in nothing else than how their tables are aligned: that is no reason to compile again.
+# Layers differ in nothing else than the alignment of their tables: that is no reason to compile again.
 @triton.jit(
     do_not_specialize=["programs", "most_parts"],
     do_not_specialize_on_alignment=["offsets_ptr", "ends_ptr"],
@@ -50,7 +50,7 @@ def shrink_kernel(
     MOST_SPLITS: tl.constexpr,
     EVEN: tl.constexpr,  # INPUTS divides K
     ALIGN: tl.constexpr,  # every offset is a multiple of so many elements
-    EARLY: tl.constexpr,  # the expand may be launched before this ends
+    EARLY: tl.constexpr,  # the expand may launch before this ends
     DIRECT: tl.constexpr,  # no splits: rows of the result are rows of the batch
     INTERPRETED: tl.constexpr,
 ):

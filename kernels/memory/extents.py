@@ -1,4 +1,4 @@
-"""Which stretches of a storage are taken. Numbers alone: nothing is copied here."""
+"""The occupied stretches of a storage. Numbers alone: copies nothing."""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ class HostMemory:
         return torch.frombuffer(memory or _mapped(size), dtype=dtype)
 
     def prepare(self, size: int, room: int) -> None:
-        """Have ``size`` bytes ready for the next who asks; returns when they are, or are taken.
+        """Have ``size`` bytes ready for the next caller; returns when they are ready, or taken.
 
         Args:
-            room: bytes that what lies ready may take; what takes more is given back.
+            room: bytes that ready memory may take; gives back what exceeds them.
         """
         with self._lock:
             if self._spare is not None and len(self._spare) > room:
@@ -54,7 +54,7 @@ class HostMemory:
             self._spare = spare = _mapped(size)
         pages = range(0, size, HUGE_PAGE_BYTES)
         for page in pages:
-            time.sleep(min(PAUSE_S, PAUSES_S / len(pages)))  # the request that was loaded for comes first
+            time.sleep(min(PAUSE_S, PAUSES_S / len(pages)))  # the request that caused the load comes first
             with self._lock:
                 if self._spare is not spare:
                     return

@@ -1,8 +1,8 @@
-"""Where adapters land on the device before a step needs them: vLLM's padded stacks are filled from there.
+"""Where adapters land on the device before a step needs them, to fill vLLM's padded stacks from there.
 
-One adapter is one copy from page-locked memory, on a stream of its own, begun when somebody wants the
-adapter. Filling a slot is then one launch, which the device lets wait for the copy, and the host for
-nothing. What was landed stays until it is dropped; who goes for whom is decided elsewhere.
+One adapter is one copy from page-locked memory, on a stream of its own, which begins when a request wants the
+adapter. Then one launch fills a slot. The device lets that launch wait for the copy, and the host waits for
+nothing. A landed adapter stays until somebody drops it; others decide who goes for whom.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTHING = Piece(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """``slab`` is kept while its memory may be copied from; ``sources``: of its kind, on the device."""
+    """``slab`` stays while a copy of it may run; ``sources``: of its kind, on the device."""
 
     slab: Slab
     sources: torch.Tensor
@@ -45,7 +45,7 @@ class Landing:
 
     Args:
         stacks: each ``[slots, …, rows, columns]``, contiguous, all of one type and device.
-        size_bytes: for what is landed.
+        size_bytes: for landed adapters.
         pieces: of a slab, a piece a stack, in their order.
     """
 
@@ -98,7 +98,7 @@ class Landing:
         self._landed[key] = _Landed(slab, sources, arrived)
 
     def fill(self, slot: int, slab: Slab, *, whole: bool) -> None:
-        """Fill a slot, in the order of what is launched; nothing is waited for.
+        """Fill a slot, in launch order; waits for nothing.
 
         Args:
             whole: zero what this adapter does not write.
@@ -116,7 +116,7 @@ class Landing:
             self._read.record(torch.cuda.current_stream(self._pool.device))
 
     def drop(self, slab: Slab) -> None:
-        """Let go of an adapter, if it is there; slots that were filled from it stay filled."""
+        """Drop an adapter, if it is there; slots filled from it stay filled."""
         if self._landed.pop(id(slab), None) is not None:
             self._extents.release(id(slab))
 

@@ -26,7 +26,7 @@ class Shape:
     Attributes:
         inputs: K, the input features; of an embedding, its vocabulary.
         outputs: N of each output slice: one, three for a packed q, k and v, two for gate and up.
-        lookup: an embedding: A is indexed by token, and stored as ``[K, R]``.
+        lookup: an embedding: tokens index A, whose layout is ``[K, R]``.
     """
 
     inputs: int
@@ -46,7 +46,7 @@ class Packed:
         a: ``[R, K]``, or ``[K, R]`` of an embedding; R is the sum of ``ranks``.
         b: for each slice ``[r, N]``; None where its rank is 0.
         ranks: for each slice.
-        scale: what the product is multiplied with, alpha / r unless it is folded into B.
+        scale: the product's factor, alpha / r unless B already contains it.
     """
 
     a: torch.Tensor

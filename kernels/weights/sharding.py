@@ -2,8 +2,8 @@
 
 A column-parallel layer (q, k, v, gate, up) has its outputs divided: A is every engine's, B is cut by
 its outputs, and the engines' outputs stand side by side. A row-parallel one (o, down) has its inputs
-divided: A is cut along K, and B is every engine's. The outputs are summed together with the base
-layer's, by the sum that it needs anyway. So LoRA adds no communication. Source: S-LoRA,
+divided: A is cut along K, and B is every engine's. The sum that the base layer needs anyway adds the outputs
+up, too. So LoRA adds no communication. Source: S-LoRA,
 arXiv:2311.03285, with the cut of vLLM 0.32's ``lora/layers`` where it differs: there z is
 never gathered.
 """

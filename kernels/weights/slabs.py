@@ -1,6 +1,6 @@
 """An adapter as one contiguous piece of memory, laid out as the arena wants it. Pure, on the CPU.
 
-Made wherever the adapter's files are read, in a thread; nothing of the device is touched.
+Made by any thread that reads the adapter's files; touches nothing of the device.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Matrices(NamedTuple):
     b: tuple[Strided | None, ...]
 
     def of(self, storage: torch.Tensor, place: Place) -> Packed:
-        """As views of ``storage``, which begins where the offsets are counted from."""
+        """As views of ``storage``, whose start the offsets count from."""
         b = tuple(None if one is None else storage.as_strided(*one) for one in self.b)
         return Packed(storage.as_strided(*self.a), b, place.ranks, place.scale)
 
@@ -91,14 +91,14 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Where everything of an adapter goes: the same for all that are shaped alike.
+    """The place of everything of an adapter: the same for all of one shape.
 
     Attributes:
         shapes: of every layer that may have weights.
         places: of each layer that the adapter has weights for.
         matrices: of each of them of a rank over 0.
         targets: for each slice that has weights, where its A goes and where its B, transposed.
-        factors: what each of them is multiplied with once it is there.
+        factors: the factor of each, to apply once it is there.
         elements: of the slab.
         row: of the tables, ``RowLayout.row``.
     """
@@ -181,7 +181,7 @@ class Draft:
     def slab(self, data: torch.Tensor) -> Slab:
         """Copy the weights to ``data``, all in one call: the interpreter's lock is others' meanwhile.
 
-        Unfinished parts are scaled there, one call for each scale.
+        Scales the unfinished parts there, one call for each scale.
 
         Args:
             data: ``[outline.elements]`` of ``dtype``, a storage of its own.
@@ -193,7 +193,7 @@ class Draft:
             torch._foreach_copy_(targets, list(self.sources))
             for factor in set(outline.factors) - {1.0}:
                 its = [one for one, of_it in zip(targets, outline.factors, strict=True) if of_it == factor]
-                # As a number it would be rounded to their type.
+                # A plain number would be rounded to their type.
                 torch._foreach_mul_(its, torch.tensor(factor, dtype=torch.float64))
         return Slab(data, outline.places, views, outline.row)
 

@@ -43,12 +43,12 @@ class Tables:
 
 @dataclass(slots=True)
 class DeviceLayer(Layer):
-    """A layer whose weights stand in one storage, with tables that are kept up to date."""
+    """A layer whose weights lie in one storage, with tables that follow its slots."""
 
     tables: Tables = field(kw_only=True)
 
     def see(self, slot: int, packed: Packed | None) -> None:
-        """Set or clear a slot with weights that were checked when they were placed."""
+        """Set or clear a slot. The weights were checked at their placement."""
         self.packed[slot], self.derived[slot] = packed, {}
 
 
