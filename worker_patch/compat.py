@@ -1,7 +1,7 @@
 """Whether the plugin can serve in this vLLM, and its Python. Runs before it hooks anything.
 
-If ``VLLM_PLUGINS`` names it in a vLLM that does not fit, the server does not start: one that serves without its
-adapters looks well and answers 404. In a minor newer than the tested ones it serves if the surface is
+If ``VLLM_PLUGINS`` names it in a vLLM that does not fit, the server does not start: one that serves without
+its adapters looks well and answers 404. In a minor newer than the tested ones it serves if the surface is
 the expected one and every probe holds. A replica's state names it as untested. This module
 imports in any Python: an error there would be one that vLLM logs, and serves without its adapters.
 """

@@ -1,7 +1,7 @@
 """Products of a few rows and a few ranks, in the processor's vectors: what ``loops`` is made of.
 
-Written in LLVM's language, since no compiler keeps so many sums in registers by itself. Callers pass addresses
-only. The order of a sum is the same whatever rows and ranks are beside it. numba knows neither
+Written in LLVM's language, since no compiler keeps so many sums in registers by itself. Callers pass
+addresses only. The order of a sum is the same whatever rows and ranks are beside it. numba knows neither
 bfloat16 nor float16: here the one is ``uint16`` and the other ``int16``.
 """
 

@@ -127,7 +127,7 @@ def expand_kernel(
                 tokens = tl.load(tokens_ptr + batch_rows, mask=live, other=0)
                 a_ptr = weights_ptr + tl.load(offsets_ptr + slot * offsets_stride_m)
                 z_rows = a_ptr + tokens[:, None] * rank
-            # Early in a decoding step, so that it is on its way during the sum of the planes. A large tile has
+            # Early in a decoding step, to be on its way during the sum of the planes. A large tile has
             # no registers for that, and other programs to wait with.
             if ADD and ROWS == 16:
                 old = tl.load(y_ptrs, mask=y_mask, other=0.0)

@@ -1,9 +1,9 @@
 """Every loaded adapter's weights in one storage on the device, none padded to a largest rank.
 
-Loading copies one slab; nothing is packed, scaled or zeroed on the device. On CUDA it is copied by a
-stream of its own, beside the steps. Showing an adapter in a slot copies one row of a table, and the steps
-that come after it see the adapter: more adapters stay here than there are slots. Not for several threads:
-its owner is who launches the steps. Who stays and who has which slot is decided elsewhere.
+A load copies one slab, and neither packs, scales nor zeroes anything on the device. On CUDA a
+stream of its own copies it, beside the steps. Showing an adapter in a slot copies one row of a table, and the
+later steps see the adapter: more adapters stay here than there are slots. Not for several threads:
+the thread that launches the steps owns it. Others decide which adapters stay and which have a slot.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lora_fs.kernels.weights.rows import RowLayout
 from lora_fs.kernels.weights.slabs import ALIGN_BYTES, Slab, packed_at
 from lora_fs.kernels.weights.tables import DeviceLayer, Tables, column_table, rows_aligned
 
-# An adapter that moves onto itself is copied in pieces through a buffer of this size.
+# An adapter that moves onto itself goes in pieces through a buffer of this size.
 BOUNCE_BYTES = 16 << 20
-# Of what is loaded only the places are kept.
+# It keeps only the places of what it loaded.
 NOTHING = torch.empty(0)
 
 
@@ -91,7 +91,7 @@ class Arena:
         return self._extents.free * int(self._storage.itemsize)
 
     def layer(self, name: str) -> DeviceLayer:
-        """A layer, whose contents follow what is loaded and freed."""
+        """A layer, whose contents follow the loads and frees."""
         return self.layers[name]
 
     def __contains__(self, owner: int) -> bool:
@@ -99,15 +99,15 @@ class Arena:
         return owner in self._extents
 
     def load(self, slot: int, slab: Slab) -> None:
-        """Load an adapter that is named as its slot; the steps launched from now on see it."""
+        """Load an adapter that has its slot's number; the steps launched from now on see it."""
         self.commit(self.begin(slot, slab))
         self.show(slot, slot)
 
     def begin(self, owner: int, slab: Slab) -> Transfer:
-        """Start to copy an adapter; no step sees it before it is committed and shown.
+        """Start to copy an adapter; no step sees it before ``commit`` and ``show``.
 
         Raises:
-            StorageFullError: it does not fit beside what is loaded; says how much is free.
+            StorageFullError: it does not fit beside the loaded ones; says how much is free.
             ValueError: the owner has one already, a rank is above ``max_rank``, or type or model are others.
         """
         if slab.data.dtype != self._storage.dtype:
@@ -147,7 +147,7 @@ class Arena:
         self._placed[transfer.owner] = replace(placed, slab=replace(placed.slab, data=NOTHING))
 
     def show(self, slot: int, owner: int) -> None:
-        """Let the steps launched from now on see an adapter in a slot: one row of the tables is written."""
+        """Let the steps launched from now on see an adapter in a slot: writes one row of the tables."""
         if owner in self._coming:
             self.commit(self._coming[owner])
         placed = self._placed[owner]
@@ -160,7 +160,7 @@ class Arena:
         """Empty a slot; who was there stays.
 
         Its row of the tables stays on the device, where there may be no memory to write to while an engine
-        sleeps: a plan must not name an empty slot, and who is shown there next writes the whole row.
+        sleeps. So a plan must not name an empty slot, and the next adapter there writes the whole row.
         """
         if self._shown.pop(slot, None) is not None:
             for layer in self.layers.values():
@@ -176,8 +176,8 @@ class Arena:
         self._mark_freed()
 
     def restore(self) -> None:
-        """Write again what is written only once, after the device lost its memory; what was loaded is
-        loaded again by its owner.
+        """Write the parts again that are written only once, after the device lost its memory. The owner
+        loads the adapters again.
         """
         for name, layer in self.layers.items():
             layer.tables.columns.copy_(column_table(self.shapes[name], self.device))
@@ -219,7 +219,7 @@ class Arena:
             name: packed_at(self.shapes[name], place, self._storage, begin)
             for name, place in slab.places.items()
         }
-        # Pinned memory that is dropped is not given out again before the copy is done.
+        # Pinned memory dropped here is not reused before the copy is done.
         return _Placed(slab, row.pin_memory() if self._rows.is_cuda else row, views)
 
     def _tables(self, name: str, shape: Shape) -> Tables:

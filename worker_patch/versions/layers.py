@@ -1,4 +1,4 @@
-"""vLLM's kinds of LoRA layers, by exact type: those that lora-fs takes over, and those that it leaves to vLLM.
+"""vLLM's kinds of LoRA layers, by exact type: those that lora-fs takes over, and those left to vLLM.
 
 A subclass computes something else than its base, or vLLM would not have it. lora-fs leaves an unlisted one
 to vLLM, and logs it. Source: vllm/lora/layers, 0.30 to 0.33.

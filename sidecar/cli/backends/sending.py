@@ -1,4 +1,4 @@
-"""An adapter's folder as a tar, made during the upload: no copy on the disk, and its length is known before."""
+"""An adapter's folder as a tar, made during the upload: no copy on the disk, its length known before."""
 
 from __future__ import annotations
 

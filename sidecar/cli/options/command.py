@@ -20,7 +20,7 @@ from lora_fs.sidecar.shared_settings import SHARED, variables
 
 
 class Setting(click.Option):
-    """An option above a setting. It shows the setting's variable and default, which only the settings define."""
+    """An option above a setting. Shows the setting's variable and default, which only the settings define."""
 
     def __init__(self, words: Sequence[str], shown_default: str = "", **attributes: Any) -> None:
         super().__init__(words, show_envvar=True, **attributes)

@@ -86,7 +86,7 @@ def write(parts: tuple[Part, ...], folder: Path) -> None:
 
 
 def tested() -> tuple[str, ...]:
-    """The versions of vLLM that the plugin's tests ran on. A look-up by name: the sidecar does not import it."""
+    """The versions of vLLM that the plugin's tests ran on. Looked up by name, not imported."""
     return tuple(importlib.import_module("lora_fs.worker_patch.compat").TESTED)
 
 

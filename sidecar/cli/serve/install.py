@@ -1,7 +1,7 @@
 """install-plugin: put the plugin into a folder, for a vLLM in another container or image.
 
-Promise: with ``PYTHONPATH=DIR`` a vLLM finds one version as a whole, or none. The command writes a version apart,
-and one rename shows it when complete, also where DIR is a mount point, which cannot be renamed itself:
+Promise: with ``PYTHONPATH=DIR`` a vLLM finds one version as a whole, or none. The command writes a version
+apart, and one rename shows it when complete, also where DIR is a mount point, which cannot be renamed itself:
 
     DIR/lora_fs            -> .lora-fs/current/lora_fs     one such link a top-level name; they stay
     DIR/.lora-fs/current   -> 0.1.0-3f9a01c7               an update swaps this one

@@ -1,7 +1,7 @@
 """An adapter in host memory: how vLLM's reader makes it, its parts, and its size.
 
-The weights of layers that lora-fs took over go into one slab, whatever the files' dtype. The rest is vLLM's own,
-converted and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
+The weights of layers that lora-fs took over go into one slab, whatever the files' dtype. The rest is vLLM's
+own, converted and page-locked as vLLM does. Source: vllm/lora/lora_model.py and model_manager.py, 0.32.
 """
 
 from __future__ import annotations

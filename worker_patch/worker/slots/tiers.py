@@ -104,8 +104,8 @@ class Tiers:
         """Turn an ended load's reservation into an entry. Returns the adapters evicted for it.
 
         Raises:
-            NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicted nobody and
-                dropped the reservation.
+            NoRoom: it is bigger than announced, or requests took hold of what could have gone; evicts nobody
+                and drops the reservation.
         """
         self.cancel(adapter)
         going = [] if spare else sorted(filter(self._may_go, self.entries), key=self._order("host"))
