@@ -1,9 +1,11 @@
-"""A vLLM of a version that the plugin was not tested on."""
+"""A vLLM of a version that the plugin was not tested on, or a fork of one that does otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from lora_fs.demo.engine import EngineFarm
 from lora_fs.demo.tiny_llama import MODEL_NAME
@@ -23,16 +25,30 @@ def registered(folder: Path, adapter: Path) -> Volume:
     return volume
 
 
-def test_an_older_one_does_not_start(
-    farm: EngineFarm, model_dir: Path, tmp_path: Path, adapters: Callable[[int], Path]
+@pytest.mark.parametrize(
+    ("engine_is", "why"),
+    [
+        ({"OTHER_VERSION": "0.29.0"}, "it is version 0.29.0, and the oldest that is served is 0.30"),
+        ({"OTHER_VERSION": "dev"}, "its version, 'dev', is none"),
+        ({"SHARES_BLOCKS": "1"}, "two revisions of a name share prefix blocks"),
+    ],
+    ids=["older", "of no version", "a fork of a tested one"],
+)
+def test_one_that_cannot_be_served_in_does_not_start(
+    farm: EngineFarm,
+    model_dir: Path,
+    tmp_path: Path,
+    adapters: Callable[[int], Path],
+    engine_is: dict[str, str],
+    why: str,
 ) -> None:
-    """It would answer 404 for every adapter, and be ready: its last line says what to do."""
+    """It would answer 404 for every adapter, or wrong, and be ready: its last line says what to do."""
     volume = registered(tmp_path, adapters(1))
-    env = {**volume.env, "VLLM_PLUGINS": "lora_fs", "OTHER_VERSION": "0.29.0"}
-    engine = farm.start("older", model_dir, env=env)
-    assert engine.wait_ended(timeout_s=60), engine.log_tail()
+    engine = farm.start(tmp_path.name, model_dir, env={**volume.env, "VLLM_PLUGINS": "lora_fs", **engine_is})
+    assert engine.wait_ended(timeout_s=120), engine.log_tail()
     log = engine.log_text()
-    assert "the server does not start: it is version 0.29.0" in log
+    assert "the server does not start: " in log
+    assert why in log
     assert "LORA_FS_UNFIT=serve-base" in log
     assert "Loaded endpoint plugin" not in log
 

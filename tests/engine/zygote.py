@@ -3,15 +3,17 @@
 A script, started in place of ``examples/local/zygote.py`` and spoken to alike. An engine whose
 arguments name ``--api-server-count`` runs what ``vllm serve`` runs for it. One thing is changed:
 vLLM spawns those API servers, which imports everything again; here they are forked. An engine with
-``OTHER_VERSION`` in its environment says that it is of that version. One with ``FAULTS``, a folder,
-loads no adapter while a file there has its data-parallel rank for a name; what it says is the reason. A
-tensor-parallel rank ends no load while ``slow-RANK`` is there, and fills no slot while ``fill-RANK`` is.
-One with ``JOINS_THREADS`` waits at its end for its threads, as a Python that was not forked does. One with
-``SCRIPT`` is no server: it runs that file, with the arguments beside it.
+``OTHER_VERSION`` in its environment says that it is of that version. One with ``SHARES_BLOCKS`` is a fork in
+which all adapters share prefix blocks. One with ``FAULTS``, a folder, loads no adapter while a file there
+has its data-parallel rank for a name; what it says is the reason. A tensor-parallel rank ends no load while
+``slow-RANK`` is there, and fills no slot while ``fill-RANK`` is. One with ``JOINS_THREADS`` waits at its end
+for its threads, as a Python that was not forked does. One with ``SCRIPT`` is no server: it runs that file,
+with the arguments beside it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -105,11 +107,16 @@ def main() -> None:
     import_module(SERVE)
     zygote.preload()
     from vllm.entrypoints.launchers.api_server import entry
+    from vllm.v1.core import kv_cache_utils
 
     run_one = entry.main
 
     def run() -> None:
         vllm.__version__ = os.environ.get("OTHER_VERSION", vllm.__version__)
+        if "SHARES_BLOCKS" in os.environ:
+            # With the parameters of vLLM's: what it does tells.
+            right = kv_cache_utils.generate_block_hash_extra_keys
+            kv_cache_utils.generate_block_hash_extra_keys = functools.wraps(right)(lambda *_: (None, 0))
         if "FAULTS" in os.environ:
             fail_as_told(Path(os.environ["FAULTS"]))
         try:
