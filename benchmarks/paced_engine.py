@@ -41,7 +41,8 @@ class Pace:
 class PacedEngine(StubEngine):
     """Counts its loads and completions.
 
-    After ``POST /fail`` each completion is an error. From ``POST /hold`` to ``POST /release`` no load ends.
+    After ``POST /fail`` each completion is an error. From ``POST /hold`` to ``POST /release`` no load ends,
+    nor does a completion that is not streamed.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -93,6 +94,7 @@ class PacedEngine(StubEngine):
             return StreamingResponse(self._events(model, body["max_tokens"]), media_type="text/event-stream")
         self._under_way += 1
         try:
+            await self._held.wait()
             await asyncio.sleep(self._pace.request_s + self._under_way * self._pace.each_s)
         finally:
             self._under_way -= 1

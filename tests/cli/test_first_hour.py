@@ -110,7 +110,7 @@ def test_a_token_file_that_cannot_be_used(root: Path, tmp_path: Path, text: str 
             answer = http.post("/v1/load_lora_adapter", json=call, headers={"X-Lora-Fs-Token": "s3cr3t"})
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
     (condition,) = (one for one in conditions if one.startswith("AdminToken"))
     assert condition.startswith(f"AdminToken: {file}: the token file ")
     assert answer.status_code == 503
@@ -138,7 +138,7 @@ def test_without_a_token_file(lora_fs: LoraFs, root: Path, tmp_path: Path, insec
             shown, checked = lora_fs("status").out, lora_fs("doctor").out
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
     assert (answer.status_code, "--insecure" in answer.text) == ((404, False) if insecure else (403, True))
     assert ready["changed_by"] == ("loopback" if insecure else "nobody")
     assert not [one for one in ready["conditions"] if "token" in one]
@@ -163,12 +163,12 @@ def test_two_sidecars_of_one_id(root: Path, tmp_path: Path) -> None:
             words = [LORA_FS, "sidecar", "--stage-dir", str(tmp_path / "stage"), "--replica-id", "pod"]
             words += ["--host", "127.0.0.1", "--port", str(port), "--engine", "http://127.0.0.1:9"]
             processes.append(process := subprocess.Popen(words, stderr=subprocess.DEVNULL))
-            running.callback(process.wait, 20)
+            running.callback(process.wait, 60)
             running.callback(process.terminate)
         wait_until("both tell it", lambda: all(map(conditions, ports)), timeout_s=90)
         assert all("StatusNotWritten" in one and "--replica-id" in one for one in conditions(ports[0]))
         processes[0].terminate()
-        processes[0].wait(20)
+        processes[0].wait(60)
         report = root / ".replicas" / "pod.json"
         wait_until("the other reports", report.exists, timeout_s=60)
         assert json.loads(report.read_text())["replica"] == "pod"

@@ -273,9 +273,7 @@ def test_it_goes_back_by_a_replica(
     report("pod-a")
     told = AdapterStatus(key=("default", MODEL, "v2", "a"), generation=1, phase=phase, reason=reason)
     rewrite(root, {"adapters": {"a@v2": told}})
-    began = time.monotonic()
     ran = lora_fs("canary", "a", "v2", "--every", "1h", "--steps", "5,100")
-    assert time.monotonic() - began < 30
     assert ran.code == 5
     assert f"pod-a: {reason}" in ran.err
     assert serves(lora_fs) == ("v1", None)

@@ -46,11 +46,11 @@ SECRET = "all-of-it-4711"
 SAME = """
 list
 register support ./v1 --dry-run
-register support ./v1 --label team=care --wait 20
+register support ./v1 --label team=care --wait 60
 register support ./v1
 register support ./v1 --policy sticky
 register support@v1 ./v2
-register support ./v2 --no-activate --wait 20
+register support ./v2 --no-activate --wait 60
 register billing@r1 ./v3 -o name
 register other ./v3 --no-activate -o json
 register Billing! ./v3
@@ -72,17 +72,17 @@ get support@v9
 get -o name
 list -o json
 promote support v2 --dry-run
-promote support@v2 --wait 20
+promote support@v2 --wait 60
 promote support@v2 v1
 promote support v9
 promote support v1 --require-evaluation
 promote support v1 --require-evaluation --force
 promote support
-rollback support --wait 20
+rollback support --wait 60
 rollback sql -n team-a
 rollback support@v1
 rollback support@v7
-canary support v2 --percent 5 --wait 20
+canary support v2 --percent 5 --wait 60
 canary support
 canary support v1
 canary support --percent 101
@@ -95,8 +95,8 @@ unregister billing@r1 --dry-run
 unregister billing --revision r1 --all-revisions
 pin billing -o name
 pin billing --dry-run
-wait billing --for condition=Loaded --timeout 20
-wait billing@r1 --for condition=Loaded --timeout 20
+wait billing --for condition=Loaded --timeout 60
+wait billing@r1 --for condition=Loaded --timeout 60
 unpin billing@r1
 set support --ttl 15m --priority 3
 set support --ttl soon
@@ -107,18 +107,18 @@ set support
 set support --policy default --priority 3
 status nobody
 events nobody
-wait support --timeout 20
+wait support --timeout 60
 wait nobody --timeout 1ms
 wait billing --for deleted --timeout 1ms
-unregister support@v1 --force --wait 20
+unregister support@v1 --force --wait 60
 wait support --timeout 1ms
-unregister support --all-revisions --wait 20
-wait support --for deleted --timeout 20
+unregister support --all-revisions --wait 60
+wait support --for deleted --timeout 60
 unregister nobody
 rollback nobody
 list -o name
 apply -f adapters.yaml --dry-run
-apply -f adapters.yaml --wait 20
+apply -f adapters.yaml --wait 60
 apply -f adapters.yaml -o json
 apply -f adapters.yaml --owner other
 apply -f missing.yaml --prune
@@ -344,10 +344,10 @@ def test_completion_waits_little_for_a_server(
 def test_what_replicas_say_is_the_same(remote: Side) -> None:
     """status and events of one sidecar are the same by its volume and over HTTP."""
     at_volume = ("--root", str(remote.root))
-    remote("register support ./v1 --policy eager --wait 20")
-    remote("register sql ./v2 -n team-a --policy eager --wait 20")
-    assert remote("wait support --for condition=Loaded --timeout 20").code == 0
-    assert remote("wait sql -n team-a --for condition=Loaded --timeout 20").code == 0
+    remote("register support ./v1 --policy eager --wait 60")
+    remote("register sql ./v2 -n team-a --policy eager --wait 60")
+    assert remote("wait support --for condition=Loaded --timeout 60").code == 0
+    assert remote("wait sql -n team-a --for condition=Loaded --timeout 60").code == 0
     while not {"default/support@v1", "team-a/sql@v1"} <= set(remote("events -A -o name").out.split()):
         pass  # a sidecar writes its events every few seconds
     age = re.compile(r'\d+ s ago|"seen_s": [\d.]+')
@@ -409,7 +409,7 @@ def test_a_remote_source_is_fetched_by_the_server(
             super().__init__(*arguments, directory=str(tmp_path / "v1"))
 
         def do_GET(self) -> None:
-            go.wait(20)
+            go.wait(60)
             super().do_GET()
 
         def log_message(self, *arguments: Any) -> None:

@@ -225,7 +225,7 @@ def interrupt(words: list[str], until: Callable[[subprocess.Popen[str]], object]
         try:
             until(running)
             running.send_signal(signal.SIGINT)
-            _, stderr = running.communicate(timeout=30)
+            _, stderr = running.communicate(timeout=60)
         finally:
             running.kill()
     return running.returncode, stderr.strip()

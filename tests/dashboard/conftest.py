@@ -202,7 +202,7 @@ def sidecar(folder: Path, admin: Admin | None = None, **given: object) -> Iterat
         yield Live(url, root, registry, folder / "sources", engine)
     finally:
         servers[0].should_exit = True
-        thread.join(20)
+        thread.join(60)
         registry.close()
 
 

@@ -279,12 +279,18 @@ def test_a_pause_of_one_adapter_holds_its_requests_at_every_gateway(owned: Stubs
 
 def test_a_pause_waits_for_what_is_under_way_and_holds_the_rest(owned: Stubs, complete: Complete) -> None:
     """mode=wait answers when no request is under way; then every request waits until the resume."""
-    owned.add(request_s=1.0)
+    owned.add()
     gateway = started(owned, replicas=1)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    assert complete(gateway.url, "a1").status_code == 200  # it is loaded
+    httpx.post(f"{owned.engines[0]}/hold").raise_for_status()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
         running = pool.submit(complete, gateway.url, "a1")
         until(lambda: owned.counts(0)["under_way"] == 1)
-        assert call(gateway.url, "/pause?mode=wait").status_code == 200
+        pausing = pool.submit(call, gateway.url, "/pause?mode=wait")
+        done, _ = concurrent.futures.wait([running, pausing], timeout=0.5)
+        assert not done
+        httpx.post(f"{owned.engines[0]}/release").raise_for_status()
+        assert pausing.result().status_code == 200
         assert owned.counts(0)["under_way"] == 0
         assert running.result().status_code == 200
         held = pool.submit(complete, gateway.url, "tiny")

@@ -61,14 +61,14 @@ def over_http(registry: Registry, scope: Scope, *sources: Path, allow: str = "")
         volume,  # type: ignore[arg-type]
         expectation,
         allowed_sources=sources,
-        timeout_s=20,
+        timeout_s=60,
     )
 
 
 def stager(registry: Registry, stage: Path, *sources: Path, allow: str = "") -> Stager:
     """What makes a replica's copies, as ``assemble`` wires it."""
     found = locator(registry.layout, Allowed(registry.layout.root, sources))
-    made = Stager(stage, found, Expectation(allow=frozenset(allow.split())), max_bytes=1 << 30, timeout_s=20)
+    made = Stager(stage, found, Expectation(allow=frozenset(allow.split())), max_bytes=1 << 30, timeout_s=60)
     made.prepare()
     return made
 

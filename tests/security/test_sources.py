@@ -52,7 +52,7 @@ def over_http(registry: Registry, scope: Scope, *remotes: str, plugin: str | Non
         NoVolume(),  # type: ignore[arg-type]
         Expectation(),
         allowed_sources=(),
-        timeout_s=20,
+        timeout_s=60,
         fetching=Fetching(options, 1 << 20, 20.0, plugin),
         wait_s=20,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,11 +246,19 @@ class FakeEngine:
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
             yield b"data: one\n\n"
-            await asyncio.to_thread(self.go.wait, 10)
+            await asyncio.to_thread(self.go.wait, 60)
             yield b"data: [DONE]\n\n"
         except asyncio.CancelledError:
             self.left.set()
             raise
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait, bounded, for something another thread makes true."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.005)
 
 
 @contextlib.contextmanager
@@ -271,7 +280,7 @@ def serving(app: Any, replica: Replica | None = None, *, send_timeout_s: float =
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not end: it would take time from every later test"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from lora_fs.sidecar.model import Finding, Phase, Severity, engine_name
 from lora_fs.sidecar.server.app import create_app
 from lora_fs.sidecar.server.middleware.access import Admin
 from tests.reconcile.test_plan import RECORD
-from tests.server.conftest import FakeEngine, FakeReplica, serving
+from tests.server.conftest import FakeEngine, FakeReplica, serving, until
 
 DAMAGED = InvalidAdapter("a1", [Finding(code="header", severity=Severity.ERROR, file="x", message="damaged")])
 ENGINE_NAME = engine_name("a1@v2", RECORD.spec.digest)
@@ -46,14 +44,6 @@ def http(replica: FakeReplica, engine_url: str) -> Iterator[httpx.Client]:
 def vllms_error(message: str, code: int) -> dict[str, object]:
     """Source: create_error_response of vLLM 0.32."""
     return {"error": {"message": message, "type": "InternalServerError", "param": None, "code": code}}
-
-
-def until(condition: object, what: str) -> None:
-    """Wait, bounded, for something another thread makes true."""
-    deadline = time.monotonic() + 10
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.005)
 
 
 def test_models_are_listed_for_the_openai_client(http: httpx.Client) -> None:
@@ -123,7 +113,7 @@ def test_a_client_that_leaves_ends_the_engines_request(
     """A disconnect reaches the engine and releases the adapter."""
     with http.stream("POST", "/v1/completions", json={"model": "a1", "stream": True}) as answer:
         next(answer.iter_raw())
-    assert engine.left.wait(10)
+    assert engine.left.wait(60)
     until(lambda: replica.holds["a1"] == 0, "the hold is released")
 
 
@@ -325,7 +315,7 @@ def test_a_load_whose_body_does_not_come(
     """It is given up, as one of a request to the engine is."""
     monkeypatch.setattr("lora_fs.sidecar.server.middleware.admin.BODY_S", 0.2)
     app = create_app(replica, engine_url="http://127.0.0.1:9", admin=Admin(None, insecure="loopback"))
-    with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=20) as sock:
+    with serving(app) as url, socket.create_connection((URL(url).host, URL(url).port), timeout=60) as sock:
         head = b"POST /v1/load_lora_adapter HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
         sock.sendall(head + b"Content-Type: application/json\r\n\r\n" + sent)
         answer = sock.recv(65536)
@@ -362,7 +352,7 @@ def test_an_engine_that_speaks_no_tls(engine_url: str) -> None:
 
     async def ask() -> None:
         async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, engine_url.replace("http:", "https:"), timeout_s=5).loaded()
+            await VllmHttp(session, engine_url.replace("http:", "https:"), timeout_s=60).loaded()
 
     with pytest.raises(EngineUnavailable, match=r"(?i)\bssl"):
         asyncio.run(ask())
@@ -390,7 +380,7 @@ def test_what_the_engine_refuses_and_what_may_do_later(
 
     async def load(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            await VllmHttp(session, url, timeout_s=5).load(ENGINE_NAME, str(tmp_path), RECORD)
+            await VllmHttp(session, url, timeout_s=60).load(ENGINE_NAME, str(tmp_path), RECORD)
 
     with serving(Starlette(routes=[fails])) as url, pytest.raises(raised) as told:
         asyncio.run(load(url))
@@ -429,7 +419,7 @@ def test_an_engine_that_fails_to_say_its_version() -> None:
 async def version_of(url: str) -> str | None:
     """What the client makes of ``/version``."""
     async with aiohttp.ClientSession() as session:
-        return await VllmHttp(session, url, timeout_s=5).version()
+        return await VllmHttp(session, url, timeout_s=60).version()
 
 
 def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
@@ -440,7 +430,7 @@ def test_an_engine_that_cannot_load_adapters_says_its_models() -> None:
 
     async def look(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=5)
+            engine = VllmHttp(session, url, timeout_s=60)
             without = await engine.loaded()
             assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in str(without.cannot_load)
             app.router.routes[1] = Route("/v1/load_lora_adapter", lambda _: Response(), methods=["POST"])
@@ -464,7 +454,7 @@ def test_an_engine_in_development_mode_says_its_limits() -> None:
 
     async def look(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=5)
+            engine = VllmHttp(session, url, timeout_s=60)
             assert (await engine.loaded()).facts == Facts()
             assert await engine.holds_most() == 8
             assert (await engine.loaded()).facts == Facts(64, "bfloat16")
@@ -549,7 +539,7 @@ def test_how_many_adapters_an_engine_keeps(
 
     async def ask(url: str) -> list[int | None]:
         async with aiohttp.ClientSession() as session:
-            engine = VllmHttp(session, url, timeout_s=5)
+            engine = VllmHttp(session, url, timeout_s=60)
             await engine.loaded()
             return [await engine.holds_most() for _ in range(1 if pooling else 2)]
 
@@ -569,7 +559,7 @@ def test_an_engine_that_does_not_answer_says_no_smaller_number() -> None:
     async def ask(url: str) -> None:
         async with aiohttp.ClientSession() as session:
             with pytest.raises(EngineUnavailable, match="server_info"):
-                await VllmHttp(session, url, timeout_s=5, list_timeout_s=0.1).holds_most()
+                await VllmHttp(session, url, timeout_s=60, list_timeout_s=0.1).holds_most()
 
     with serving(Starlette(routes=[Route("/server_info", info)])) as url:
         asyncio.run(ask(url))
@@ -580,7 +570,7 @@ def activity_of(answer: Response) -> Activity:
 
     async def ask(url: str) -> Activity:
         async with aiohttp.ClientSession() as session:
-            return await VllmHttp(session, url, timeout_s=5).activity()
+            return await VllmHttp(session, url, timeout_s=60).activity()
 
     with serving(Starlette(routes=[Route("/metrics", lambda _: answer)])) as url:
         return asyncio.run(ask(url))

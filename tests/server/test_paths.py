@@ -46,7 +46,7 @@ def engine(heard: FakeEngine) -> FakeEngine:
 @pytest.fixture
 def guarded(sidecar: str) -> Iterator[http.client.HTTPConnection]:
     """A connection to the sidecar; paths are sent as they are."""
-    connection = http.client.HTTPConnection(urlsplit(sidecar).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(sidecar).netloc, timeout=60)
     yield connection
     connection.close()
 
