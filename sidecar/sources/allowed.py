@@ -1,4 +1,4 @@
-"""Which folders and which remote places may be registered from; the registry's own, and those allowed."""
+"""Which folders and remote places a registration may name: the registry's own, and the allowed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: an IPv4 address is
 
 
 class Allowed:
-    """Places an adapter may lie in, each with all that is under it. Links are followed before it is asked."""
+    """Places an adapter may lie in, each with all that is under it. The caller resolves their links before."""
 
     def __init__(self, root: Path, sources: Iterable[str | Path] = ()) -> None:
         self.places = tuple(Path(place).resolve() for place in (root, *sources))
@@ -27,11 +27,11 @@ class Allowed:
     def find(
         self, path: Path, *, follow: bool = True, namespaces: Collection[str] | None = None
     ) -> Path | None:
-        """Where ``path`` leads, if that is under an allowed place; on the way to what is returned is no link.
+        """Resolve ``path``, if it leads under an allowed place. No link is on the way to the result.
 
         Args:
             follow: whether its own name may be a link, too.
-            namespaces: those whose folders are all that is allowed of the root; None: all of it is.
+            namespaces: those whose folders are the only allowed ones of the root; None: the whole root.
         """
         try:
             whole = follow or path.name in ("", "..")
@@ -68,7 +68,7 @@ class AllowedRemotes:
                 self._prefixes.append(parse(prefix))
 
     def check(self, uri: Uri) -> None:
-        """Raise InputError, saying what to set, unless ``uri`` is covered."""
+        """Raise InputError, saying what to set, unless ``uri`` is under an allowed place."""
         if self._every or uri.scheme in self._schemes or any(_covers(one, uri) for one in self._prefixes):
             return
         raise InputError(

@@ -29,7 +29,7 @@ BUILT_IN: dict[str, Callable[[Uri, Options], Source]] = {
 
 
 def is_remote(text: str, plugin: str | None = None) -> bool:
-    """Whether it has to be fetched: a URI that names no folder here, or a name for the downloader."""
+    """Whether it needs a fetch: a URI that names no folder here, or a name for the downloader."""
     return scheme_of(text) not in LOCAL if is_uri(text) else plugin is not None
 
 
@@ -40,7 +40,7 @@ def opened(text: str, options: Options, plugin: str | None = None) -> Iterator[S
     Args:
         plugin: the downloader's class, for what is no URI of a known scheme.
     Raises:
-        InputError: no source has this scheme, or it may not be asked.
+        InputError: no source has this scheme, or the settings forbid it.
     """
     source = _open(text, options, plugin)
     try:
@@ -50,7 +50,7 @@ def opened(text: str, options: Options, plugin: str | None = None) -> Iterator[S
 
 
 class _Marked:
-    """A source whose offers tell it from others that are shown alike."""
+    """A source whose offers tell it from others that print the same."""
 
     def __init__(self, source: Source, text: str) -> None:
         self._source, self._text = source, text

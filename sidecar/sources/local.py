@@ -1,6 +1,6 @@
-"""A folder on this machine: a path, ``file://`` or ``pvc://``. Anything else is refused by what it is.
+"""A folder on this machine: a path, ``file://`` or ``pvc://``. Refuses anything else, and says what it is.
 
-``pvc://claim/path`` is a folder of a volume that is mounted here, where LORA_FS_PVC_MOUNTS says;
+``pvc://claim/path`` is a folder of a volume that this machine mounts, where LORA_FS_PVC_MOUNTS says;
 ``pvc:///path`` one of the registry's own volume.
 """
 
@@ -33,7 +33,7 @@ def resolve(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
     Args:
         mounts: see ``path_of``.
     Raises:
-        NotFound: nothing is there. InputError: it is no folder, or cannot be looked at.
+        NotFound: nothing is there. InputError: it is no folder, or does not answer.
     """
     path, told = path_of(source, mounts), shown(redacted(source))
     try:
@@ -63,7 +63,7 @@ def path_of(source: str, mounts: Mapping[str, Path] | None = None) -> Path:
     """The path a SOURCE names, not looked at.
 
     Args:
-        mounts: where each claim of ``pvc://`` is mounted; ``""`` is the registry's volume.
+        mounts: the mount point of each claim of ``pvc://``; ``""`` is the registry's volume.
     Raises:
         InputError: it names none.
     """

@@ -1,7 +1,7 @@
 """What every source does: look, and say which files there are and how to read them.
 
 A package adds a scheme by the entry-point group ``lora_fs.sources``: its name is the scheme, its
-object is called with the ``Uri`` and the ``Options``, and gives a ``Source``. It reads bytes and
+object takes the ``Uri`` and the ``Options``, and returns a ``Source``. A source reads bytes and
 nothing else. Bounds, resuming, parallel reads, hashing and placing are ``transfer``'s.
 """
 
@@ -25,7 +25,7 @@ from lora_fs.sidecar.validate.folder import PICKLES, WEIGHTS_FILE
 
 CARRIED = ("metadata.json", "README.md", BUNDLE)
 MAX_CARRIED_BYTES = 1 << 20
-ARCHIVE = ".archive"  # how the name of a piece begins that is unpacked
+ARCHIVE = ".archive"  # begins the name of a piece to unpack
 MOST_RETRY_S = 3600.0  # of what a server says; who passes it on says no more either
 _OF_URL = "url:"
 
@@ -33,7 +33,7 @@ Read = Callable[[int, int | None], AbstractContextManager[Iterator[bytes]]]
 
 
 class Changed(SourceUnavailable):
-    """The file is another one than it was when it was looked at: what came of it is of no use."""
+    """The file changed since the look at it: its bytes so far are of no use."""
 
     spoiled = True
 
@@ -47,12 +47,12 @@ class Piece:
     """One file of an offer.
 
     Attributes:
-        name: in the adapter's folder; what begins with ARCHIVE is unpacked into it.
-        size_bytes: None where the server does not say it; a negative one is taken for that.
+        name: in the adapter's folder; a piece whose name begins with ARCHIVE is unpacked into it.
+        size_bytes: None if the server does not say it; a negative one means that, too.
         read: opens ``[start, end)``, to the end where that is None; raises SourceUnavailable when it
             breaks off, Changed, NotRanged.
-        ranged: whether a part of it can be asked for.
-        sha256, git_oid: what its bytes have to have; None: not known.
+        ranged: whether the server sends a part of it.
+        sha256, git_oid: the hashes that its bytes must have; None: unknown.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Offer:
     """What lies at a source now.
 
     Attributes:
-        pin: its commit, etag or hash: the same URI and pin are the same bytes. None: not known.
-        mark: tells the source from others that are shown by the same URI; empty if there is no need.
+        pin: its commit, etag or hash: the same URI and pin are the same bytes. None: unknown.
+        mark: tells the source from others that print as the same URI; empty if none do.
     """
 
     uri: str
@@ -95,11 +95,11 @@ class Offer:
 
     @property
     def recorded(self) -> str | None:
-        """The pin as a record has it: a mark also where the bytes are not pinned."""
+        """The pin as a record has it: a mark also if nothing pins the bytes."""
         return self.mark or None if self.pin is None else self.pin
 
     def marked(self, uri: Uri) -> Offer:
-        """As that of ``uri``, whose pin tells it from others that are shown alike.
+        """The offer of ``uri``, with a pin that tells it from others that print the same.
 
         The hash of the one file pins its bytes wherever they lie, and stays as it is.
         """
@@ -114,7 +114,7 @@ class Offer:
 
 
 def is_of(pin: str | None, uri: Uri) -> bool:
-    """Whether what a record pins so may have come from ``uri``, which is shown as the record has it."""
+    """Whether what a record pins so may have come from ``uri``, in the form that the record prints."""
     words = (pin or "").split(" ")
     hashes = [word for word in words if word.startswith("sha256:")]
     if uri.sha256 and hashes and f"sha256:{uri.sha256}" not in hashes:
@@ -145,13 +145,13 @@ class Options:
     """What a source gets.
 
     Attributes:
-        check: raises InputError for a URI that may not be asked, as a redirect may name.
-        check_address: raises InputError for an IP address that a URI's host resolved to and that may not
-            be connected to; called before each connection.
+        check: raises InputError for a forbidden URI, such as a redirect may name.
+        check_address: raises InputError for a forbidden IP address that a URI's host resolved to. Runs
+            before each connection.
         stall_s: how long to wait for a connection, and for its next byte.
         netrc_file: holds the passwords of web servers and registries.
         registry_auth_file: docker's ``config.json`` with the passwords of registries.
-        alive: asked while an answer is waited for; raises SourceUnavailable to end that.
+        alive: called during waits for an answer; raises SourceUnavailable to end them.
     """
 
     check: Callable[[Uri], None] = lambda _: None
@@ -169,7 +169,7 @@ class Meter:
     Attributes:
         most_bytes, most_s: what it may take.
         tell: called with the bytes that arrived and the bytes of the whole, None if unknown.
-        stop: asked now and then; True ends the fetch, which can be resumed.
+        stop: called now and then; True ends the fetch, and a later one can resume it.
     """
 
     most_bytes: int
@@ -180,7 +180,7 @@ class Meter:
     started: float = field(default_factory=time.monotonic)
 
     def check_size(self, uri: str, size_bytes: int | None) -> None:
-        """Refuse what is too large before any of it is fetched."""
+        """Refuse too large a source before it fetches any of it."""
         if size_bytes is not None and size_bytes > self.most_bytes:
             raise TooLarge(
                 f"{uri} is {size_bytes} bytes; {self.most_bytes} are the most that is fetched: raise "
@@ -189,11 +189,11 @@ class Meter:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the fetch is given up."""
+        """Seconds until the fetch gives up."""
         return self.most_s - (time.monotonic() - self.started)
 
     def check_time(self, uri: str) -> None:
-        """End what takes too long; what arrived stays and is resumed."""
+        """End a fetch that takes too long. The bytes so far stay for the next one."""
         if self.left_s <= 0:
             raise SourceUnavailable(
                 f"{uri} was not fetched in {self.most_s:.0f} s: ask again, it goes on from where it is; or "
@@ -225,7 +225,7 @@ def is_adapter(names: Collection[str]) -> bool:
 
 
 def wanted(names: dict[str, int | None], below: Collection[str] = ()) -> list[str]:
-    """Which files of a folder an engine is served, and which are carried along.
+    """Which files of a folder an engine reads, and which come along.
 
     Args:
         names: with their sizes.

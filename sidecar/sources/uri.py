@@ -1,10 +1,10 @@
-"""A source as it is written: taken apart, and shown without what is secret in it. Pure: no I/O.
+"""A source's URI: its parts, and its form without secrets. Pure: no I/O.
 
 ``hf://org/repo[@revision][/folder]``, ``oci://registry/repository[:tag][@digest]``, ``s3://bucket/key``,
 ``gs://bucket/key``, ``http(s)://host/path``,
-``file:///path``, ``pvc://claim/path``, and whatever scheme an installed package adds. A remote one may end
-in ``#sha256=…``. Userinfo and the query, where signatures stand, are used and never shown, nor is what may
-be either where a URI is written wrongly; two URIs that differ in them differ in ``Uri.identity``.
+``file:///path``, ``pvc://claim/path``, and the schemes of installed packages. A remote one may end
+in ``#sha256=…``. Userinfo and the query, where signatures stand, are never shown. Nor is what may
+be either in a malformed URI. Two URIs that differ in them differ in ``Uri.identity``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 @dataclass(frozen=True, slots=True)
 class Uri:
-    """A URI of a remote source. ``str()`` is what may be written and shown.
+    """A URI of a remote source. ``str()`` is the form to write and show.
 
     Attributes:
         scheme: lower case, aliases resolved.
         place: the host with its port, the bucket, or the organisation.
-        path: the segments behind it, as they were written.
+        path: the segments behind it, unchanged.
         sha256: of the file it names, from the fragment.
     """
 
@@ -60,12 +60,12 @@ class Uri:
 
     @property
     def request(self) -> str:
-        """What is asked for: with the query, without userinfo and fragment."""
+        """The URL to request: with the query, without userinfo and fragment."""
         return str(self) + (f"?{self.query}" if self.query else "")
 
     @property
     def identity(self) -> str:
-        """Tells it from others that are shown alike; empty where all that tells it apart is shown.
+        """Tells it from others that print the same; empty if the printed form has all.
 
         A hash of the query and the user. The password is not in it, nor what signs a query anew each time.
         """
@@ -83,7 +83,7 @@ class Uri:
 
 
 def is_uri(text: str) -> bool:
-    """Whether it is written as ``scheme://…``; blanks around it are none of it."""
+    """Whether it has the form ``scheme://…``; ignores blanks around it."""
     return _SCHEME.fullmatch(text.strip()) is not None
 
 
@@ -147,10 +147,10 @@ def parse(text: str, *, redirect: bool = False) -> Uri:
 
 
 def redacted(text: str) -> str:
-    """A source as it may be written and shown, also where it cannot be taken apart.
+    """A source in the form to write and show, also if it does not parse.
 
-    Kept is what stands behind the last ``@`` and before the first ``?`` and ``#``, wherever they are: a
-    password that is not quoted may hold a ``/`` and any of these.
+    Keeps what stands behind the last ``@`` and before the first ``?`` and ``#``, wherever they are: an
+    unquoted password may hold a ``/`` and any of these.
     """
     if scheme_of(text) in NO_QUERY:
         try:

@@ -1,4 +1,4 @@
-"""Say whether an adapter's folder can be served, and if not: which file, which field, why.
+"""Say whether lora-fs can serve an adapter's folder, and if not: which file, which field, why.
 
 ``validate`` answers bad input with findings and never blocks, unpickles or follows a link.
 ``CODES`` is the table of every finding there is.

@@ -1,7 +1,7 @@
 """Every finding validation can make: the one table of codes, their severity and who may overrule.
 
-Codes are stable: scripts match them and ``--allow CODE`` names them. A code is never reused
-for another meaning. This module holds data and nothing else; ``docs/`` lists it.
+Codes are stable: scripts match them and ``--allow CODE`` names them. No code ever gets
+another meaning. This module holds data and nothing else; ``docs/`` lists it.
 """
 
 from __future__ import annotations

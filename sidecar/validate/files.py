@@ -1,7 +1,7 @@
 """Open an adapter's files without ever blocking, following a link or mapping memory.
 
-A FIFO, a socket, a device and a symlink are refused by what ``fstat`` says of the opened file.
-A file that is not there, or may not be read, is ``Refused`` with a finding's code; every other
+It refuses a FIFO, a socket, a device and a symlink by the ``fstat`` of the opened file.
+An absent or unreadable file is ``Refused`` with a finding's code; every other
 failure of the volume is VolumeUnavailable: it is never read as "missing".
 """
 
@@ -18,15 +18,15 @@ from lora_fs.sidecar.errors import VolumeUnavailable
 
 SMALL_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_ESTALE_TRIES = 3  # NFS: the handle was replaced under us; the name resolves anew
-# Of one file. Nothing that was trained leaves as many zeros, and reading them would take minutes.
+_ESTALE_TRIES = 3  # NFS: somebody replaced the file behind the handle; the name resolves anew
+# Of one file. No training leaves as many zeros, and reading them would take minutes.
 MAX_HOLE_BYTES = 16 << 30
 _MAX_EXTENTS = 10_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class Refused(Exception):
-    """A file cannot be used; becomes a finding and never leaves ``validate``."""
+    """A file is unusable; becomes a finding and never leaves ``validate``."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -34,14 +34,14 @@ class Refused(Exception):
 
 
 class Absent(Refused):
-    """Nothing has that name, and the volume was asked to know it."""
+    """Nothing has that name, by the volume's own answer."""
 
     def __init__(self) -> None:
         super().__init__("missing-folder", "is not there or is not a folder")
 
 
 class RegularFile:
-    """An opened regular file: its name, its size in bytes when it was opened, reads by offset.
+    """An opened regular file: its name, its size in bytes at the opening, reads by offset.
 
     A small one is read once, whole.
     """

@@ -1,7 +1,7 @@
 """Hold an adapter against what each live replica judges by, and note who cannot serve it. Pure.
 
-What none of them can serve is an error, what some can is a warning. A replica of which nothing is known may
-serve anything, and where there is no replica nothing is noted.
+If none of them can serve it, that is an error; if some cannot, a warning. A replica without known limits may
+serve anything, and without a replica nothing is noted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def check_fleet(here: Expectation, config: bytes, kind: Kind | None, file: str, 
     Args:
         here: what the caller judges by, with the fleet.
         config: the bytes of the adapter's configuration.
-        kind: what is known of its weights; None: they are a pickle.
+        kind: the facts about its weights; None: they are a pickle.
         file: the weights' name.
     """
     if any(one.severity is Severity.ERROR for one in found.freeze()):
         return
-    alike: list[tuple[Peer, list[str]]] = []  # replicas that judge alike are asked once
+    alike: list[tuple[Peer, list[str]]] = []  # judges replicas with the same limits once
     for peer in here.fleet:
         known = [names for one, names in alike if replace(one, replica=peer.replica) == peer]
         if known:
@@ -59,7 +59,7 @@ def _why_not(peer: Peer, here: Expectation, config: bytes, kind: Kind | None, fi
     if peer.loads is False:
         return _ITS_ENGINE
     judge = peer.judges_by
-    # What is allowed here is kept in the record, and every replica allows it, but for pickles.
+    # The record keeps what this allows, and every replica allows it then, but for pickles.
     found = Findings(judge.allow | (here.allow - {"pickle"}))
     said = read_config(config, judge, found)
     if kind is None:

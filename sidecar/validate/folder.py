@@ -1,7 +1,7 @@
 """Validate one adapter's folder: reads its two served files and applies every rule to them.
 
-Bad input is answered with findings, never with an exception; only a volume that does not
-answer raises. Nothing is written, no pickle is loaded, no link is followed, and no open blocks.
+Bad input gives findings, never an exception; only a volume that does not
+answer raises. It writes nothing, loads no pickle, follows no link, and blocks on no open.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def validate(
         arriving: they may still be: report a copy that looks unfinished.
         progress: called with each number of bytes read of the weights.
         taking: called with the name and the next bytes of a served file, from its first byte to its last:
-            those that the rules were applied to. Not called for a config or a header that is refused. A
+            those that the rules saw. Not called for a refused config or header. A
             part keeps its bytes until the call after the next one. Needs ``contents``.
         folder_fd: ``folder``, opened by the caller; None opens it here, links followed.
     Raises:
-        VolumeUnavailable: the volume did not answer; nothing is known of the adapter.
+        VolumeUnavailable: the volume did not answer; the adapter's state is unknown.
     """
     found = Findings(expectation.allow)
     try:
@@ -87,7 +87,7 @@ def validate(
 
 @contextmanager
 def open_adapter(folder: Path, called: str) -> Iterator[int]:
-    """Open an adapter's folder, links followed, to be judged and read through this one handle.
+    """Open an adapter's folder, links followed, to judge and read it through this one handle.
 
     Args:
         called: what its sender calls it.
@@ -217,7 +217,7 @@ def _check_weights(reading: _Reading, file: RegularFile, said: Said | None, conf
 
 
 def _begin(reading: _Reading, weights: str, config: bytes) -> Taking:
-    """Hand the config out; returns who takes the weights. Nobody takes what is refused by now."""
+    """Hand the config out; returns who takes the weights. Nobody takes a refused adapter's."""
     taking = reading.taking
     if taking is None or any(one.severity is Severity.ERROR for one in reading.found.freeze()):
         return lambda *_: None

@@ -37,11 +37,11 @@ class NotTar(Exception):
 
 
 class OtherPacking(ValueError):
-    """The file is packed by something else than gzip, or with sparse files."""
+    """The file has another packing than gzip, or sparse files."""
 
 
 def unpacked(file: IO[bytes]) -> gzip.GzipFile | None:
-    """Return the unpacked stream of a file that is at its beginning, or None if it is not packed.
+    """Return the unpacked stream of a file at its beginning, or None for an unpacked file.
 
     Reading the stream raises what BROKEN names, or an OSError without a number.
 
@@ -57,7 +57,7 @@ def unpacked(file: IO[bytes]) -> gzip.GzipFile | None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose headers are bounded: tarfile reads each, and a sparse file's map, into memory."""
+    """A member with bounded headers: tarfile reads each, and a sparse file's map, into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
@@ -83,7 +83,7 @@ class _Stream(tarfile.TarFile):
 
 @contextmanager
 def tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open a .tar or .tar.gz, whose members are then read in their order.
+    """Open a .tar or .tar.gz, to read its members in their order.
 
     Raises:
         NotTar, OtherPacking: it cannot be read as one; also while its members are read.

@@ -1,6 +1,6 @@
 """What a caller expects of an adapter, what validation answers, and the list findings grow in.
 
-Types and bookkeeping only; no rule is decided here.
+Types and bookkeeping only; it contains no rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_FINDINGS_PER_CODE = 8
 
 @dataclass(slots=True)
 class Learned:
-    """What the engine says of its base model. Attributes are replaced whole: any thread may look."""
+    """The engine's word about its base model. Attributes are replaced whole: any thread may look."""
 
     base_config: Mapping[str, object] | None = None
     names: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the caller knows; everything is optional and what is unknown is not checked.
+    """The caller's facts. Each is optional, and rules skip what is unknown.
 
     Attributes:
         model_ids: the names the base model goes by: hub id, served name, path.
@@ -59,7 +59,7 @@ class Expectation:
     trust: Trust | None = None
 
     def base(self) -> Mapping[str, object] | None:
-        """The base model's ``config.json``, as far as it is known now."""
+        """The base model's ``config.json``, as far as known now."""
         return self.learned.base_config if self.base_config is None else self.base_config
 
     def __post_init__(self) -> None:
@@ -75,8 +75,8 @@ class Peer:
     """A live replica, as it reports itself.
 
     Attributes:
-        judges_by: what it does not know is not checked.
-        loads: whether its engine can load adapters; None: not known.
+        judges_by: its facts; rules skip what is unknown.
+        loads: whether its engine can load adapters; None: unknown.
         version: its engine's; None: not known.
     """
 
@@ -94,9 +94,9 @@ class Report:
         findings: in the order they were made: files, config, header, tensors, contents.
         shape: None when the config or the header could not be read. ``rank`` is the largest
             rank of any module, ``target_modules`` what the tensors are for (what the config
-            says, if they were not read); ``dtype`` is "unknown" for a pickle that was allowed.
+            says, if nothing read them); ``dtype`` is "unknown" for an allowed pickle.
         base_model: the config's ``base_model_name_or_path``.
-        served_files: the files an engine reads, by name; empty unless both were opened.
+        served_files: the files an engine reads, by name; empty unless both opened.
     """
 
     findings: tuple[Finding, ...]
@@ -114,7 +114,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the adapter may be served: no finding is an error."""
+        """Whether lora-fs may serve the adapter: no finding is an error."""
         return not self.errors
 
 
@@ -162,11 +162,11 @@ class Findings:
 
     @property
     def count(self) -> int:
-        """How many were noted, repeats too."""
+        """How many findings, repeats too."""
         return self._seen.total()
 
     def freeze(self) -> tuple[Finding, ...]:
-        """Return what was noted; repeats beyond the bound become one line with their number."""
+        """Return the findings; repeats beyond the bound become one line with their number."""
         can_be_allowed = all(
             CODES[code].overridable and CODES[code].served
             for code, severity, _ in self._seen

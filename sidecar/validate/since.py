@@ -1,7 +1,7 @@
-"""What of an adapter only newer engines serve as it was trained, as a table. Pure: bytes and words come in.
+"""The parts of adapters that only newer engines serve right, as a table. Pure: bytes and words come in.
 
-An older vLLM does not refuse such an adapter: it ignores the field, and its answers are another model's. A
-version that is unknown is never read as new enough.
+An older vLLM does not refuse such an adapter: it ignores the field, and its answers are another model's. An
+unknown version never counts as new enough.
 
 Source: vllm 0.31 and 0.32, ``lora/peft_helper.py``.
 """
@@ -28,7 +28,7 @@ _CURE = (
 
 
 def version_problem(said: str | None) -> str | None:
-    """Say why an engine's version is unknown; None: it is known."""
+    """Say why an engine's version is unknown; None for a known one."""
     if said is None:
         return "this replica's engine does not say its version"
     try:

@@ -1,7 +1,7 @@
 """What an adapter is but for its weights' values: pure on its configuration and its header's bytes.
 
-Adapters that were trained alike have the same. So what gave no finding is kept, and the next of its
-kind is not worked out anew; what gave one is, to tell it again.
+Adapters of one training have the same. So it keeps a structure without findings, and does not work out the
+next of its kind. It judges one with findings anew, to report them again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lora_fs.sidecar.validate.weights.header import TensorEntry, parse_header
 from lora_fs.sidecar.validate.weights.tensors import FLOATS, LoraModule, check_tensors
 
 KINDS_KEPT = 16
-MAX_KEPT_BYTES = 128 * 1024  # of a file: what is built from one takes several times as much
+MAX_KEPT_BYTES = 128 * 1024  # of a file: the objects built from one take several times as much
 _LONGEST_MODEL_NAME = 1_024
 
 Base = Mapping[str, object]
@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The model a configuration names, and what it says where it can be used."""
+    """The base model of a configuration, and its values if usable."""
 
     base_model: str | None
     config: AdapterConfig | None
@@ -107,7 +107,7 @@ def _base_model(config: Mapping[str, object], found: Findings) -> str | None:
 
 
 def study(kind: Kind, base: Base | None, file: str, found: Findings) -> Structure | None:
-    """Apply every rule to what the header lists; None when it cannot be trusted.
+    """Apply every rule to the header's list; None if it is untrustworthy.
 
     Args:
         base: the base model's ``config.json``.

@@ -1,1 +1,1 @@
-"""Lists of adapters that other systems keep, read so that they can be registered here."""
+"""Reads other systems' lists of adapters, so that they can be registered here."""

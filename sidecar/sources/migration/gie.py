@@ -1,7 +1,7 @@
 """The ConfigMap of gateway-api-inference-extension's dynamic-lora-sidecar, which is no more.
 
-Read are the manifest (``kind: ConfigMap``, the configuration a text in its ``data``) and the bare
-configuration (``vLLMLoRAConfig``). As that sidecar did, a model in both lists is passed over. What
+It reads the manifest (``kind: ConfigMap``, the configuration a text in its ``data``) and the bare
+configuration (``vLLMLoRAConfig``). As that sidecar did, it ignores a model in both lists. What
 said where vLLM is (``host``, ``port``) has no meaning here. A file that cannot be read is an error
 and never an empty list.
 """

@@ -12,7 +12,7 @@ def adapters(store: Path) -> dict[str, Path]:
     """The folders of a store by their name; hidden ones and files are none.
 
     Raises:
-        InputError: it cannot be listed, or holds no folder at all.
+        InputError: the store does not list, or holds no folder at all.
     """
     try:
         with os.scandir(store) as entries:

@@ -17,7 +17,7 @@ def bring(offer: Offer, folder: Path, meter: Meter) -> tuple[Path, dict[str, str
     """Fetch an offer into ``folder``, going on from what an earlier try left there.
 
     Returns:
-        The adapter's folder in it, and the SHA-256 of each file in it that is known.
+        The adapter's folder in it, and each known SHA-256 of its files.
     Raises:
         See ``transfer.fetch`` and ``tarball.unpack``.
     """

@@ -14,7 +14,7 @@ CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """``git_oid``: what git calls it; None unless a piece is known by it."""
+    """``git_oid``: git's hash; None unless a piece has one to compare with."""
 
     sha256: str
     git_oid: str | None

@@ -1,4 +1,4 @@
-"""Which parts of a file have arrived, which are to come, and what of that is written down. Pure: no I/O."""
+"""The parts of a file: the arrived ones, the missing ones, and the note of them. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ class Spans:
 
 
 def notes(size: int, arrived: Sequence[tuple[int, int]]) -> str:
-    """What is written down beside a file of ``size``."""
+    """The note beside a file of ``size``."""
     return json.dumps({"size_bytes": size, "arrived": arrived})
 
 
 def read_notes(text: str, size: int, there: int) -> list[tuple[int, int]]:
-    """The ranges that are noted; empty unless they can be relied on.
+    """The noted ranges; empty unless the note is reliable.
 
     Args:
         size: of the whole. there: the size that the file has now.

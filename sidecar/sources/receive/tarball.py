@@ -1,9 +1,9 @@
 """Unpacks one adapter from a tar of unknown origin: the served files, and nothing else.
 
-No member's name becomes a path: a file is taken by its last segment, which is one of five names. A tar in
-which such a name is a link, a device or a sparse file is refused. So is one that holds two adapters, leaves
-its folder, or unpacks to more bytes than allowed. Memory is bounded: a header is the largest thing read
-whole. A gzip file is read to its end, where its checksum is.
+No member's name becomes a path: the last segment selects a file, and must be one of five names. It refuses a
+tar in which such a name is a link, a device or a sparse file. It refuses one that holds two adapters, leaves
+its folder, or unpacks to more bytes than allowed. Memory has a bound: a header is the largest thing read
+whole. It reads a gzip file to its end, where its checksum is.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def unpack(file: Path, folder: Path, uri: str, most_bytes: int) -> None:
     """Write the served files of a .tar or .tar.gz into an existing folder.
 
     Raises:
-        InputError: it is no tar, was cut, or is not one adapter.
-        VolumeUnavailable: the files cannot be written.
+        InputError: it is no tar, or an incomplete one, or does not hold one adapter.
+        VolumeUnavailable: the volume does not take the files.
     """
     try:
         with packed.tar(file) as archive:

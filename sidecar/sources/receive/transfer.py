@@ -1,8 +1,8 @@
 """Fetch one piece into a file: resumed, in parallel where that helps, hashed as it arrives.
 
-One connection begins. If the rest would take longer than SPLIT_S at the rate seen, the largest rests are
-halved. As many connections again take the second halves, up to STREAMS; where that did not raise the
-rate by RAISED no more are added. So a fast server is asked once, a slow one in parallel, and no setting
+It begins with one connection. If the rest would take longer than SPLIT_S at the rate so far, it halves the
+largest rests. As many connections again take the second halves, up to STREAMS. If that raised the rate by less
+than RAISED, it adds no more. So a fast server gets one request, a slow one parallel ones, and no setting
 says which. A thread follows with the hash, out of the page cache.
 Every CHECKPOINT_S a file beside it lists what is on the disk. The next caller resumes there after
 a kill, a broken connection or a power loss.
@@ -46,8 +46,8 @@ def fetch(piece: Piece, target: Path, parts: Path, uri: str, meter: Meter, befor
         before_bytes: what arrived of other pieces of the same offer.
     Raises:
         InputError: it is larger than it may be, or its bytes are not those it has to have.
-        SourceUnavailable: it did not all arrive; the next call resumes it. Changed: it is of no use.
-        VolumeUnavailable: the file cannot be written.
+        SourceUnavailable: not all arrived; the next call resumes. Changed: the bytes are of no use.
+        VolumeUnavailable: the volume does not take the file.
     """
     if target.is_file() and target.stat().st_size == (piece.size_bytes or -1):
         return check(piece, target, uri, hash_of(target, piece))  # by who was killed over the next one
@@ -184,7 +184,7 @@ class _Fetch:
             self._begin(span)
 
     def _stop(self) -> None:
-        """No byte is written after this, whatever the threads still wait for."""
+        """Let no thread write another byte, whatever they still wait for."""
         with self._wake:
             self._stopped = True
             self._wake.notify_all()
@@ -206,7 +206,7 @@ class _Fetch:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             self._fail(VolumeUnavailable(f"cannot write {self.part}: {why}"))
-        except Exception as error:  # a source's own fault is logged, and ends this fetch alone
+        except Exception as error:  # log a source's own fault, and end this fetch alone
             told = event("source.failed", uri=self._uri)
             logger.exception("the source of %s failed", self._uri, extra=told)
             self._fail(SourceUnavailable(f"{self._uri}: {type(error).__name__} in the source"))
@@ -245,7 +245,7 @@ class _Fetch:
                     self._wake.wait_for(lambda: self._stopped, pause)
 
     def _keep(self, span: Span, fd: int, chunk: bytes) -> bool:
-        """Write what arrived; False if no more is wanted of this span."""
+        """Write the bytes; False if nobody needs more of this span."""
         with span.lock:
             if self._stopped:
                 return False

@@ -1,7 +1,7 @@
-"""Connections of the standard library whose answers are waited for in steps: each asks whether to go on.
+"""Connections of the standard library that wait for answers in steps, and ask at each whether to go on.
 
 A socket's own timeout begins anew with every byte: a server that sends one now and then is never done.
-Each address that a host resolves to is checked before it is connected to, so no later DNS answer counts.
+It checks each address that a host resolves to before it connects, so no later DNS answer counts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def opener(alive: Alive, check_address: CheckAddress = lambda _: None) -> urllib
     """Open ``http`` and ``https``, by the environment's proxies; follow no redirect.
 
     Args:
-        alive: asked before each wait, for headers and body; what it raises ends the answer.
-        check_address: raises InputError for an address that may not be connected to. A proxy resolves
+        alive: called before each wait, for headers and body; what it raises ends the answer.
+        check_address: raises InputError for a forbidden address. A proxy resolves
             names itself: with one it gets the host as the URL has it.
     """
     made = urllib.request.OpenerDirector()
@@ -126,7 +126,7 @@ def _connecting(
 def _connected(
     check_address: CheckAddress, address: tuple[str, int], timeout: Any, source_address: Any = None
 ) -> socket.socket:
-    """Connect to the first address of a host that may be connected to and answers."""
+    """Connect to the first address of a host that is allowed and answers."""
     host, port = address
     failure: InputError | OSError = OSError("the host has no address")
     for *_, found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

@@ -1,9 +1,9 @@
 """A downloader of somebody's own, in Dynamo's shape: ``--lora-downloader-plugin my.module.Class``.
 
-The class is made without arguments. ``download_lora_to_disk(name)`` answers with what has a
-``local_path``, or with the path itself; the adapter is copied from there, and then
-``delete_lora_from_disk(name)`` is called. It is code that runs with this process's rights: it is named
-by the command line or the environment, and by no request.
+It makes the class without arguments. ``download_lora_to_disk(name)`` returns an object with a
+``local_path``, or the path itself. It copies the adapter from there, and then calls
+``delete_lora_from_disk(name)``. The class is code that runs with this process's rights: only the command
+line or the environment can name it, and no request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Downloader:
 
 
 def downloaded(name: str) -> Uri:
-    """What a name for the downloader is compared as, with what may be asked for: ``plugin://name``."""
+    """The form of a downloader's name that the allowed places match: ``plugin://name``."""
     return Uri("plugin", shown(redacted(name)), ())
 
 

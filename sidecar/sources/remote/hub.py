@@ -1,8 +1,8 @@
 """``hf://org/repo[@revision][/folder]``: the Hugging Face Hub, or the one that HF_ENDPOINT names.
 
-huggingface_hub's client says which commit the revision is and what lies in it; the pin is that commit.
-Its token (HF_TOKEN, or the one it was logged in with) goes to the hub and not to where the hub redirects.
-Bytes are read by ``web``, since its own downloads begin anew after a kill.
+huggingface_hub's client finds the revision's commit and its files; the pin is that commit.
+Its token (HF_TOKEN, or that of its login) goes to the hub and not to where the hub redirects.
+``web`` reads the bytes, since the client's own downloads begin anew after a kill.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Hub:
         except InputError as error:
             raise InputError(f"{self._uri}: {error}") from error
         headers = build_hf_headers(library_name="lora-fs")
-        # The hub redirects to wherever it keeps large files, by names that nobody can list: it is trusted
-        # with any public address. Where HF_ENDPOINT leads is the operator's to say.
+        # The hub redirects to wherever it keeps large files, under names that nobody can list: so any public
+        # address is fine. Where HF_ENDPOINT leads is the operator's to say.
         hub = parse(constants.ENDPOINT)
 
         def check_address(to: Uri, address: str) -> None:
@@ -80,7 +80,7 @@ class Hub:
             ask = partial(HfApi(library_name="lora-fs").model_info, self._repo, revision=self._revision)
             ask = partial(ask, files_metadata=True, timeout=self._options.stall_s)
             info = waited(ask, self._options.alive)
-        except SourceUnavailable:  # it is not to be waited for any longer
+        except SourceUnavailable:  # the time for it is over
             raise
         except errors.GatedRepoError as error:
             raise self._gated() from error
@@ -132,7 +132,7 @@ class _File(Http):
     def __init__(
         self, told: str, gated: Callable[[], InputError], options: Options, headers: Mapping[str, str]
     ) -> None:
-        """``told`` names the file; ``gated`` makes what is raised where the hub says so."""
+        """``told`` names the file; ``gated`` makes the error if the hub refuses it."""
         super().__init__(options, headers)
         self._told, self._gated = told, gated
 
@@ -153,7 +153,7 @@ class _File(Http):
 
 
 def _below(folder: str, paths: Iterable[str]) -> list[str]:
-    """The folders below ``folder`` that hold an adapter, as they are written behind it."""
+    """The folders below ``folder`` that hold an adapter, as their paths below it."""
     held: dict[str, set[str]] = {}
     for path in paths:
         held.setdefault(posixpath.dirname(path), set()).add(posixpath.basename(path))
@@ -174,7 +174,7 @@ def _token() -> str:
 
 
 def _host(url: str) -> str:
-    """Who is asked, without what may be secret."""
+    """The server's name, without what may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -1,9 +1,9 @@
 """``http://`` and ``https://``: a tar, or a single ``.safetensors`` with its config beside it.
 
-A redirect is followed to ``http`` and ``https`` alone, never from the second to the first, and only
+A redirect may lead to ``http`` and ``https`` alone, never from the second to the first, and only
 where ``Options.check`` lets it go; credentials stay with the host they are for. They come from the URL's
 userinfo or from the netrc file, and go nowhere else. Plain ``http`` to another machine needs ``#sha256=``,
-also where a redirect leads there. Nothing is waited for once ``Options.alive`` says that it is over.
+also where a redirect leads there. Every wait ends once ``Options.alive`` says that it is over.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Http:
     """GET by the standard library, redirects looked at one by one."""
 
     def __init__(self, options: Options, headers: Mapping[str, str] | None = None) -> None:
-        """``headers`` are sent to the host that is asked, and to none that it redirects to."""
+        """``headers`` go to the host of the URL, and to none that it redirects to."""
         self._options, self._headers = options, dict(headers or {})
 
     def look(self, uri: Uri) -> Seen:
@@ -112,7 +112,7 @@ class Http:
             return seen
 
     def reader(self, uri: Uri, size_bytes: int | None, seen: Seen | None = None) -> Read:
-        """What reads a file of that size. ``seen``: as it was looked at; None: its URL pins its bytes."""
+        """A reader of a file of that size. ``seen``: its state at the look; None: its URL pins its bytes."""
 
         @contextmanager
         def read(start: int, end: int | None) -> Iterator[Iterator[bytes]]:

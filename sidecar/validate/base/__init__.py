@@ -1,1 +1,1 @@
-"""The base model an adapter was trained on: which one it names, and which modules and sizes it has."""
+"""The base model of an adapter: which one it names, and which modules and sizes it has."""

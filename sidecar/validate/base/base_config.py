@@ -21,7 +21,7 @@ from lora_fs.sidecar.validate.files import Refused, open_file, open_folder
 from lora_fs.sidecar.validate.report import Expectation, Findings
 
 _FILE = "config.json"
-LOOK_S = 5.0  # for a folder that may hang: it is asked again at the next pass
+LOOK_S = 5.0  # for a folder that may hang: the next pass asks again
 
 
 def load_base_config(model: str) -> Mapping[str, object] | None:
@@ -30,7 +30,7 @@ def load_base_config(model: str) -> Mapping[str, object] | None:
     Returns:
         The parsed config, or None when this machine has none, or none that is JSON.
     Raises:
-        VolumeUnavailable: the volume did not answer, so it is not known whether there is one.
+        VolumeUnavailable: the volume did not answer, so whether there is one is unknown.
     """
     path = Path(os.path.expanduser(model))
     found = _read(path if path.suffix == ".json" else path / _FILE)
@@ -41,7 +41,7 @@ def load_base_config(model: str) -> Mapping[str, object] | None:
 
 
 def expect(settings: Settings, base_model: str | None = None, allow: tuple[str, ...] = ()) -> Expectation:
-    """Gather what is known here of the base model.
+    """Gather the facts about the base model that this machine has.
 
     Raises:
         InputError: ``base_config`` is set and cannot be read.
@@ -87,7 +87,7 @@ class BaseOfEngine:
         self._learned.base_config, self._learned.names, self._problem = config, roots, None
 
     def conditions(self) -> tuple[str, ...]:
-        """Say so where no adapter is compared with the base model's layers."""
+        """The condition that nothing compares adapters with the base model's layers."""
         names = self._learned.names
         if self._expectation.base() is not None or not (names or self._problem):
             return ()

@@ -1,6 +1,6 @@
 """Tell whether two names mean one base model: hub id, served name, path or cache folder.
 
-Pure text; nothing is looked up. ``Qwen/Qwen2.5-7B``, ``qwen/qwen2.5-7b``, ``Qwen2.5-7B``,
+Pure text, without look-ups. ``Qwen/Qwen2.5-7B``, ``qwen/qwen2.5-7b``, ``Qwen2.5-7B``,
 ``/models/Qwen2.5-7B/``, ``Qwen--Qwen2.5-7B`` and
 ``…/models--Qwen--Qwen2.5-7B/snapshots/<sha>`` are one model. Names that differ are sure to be
 other models only where both are hub ids: a served name may be anything.
@@ -33,7 +33,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str) -> ModelName:
-        """Take a name apart; case is dropped, as the hub does not tell it either."""
+        """Take a name apart. Ignores case, as the hub does."""
         bare = text.strip().rstrip("/").casefold()
         cached = _CACHE.search(bare)
         slug = _SLUG.fullmatch(bare)
@@ -67,9 +67,9 @@ def check_base_model(
     """Compare the config's base model with every name the served one goes by.
 
     Args:
-        further: what the engine calls it, be it a variant of the one it was trained as: such a name
+        further: the engine's own names, perhaps of a variant of the adapter's base: such a name
             agrees, and never refuses.
-        strict: one that no name agrees with is refused, also where names cannot tell.
+        strict: refuse an adapter that no name agrees with, also where names cannot tell.
     """
     if base_model is None:
         found.add("base-model-missing", CONFIG_FILE, _FIELD, "is missing")

@@ -1,8 +1,8 @@
 """Hold an adapter's modules against the base model's ``config.json``. Pure.
 
-vLLM copies whatever fits into a slot and drops what has no layer to go to: a missing module or
-a smaller matrix is answered with HTTP 200 and other text. For the model families in the table
-every module's name and sizes are known; for other model types only the number of layers is.
+vLLM copies whatever fits into a slot and drops what has no layer to go to: it answers a missing module or
+a smaller matrix with HTTP 200 and other text. For the model families in the table this module
+knows every module's name and sizes; for other model types only the number of layers.
 
 Source: vllm 0.32, ``model_executor/models/<family>.py`` (``embedding_modules``,
 ``packed_modules_mapping``), ``lora/layers/base_linear.py::set_lora``.

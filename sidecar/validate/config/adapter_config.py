@@ -1,4 +1,4 @@
-"""Rules for ``adapter_config.json``: pure on its bytes, no file is opened here.
+"""Rules for ``adapter_config.json``: pure on its bytes; opens no file.
 
 The rules are vLLM 0.32's (``lora/peft_helper.py``), stricter where vLLM would misread in
 silence: a rank must be an integer, a scale must be finite, the JSON must be unambiguous.
@@ -31,18 +31,18 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127  # beyond it the engine multiplies by 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What the config says, once every field vLLM reads has been checked.
+    """The config's values, after a check of every field that vLLM reads.
 
     Attributes:
-        covers: which modules the config targets; None when it says so in a way that is not
-            compared with the tensors.
+        covers: which modules the config targets; None if its form is not
+            comparable with the tensors.
         left_out: ``exclude_modules``.
-        excludes: which modules that leaves out; None when none, or when it is not compared with the tensors.
-        ties: ``ensure_weight_tying``: the embedding and the output layer are trained as one.
+        excludes: which modules that leaves out; None if none, or if its form is not comparable.
+        ties: ``ensure_weight_tying``: training ties the embedding and the output layer.
         ranks: ``rank_pattern``: ranks of modules that differ from ``rank``.
         alphas: ``alpha_pattern``: as ``ranks``, of ``alpha``.
         heads: the classification heads in ``modules_to_save``.
-        terms: what ``covers``, ``ranks`` and ``alphas`` were made of: configurations are compared by it.
+        terms: the source of ``covers``, ``ranks`` and ``alphas``, to compare configurations by.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class AdapterConfig:
     def may_exclude(self, target: str) -> bool:
         """Whether ``exclude_modules`` may be why none of a target's modules has a tensor."""
         if not isinstance(self.left_out, tuple):
-            return self.left_out is not None  # an expression: for which names is not known here
+            return self.left_out is not None  # an expression: its names are unknown here
         return any(
             f".{one}".endswith(f".{target}") or f".{target}".endswith(f".{one}") for one in self.left_out
         )
@@ -147,7 +147,7 @@ def check_config(config: Mapping[str, object], max_rank: int | None, found: Find
 
 
 def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a JSON object; ValueError when a key is given twice (readers would disagree)."""
+    """Build a JSON object; ValueError for a repeated key (readers would disagree)."""
     built = dict(pairs)
     if len(built) != len(pairs):
         seen: set[str] = set()
@@ -199,7 +199,7 @@ def _alpha(config: Mapping[str, object], found: Findings) -> float | None:
 
 
 def _check_scale(alpha: float, where: str, found: Findings) -> None:
-    """Even of zeros a scale beyond float32 makes NaN; what smaller ones make is seen in the weights."""
+    """Even of zeros a scale beyond float32 makes NaN; the weights show what smaller ones make."""
     if abs(alpha) > LARGEST_FLOAT32:
         found.add(
             "overflow",
@@ -281,7 +281,7 @@ def _coverage(
 
 
 def _pattern(config: Mapping[str, object], field: str, found: Findings) -> Mapping[str, float] | None:
-    """Read ``rank_pattern`` or ``alpha_pattern``; None when it cannot be used."""
+    """Read ``rank_pattern`` or ``alpha_pattern``; None for an unusable one."""
     value = config.get(field)
     if not value:
         return {}

@@ -17,7 +17,7 @@ from lora_fs.sidecar.escaping import shown
 from lora_fs.sidecar.validate.report import Findings
 
 CLASSIFICATION_HEADS = ("classifier", "score")
-# These set only the first weights of training: what is saved is a plain LoRA.
+# These set only the first weights of training: the saved adapter is a plain LoRA.
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 _MERGE = "merge it into the base model or train a plain LoRA"
 

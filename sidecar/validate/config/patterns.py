@@ -2,7 +2,7 @@
 
 PEFT lets ``target_modules``, ``rank_pattern`` and ``alpha_pattern`` hold regular expressions,
 and vLLM runs the patterns' keys on every module name inside the engine. An adapter is input:
-an expression whose backtracking could get out of hand is refused before it runs. What passes
+this module refuses an expression whose backtracking could get out of hand before it runs. Any other
 runs only as long as the budget lasts.
 """
 
@@ -47,8 +47,8 @@ def objection(expression: str, max_choices: int) -> str | None:
     """Say why an expression is not run, or None when it may be.
 
     Counts the places where a match can go more than one way: a repeat, an optional part, a group.
-    Refuses a repeated group, which makes backtracking exponential. What Python would
-    warn of is refused before it is compiled.
+    Refuses a repeated group, which makes backtracking exponential. Refuses what Python would
+    warn of before it compiles it.
     """
     if len(expression) > MAX_LENGTH:
         return f"is longer than {MAX_LENGTH} characters"

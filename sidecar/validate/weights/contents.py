@@ -1,4 +1,4 @@
-"""Read the weights' bytes: NaN, Inf, absurd sizes, tensors all zero, copies that are not finished.
+"""Read the weights' bytes: NaN, Inf, absurd sizes, tensors all zero, unfinished copies.
 
 Streams the file in one buffer, so memory does not grow with the adapter, and tests bits, so
 bfloat16 needs no torch.
@@ -64,7 +64,7 @@ def scan_contents(
     Args:
         entries: what the header lists, in the order of the bytes.
         modules: the pairs among them.
-        seen: called with the bytes just read, before they are looked at; they stay until the call after
+        seen: called with the bytes just read, before the checks; they stay until the call after
             the next one.
     Raises:
         Refused: the file shrank while it was read.
@@ -179,7 +179,7 @@ def _first(where: npt.NDArray[np.bool_], before: int) -> int | None:
 def is_preallocated(weights: RegularFile, entries: Sequence[TensorEntry]) -> bool:
     """Whether samples of the tensors look like a copy whose bytes have not all arrived.
 
-    A lora_A is never zero where it was trained, so a run of zero bytes at its head or its tail
+    A trained lora_A is never zero, so a run of zero bytes at its head or its tail
     is a hole. Tails alone, of every lora_A alike, are an adapter padded to a larger rank.
     lora_embedding_A is left out: it starts as zeros, and rare tokens never change it. The lora_B
     may all be zero, in an adapter without training; the file's last tensor may not end in

@@ -100,7 +100,7 @@ def parse_header(
     Args:
         raw: the header's bytes, without the length before them.
     Returns:
-        The tensors in the order of their bytes, or None when the header cannot be trusted.
+        The tensors in the order of their bytes, or None for an untrustworthy header.
     """
     if b"\0" in raw:
         found.add(

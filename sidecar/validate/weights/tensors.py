@@ -1,7 +1,7 @@
 """Rules for the tensors an adapter lists: names, pairs, ranks, dtypes. Pure; no byte is read.
 
-A name is parsed the way vLLM parses it: what vLLM would refuse is refused, and what it would
-skip or overwrite without a word is reported.
+It parses a name the way vLLM does. It refuses what vLLM would refuse, and reports what vLLM would
+skip or overwrite without a word.
 
 Source: vllm 0.32, ``lora/utils.py::parse_fine_tuned_lora_name``,
 ``lora/lora_model.py::LoRAModel.from_lora_tensors``.
@@ -24,7 +24,7 @@ PREFIX = "base_model.model."
 # safetensors' name → the name people know it by
 FLOATS: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-# With ``ensure_weight_tying`` PEFT trains both when either is targeted.
+# With ``ensure_weight_tying`` PEFT trains both if the config targets either.
 _TIED = frozenset({"embed_tokens", "lm_head"})
 BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
 # PEFT keeps all experts of a layer in one pair, n × r wide.

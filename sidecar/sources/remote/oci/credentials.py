@@ -1,6 +1,6 @@
-"""The password of a registry, from files that the settings name; no helper program is started.
+"""The password of a registry, from files that the settings name. It starts no helper program.
 
-The netrc file is asked first, then docker's ``config.json``, which podman, skopeo and a Secret of the type
+It reads the netrc file first, then docker's ``config.json``, which podman, skopeo and a Secret of the type
 ``kubernetes.io/dockerconfigjson`` share.
 """
 

@@ -2,7 +2,7 @@
 
 A layer with the name of a served file is that file; other layers are unpacked if they are tars. Names come
 from ``org.opencontainers.image.title`` (ORAS) or ``org.cncf.model.filepath`` (ModelPack). No name becomes a
-path: a file is taken by its last segment, which is one of five names.
+path: the last segment selects a file, and must be one of five names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A blob. ``title``: its name as it was pushed; empty where it has none."""
+    """A blob. ``title``: the name that its push gave it; empty if none."""
 
     media_type: str
     digest: str
@@ -53,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is fetched: files by their name in the adapter's folder, and tars to unpack into it."""
+    """The files to fetch, by their name in the adapter's folder, and the tars to unpack into it."""
 
     files: dict[str, Layer]
     tars: tuple[Layer, ...]

@@ -1,7 +1,7 @@
 """The Distribution API of one repository: GET alone, with a token where the registry asks for one.
 
-A registry sends to where it keeps blobs, and names the server that gives tokens. Both are followed to public
-addresses alone, unless LORA_FS_ALLOWED_REMOTES names their host. A password goes to the registry and to
+A registry redirects to where it keeps blobs, and names the server that gives tokens. Both may be public
+addresses only, unless LORA_FS_ALLOWED_REMOTES names their host. A password goes to the registry and to
 its server of tokens; a token goes to the registry. No redirect gets either.
 """
 
@@ -44,7 +44,7 @@ class Repository(Http):
             own = to.place == reference.base.place
             options.check_address(told if own else to, address)
 
-        # The registry names hosts that nobody can list: it is trusted with any public address.
+        # The registry names hosts that nobody can list: so any public address is fine.
         super().__init__(replace(options, check=lambda _: None, check_address=check_address))
         self._told, self._reference = told, reference
 
@@ -78,7 +78,7 @@ class Repository(Http):
             yield chunk
 
     def _credentials(self, uri: Uri) -> dict[str, str]:
-        return {}  # they are sent when they are asked for
+        return {}  # sent when the server asks for them
 
     def _authorization(self, asked: _Asked) -> str:
         place = self._reference.base.place

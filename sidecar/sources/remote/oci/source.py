@@ -45,7 +45,7 @@ class Oci:
         """The manifest or index that a tag or digest names, and its digest.
 
         Raises:
-            InputError: its bytes have another digest than the one that was asked for or announced.
+            InputError: its bytes have another digest than the URI or the manifest says.
         """
         where = self._reference.manifest(named)
         data, announced = self._repository.body(where, _ACCEPT, manifest.MOST_BYTES)
