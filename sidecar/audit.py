@@ -1,7 +1,7 @@
 """Audit lines: who did what, when, from where, and how it ended. One JSON object a line.
 
-Every line goes to the logger ``lora_fs.audit``, and to a file that is only ever appended to where
-one is named. A line that cannot be written does not fail the act: it is said so. No line holds a
+Every line goes to the logger ``lora_fs.audit``, and to a file, if the settings name one, which only
+grows. A failed write of a line does not fail the act, and the log says so. No line holds a
 token: a token appears by its name.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from lora_fs.sidecar.logs import event
 
 logger = logging.getLogger("lora_fs.audit")
-logger.setLevel(logging.INFO)  # whatever else is logged
+logger.setLevel(logging.INFO)  # whatever the other loggers do
 
 MAX_TEXT = 1000
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")  # what stands there in a URL is a password
@@ -69,7 +69,7 @@ def write(file: Path | None, text: str, complain: Callable[[str], None] = logger
     """Tell a line. Blocking where there is a file.
 
     Args:
-        complain: gets the reason why the line is not in the file; nothing is raised.
+        complain: gets the reason why the line is not in the file; the call raises nothing.
     """
     logger.info("%s", text, extra=event("audit"))
     if file is None:

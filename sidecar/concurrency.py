@@ -42,9 +42,9 @@ class Daemons(Executor):
         """Begin ``call`` as soon as a thread is free. Who cancels it before then has it not begun."""
         future: Future[Result] = Future()
         with self._changed:
-            # Of those that gave up nothing is kept while all threads hang.
+            # Keeps nothing of callers that gave up while all threads hang.
             self._waiting = deque(one for one in self._waiting if not one[0].cancelled())
-            # One that was notified and has not woken is idle still, and what it was notified of waits still.
+            # A notified thread that has not woken is still idle, and its call still waits.
             if len(self._waiting) >= self._idle and self._threads < self._most:
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
                 self._threads += 1
@@ -53,7 +53,7 @@ class Daemons(Executor):
         return future
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Wait for ``call``, with the caller's context. Who is cancelled leaves it to itself."""
+        """Wait for ``call``, with the caller's context. A cancelled caller leaves it running."""
         return await asyncio.wrap_future(self.submit(copy_context().run, call))
 
     def _work(self) -> None:
@@ -71,7 +71,7 @@ class Daemons(Executor):
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            del future, call  # nothing is kept alive while the next is waited for
+            del future, call  # keeps nothing alive during the wait for the next
 
 
 class AllTaken(TimeoutError):

@@ -2,7 +2,7 @@
 
 A call names its event and the fields that belong to it, and says the same in words:
 ``logger.info("%s is loaded", name, extra=event("load.done", adapter=name))``. No line holds a token:
-what is known to be secret is struck out, and so is what looks like it.
+it removes known secrets, and whatever looks like one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def configure(
     ids: Callable[[], Mapping[str, str]] = lambda: {},
     logger: str | None = None,
 ) -> None:
-    """Send what is logged to stderr.
+    """Send the log to stderr.
 
     Args:
         secrets: texts that no line may hold.

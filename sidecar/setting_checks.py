@@ -1,4 +1,4 @@
-"""What the text of a setting may be. Each check returns the setting as it is used.
+"""The allowed texts of a setting. Each check returns the setting's value.
 
 Nothing here imports pydantic or click.
 """
@@ -38,7 +38,7 @@ def server_address(value: str | None) -> str | None:
 
 
 def mounted(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where claims are mounted. Raises ValueError: one is not CLAIM=PATH."""
+    """Return the mount point of each claim. Raises ValueError: one is not CLAIM=PATH."""
     for item in items:
         if not re.fullmatch(r"[^=/]+=/.*", item):
             raise ValueError(f"{item!r} is not CLAIM=PATH with a path that begins with /")

@@ -1,4 +1,4 @@
-"""Spans, when they are asked for (``LORA_FS_TRACES``); otherwise nothing is imported and nothing is done.
+"""Spans, if ``LORA_FS_TRACES`` asks for them; otherwise it imports and does nothing.
 
 The provider is our own and is not made global: vLLM's tracing, in whose process the plugin runs, stays
 as it is. Where spans go, how many and under which name is OpenTelemetry's ``OTEL_*`` environment.
@@ -25,7 +25,7 @@ Value = str | int | float | bool
 Headers = list[tuple[str, str]]
 
 SERVICE: Final = "lora-fs"  # unless OTEL_SERVICE_NAME says otherwise
-END_S: Final = 3.0  # that the last spans are given
+END_S: Final = 3.0  # the time that the last spans get
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def start(exporter: str, instance: str) -> Callable[[], None]:
         exporter: ``otlp``, ``console`` (a span a line on stdout) or ``off``.
         instance: which replica this is.
     Raises:
-        InputError: the extra is not installed, or an ``OTEL_*`` variable is not understood.
+        InputError: the extra is not installed, or an ``OTEL_*`` variable is invalid.
     """
     if exporter == "off":
         return lambda: None
@@ -98,8 +98,8 @@ def span(name: str, *, carrier: Mapping[str, str] | None = None, **attributes: V
     """A span around the block, child of the one around it. It records an error that leaves the block.
 
     Args:
-        carrier: the headers of a request that came in: its sender's span is the parent.
-        attributes: their dots are written as double underscores.
+        carrier: the headers of an incoming request: its sender's span is the parent.
+        attributes: a double underscore stands for a dot.
     """
     if _tracer is None:
         yield

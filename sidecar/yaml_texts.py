@@ -18,7 +18,7 @@ MOST_DEPTH: Final = 64  # libyaml's composer calls itself for each level, and a 
 Path = tuple[str | int, ...]
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-EMPTY: Final = '""'  # how a key of no characters is shown
+EMPTY: Final = '""'  # the form of a key of no characters
 _CUT: Final = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 
 
@@ -70,7 +70,7 @@ def parse(text: str, first_line: int) -> Tree | None:
     """Read one document; None where nothing is in it.
 
     Raises:
-        Wrong: it is no YAML, is nested too deep, repeats a key, or its anchors multiply.
+        Wrong: it is no YAML, has too deep a nesting, repeats a key, or its anchors multiply.
     """
     try:
         _check_depth(text, first_line)

@@ -2,8 +2,8 @@
 
 Promise: every probe runs the registry's own primitives in real processes, one for each mount; it
 ends in a bounded time, also on a filesystem that hangs; it writes in one scratch folder of its own
-and removes it; nothing else on the volume is opened. It judges a filesystem, not a registry: none
-has to be there.
+and removes it; it opens nothing else on the volume. It judges a filesystem, not a registry: there
+need not be one.
 """
 
 from lora_fs.sidecar.conformance.report import Delay, Promise, Rates, Verdict

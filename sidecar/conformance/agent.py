@@ -50,7 +50,7 @@ class Agent:
         self._own.send((function, args, kwargs))
 
     def result(self, timeout_s: float) -> object:
-        """What the call that was started returned.
+        """The result of the call that ``start`` began.
 
         Raises:
             VolumeUnavailable: the mount refused, or did not answer in time.
@@ -86,7 +86,7 @@ class Agent:
         return False
 
     def resume(self) -> None:
-        """Let it go on after it was stopped."""
+        """Let it continue after a stop."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGCONT)
 

@@ -29,7 +29,7 @@ from lora_fs.sidecar.registry.volume.leases import lease
 SCOPE = Scope("doctor", "probe")
 HELD_S = 0.001
 LEAD_S = 0.002  # from the word to both until both act
-_names = TemporaryNames()  # of the process this is imported or forked into
+_names = TemporaryNames()  # of the process that imports this, or of its fork
 
 Outcome = Literal["won", "lost", "no link", "unknown"]
 Held = list[tuple[float, float]]
@@ -151,7 +151,7 @@ def write(root: Path, name: str, writer: str, *, stop: bool = False) -> bool:
     """Write a name's first generation; with ``stop`` asleep in the midst of it, in the lease.
 
     Returns:
-        Whether it was acknowledged; False is a refusal.
+        Whether the write was acknowledged; False is a refusal.
     """
     registry = Registry(root)
 

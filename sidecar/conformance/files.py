@@ -1,6 +1,6 @@
-"""A file that is replaced while it is read, and many small files.
+"""A file that a writer replaces while readers read it, and many small files.
 
-Replaced files are sealed, so a torn read is caught and costs a look; how many there are says what
+Replaced files have a seal, so a torn read shows and costs a look. The number of torn reads says what
 the filesystem makes of a rename.
 """
 
@@ -28,7 +28,7 @@ MOST_FILES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """How often it was replaced on one mount, and what readers of the other found."""
+    """How often one mount replaced it, and what readers of the other found."""
 
     replaced: int
     reads: Counter[Read]
@@ -93,7 +93,7 @@ def replacing(pair: Pair, share_s: float) -> Replaced:
 
 
 def write_many(folder: Path, share_s: float) -> tuple[int, float]:
-    """Write files as records are written; how many, and in how many seconds."""
+    """Write files as records are written; return how many, and in how many seconds."""
     started, number = time.monotonic(), 0
     while number == 0 or (time.monotonic() - started < share_s and number < MOST_FILES):
         create(folder / f"file-{number:05d}", FILE)

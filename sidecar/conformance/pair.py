@@ -63,8 +63,8 @@ def scratch(root: Path, peer: Path | None, seen_within_s: float) -> Iterator[Pai
     Raises:
         NotFound: one of the folders is not there.
         InputError: they are not two mounts of one filesystem.
-        VolumeUnavailable: nothing can be written, or a mount does not answer.
-        OperatorError: the scratch folder could not be removed; says where it is.
+        VolumeUnavailable: the volume takes no write, or a mount does not answer.
+        OperatorError: the scratch folder stays; says where it is.
     """
     name = SCRATCH + secrets.token_hex(8)
     here_agent = Agent(str(root))
@@ -141,7 +141,7 @@ def _wait_for_token(folder: Path, wait_s: float) -> str:
 
 
 def _remove(folder: Path) -> str | None:
-    """Why it could not be removed; a listing that lags is asked again."""
+    """Why it stays, if it does. Asks a lagging listing again."""
     deadline = time.monotonic() + _REMOVE_S
     while True:
         try:

@@ -16,8 +16,8 @@ class Promise(_Told):
     """One thing that the registry stands on.
 
     Attributes:
-        holds: None where it could not be tried.
-        needed: without it no registry should be kept here; the others are guarded by the format.
+        holds: None if there was no trial.
+        needed: without it keep no registry here; the format guards the others.
     """
 
     name: str
@@ -30,8 +30,8 @@ class Delay(_Told):
     """How long after one mount changed something the other one showed it.
 
     Attributes:
-        median_s, worst_s: seconds, over those that were seen; None if none was.
-        unseen: tries that were not seen within ``waited_s`` seconds.
+        median_s, worst_s: seconds, over the tries that showed; None if none did.
+        unseen: tries that did not show within ``waited_s`` seconds.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Delay(_Told):
 
     @classmethod
     def of(cls, name: str, text: str, seen_s: Sequence[float | None], waited_s: float) -> Delay:
-        """Sum up tries; None is one that was not seen."""
+        """Sum up tries; None is one that did not show."""
         seen = sorted(one for one in seen_s if one is not None)
         return cls(
             name=name,
@@ -58,7 +58,7 @@ class Delay(_Told):
 
     @property
     def bound_s(self) -> float:
-        """The longest that was seen, or what was waited in vain."""
+        """The longest wait that ended, or the longest in vain."""
         return self.waited_s if self.unseen else self.worst_s or 0.0
 
 

@@ -44,8 +44,8 @@ def examine(root: Path, peer: Path | None = None, effort: Effort = FULL) -> Verd
     Raises:
         NotFound: one of the folders is not there.
         InputError: they are not two mounts of one filesystem.
-        VolumeUnavailable: it cannot be written, or does not answer.
-        OperatorError: the scratch folder could not be removed; says where it is.
+        VolumeUnavailable: the volume takes no write, or does not answer.
+        OperatorError: the scratch folder stays; says where it is.
     """
     started = time.monotonic()
 

@@ -1,6 +1,6 @@
-"""The judgement over what was measured: which promises hold, what to set, what to change. Pure.
+"""The verdict on the measurements: which promises hold, what to set, what to change. Pure.
 
-A promise that is not needed is one that the format guards: its failure costs time, never data.
+The format guards a promise that is not needed: its failure costs time, never data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long after one mount changed something the other shows it, and whether it is woken.
+"""How long after a change on one mount the other shows it, and whether it gets a wake-up.
 
 Each delay begins when the writing call on one mount returns. It ends with the first look on the other that
-shows the change, by when that look was due: what a busy machine takes for it is not the mount's.
-Both read the host's monotonic clock. What is looked at is what the registry looks at: an exact name
+shows the change, by when that look was due: a busy machine's delay is not the mount's.
+Both read the host's monotonic clock. It looks at what the registry looks at: an exact name
 opened and read, a listing, a dropped folder's fingerprint, HEAD.
 """
 
@@ -93,11 +93,11 @@ def remove(path: Path) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """The probes of one pair: each returns its tries in seconds, None where nothing was seen in time.
+    """The probes of one pair: each returns its tries in seconds, None for one that never showed.
 
     Args:
-        share_s: tells about how long two of the probes may take, beyond their waits.
-        wait_s: how long one change is waited for.
+        share_s: about how long two of the probes may take, beyond their waits.
+        wait_s: how long to wait for one change.
     """
 
     pair: Pair

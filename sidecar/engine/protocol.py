@@ -28,7 +28,7 @@ class Loaded:
 
     Attributes:
         base_cards: its model cards that are not adapters.
-        adapters: lora_name → the path it was loaded from.
+        adapters: lora_name → the path of its load.
         cards: the adapters' cards by name.
         tiers: lora_name → ``gpu`` (in a slot) or ``host``, of those of which it says so.
         cannot_load: why it can load no adapter, and the cure; it serves its base models all the same.
@@ -67,11 +67,11 @@ class Activity:
 
 
 class Engine(Protocol):
-    """One engine. Every call is bounded in time.
+    """One engine. Every call has a bound in time.
 
     Attributes:
         rereads: it may read a loaded adapter's copy again while it serves, and dies if it cannot.
-        is_own: it is of this process: its version is known, and never another one's.
+        is_own: it is of this process: its version is fixed, and never another one's.
     """
 
     rereads: bool
@@ -90,13 +90,13 @@ class Engine(Protocol):
         """
 
     async def loaded(self) -> Loaded:
-        """Raises EngineUnavailable: what is loaded is unknown."""
+        """Raises EngineUnavailable: the loaded adapters are unknown."""
 
     async def activity(self) -> Activity:
-        """Raises EngineUnavailable: what is in use is unknown. An engine that has no such route is idle."""
+        """Raises EngineUnavailable: the adapters in use are unknown. Without such a route it is idle."""
 
     def prefer(self, policies: Mapping[str, Policy]) -> None:
-        """Say by what policy each name that was loaded is kept, for an engine that makes room by itself."""
+        """Say by what policy to keep each loaded name, for an engine that makes room by itself."""
 
     async def load(self, name: str, path: str, record: Record, *, spare: bool = False) -> None:
         """Load the bytes of ``record``, which lie at ``path``. An engine that makes room by itself makes

@@ -38,7 +38,7 @@ _ENGINE_DEAD = "EngineCore encountered an issue"
 class VllmHttp:
     """The client. ``session`` belongs to the caller and outlives this.
 
-    ``learn`` is given the cards of the base model at each look, before anything is loaded.
+    ``learn`` gets the cards of the base model at each look, before any load.
     """
 
     rereads, is_own = True, False

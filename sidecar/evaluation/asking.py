@@ -30,7 +30,7 @@ AWAY: Final = frozenset({429, 502, 503, 504})
 
 
 class ReplicaAway(TemporaryError):
-    """Nobody answered, or the answer broke off: nothing is known of the revision."""
+    """Nobody answered, or the answer broke off: the revision's quality is unknown."""
 
 
 class Refused(Exception):
@@ -46,7 +46,7 @@ class Answer:
     """What came, and when.
 
     Attributes:
-        likely: log-probabilities of likely first tokens, where they were asked for.
+        likely: log-probabilities of likely first tokens, if requested.
         ttft_ms: from the request to the first piece of text. tokens_per_s: after the first token.
     """
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
-    """Return the first of ``names`` that is answered: one, or with the namespace before it.
+    """Return the first of ``names`` that gets an answer: one, or with the namespace before it.
 
     Raises:
         Refused: none is. ReplicaAway: nobody answers.

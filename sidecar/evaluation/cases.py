@@ -1,4 +1,4 @@
-"""Cases from a JSONL file, one a line. It is streamed: a million lines take no more memory than ten."""
+"""Cases from a JSONL file, one a line. It streams: a million lines take no more memory than ten."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Data:
     scored: bool
 
     def __iter__(self) -> Iterator[tuple[int, Case]]:
-        """Yield each case with its line; raises InputError if the file changed since it was checked."""
+        """Yield each case with its line; raises InputError if the file changed after the check."""
         digest, count = hashlib.sha256(), 0
         for number, line in _lines(self.path):
             digest.update(line)
@@ -71,7 +71,7 @@ class Data:
 
 
 def check(path: Path, *, scored: bool = False) -> Data:
-    """Read every line before anything is asked.
+    """Check every line before the first request.
 
     Args:
         scored: a command scores the answers: a case need not say what it expects.

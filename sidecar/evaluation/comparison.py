@@ -1,7 +1,7 @@
 """From scores and times to figures: percentiles, and two revisions compared case by case. Pure.
 
-Memory does not grow with the cases. The interval is that of Bonett and Price for paired proportions: one
-case won and one lost are added, so that it is wide where few cases differ. Source: Bonett and Price,
+Memory does not grow with the cases. The interval is that of Bonett and Price for paired proportions: it adds
+one case won and one lost, so that it is wide where few cases differ. Source: Bonett and Price,
 "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data", 2012.
 """
 
@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Final
 
 STEP: Final = 1.01  # a percentile is right to 1 %
-PASS: Final = 1.0  # a case is passed by this score
+PASS: Final = 1.0  # a case passes with this score
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Totals:
             self.tokens_per_s.add(result.tokens_per_s)
 
     def figures(self) -> dict[str, float]:
-        """By the names that gates have for them; what is not known is left out."""
+        """The figures by the names that gates have for them, without unknown ones."""
         count = max(1, self.cases)
         found: dict[str, float | None] = {
             "cases": self.cases,
@@ -88,7 +88,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Pairs:
-    """Of two revisions that were asked the same cases."""
+    """The comparison of two revisions over the same cases."""
 
     cases: int = 0
     regressions: int = 0

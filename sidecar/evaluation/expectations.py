@@ -1,6 +1,6 @@
 """What a case expects of an answer, and the score of one. Pure.
 
-Checks that stand together must all be met. What no answer can meet is refused when it is read.
+An answer must meet all checks of a case. A check that no answer can meet is refused at the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from lora_fs.sidecar.errors import OperatorError
 
 MOST_CHOICES: Final = 20  # vLLM gives so many likely tokens at most, unless it is set otherwise
-MOST_SCHEMAS: Final = 256  # that are kept
+MOST_SCHEMAS: Final = 256  # kept ones
 REGEX_S: Final = 1.0
 Text = Annotated[str, Field(min_length=1)]
 

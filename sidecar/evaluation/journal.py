@@ -1,7 +1,7 @@
-"""What is known of an evaluation that is under way: a file, a line a case. The next run goes on from it.
+"""The state of a running evaluation: a file, a line a case. The next run resumes from it.
 
-Its first line says what is evaluated. A journal of something else is refused, and a last line that was cut
-by a crash is asked again.
+Its first line says what the run evaluates. It refuses a journal of something else, and asks again for a last
+line that a crash cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Journal:
     """Of one evaluation.
 
     Args:
-        about: what is evaluated: equal for a run that goes on with this one.
+        about: the run's subject: equal for a run that resumes this one.
     """
 
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """One evaluation: every case asked of each revision, so many at a time, scored and counted.
 
-The revisions take turns at each case, and at who is first: both meet the same load. A replica that is away
-is waited for, and the case is asked again: only what a replica answers counts for or against a revision.
+The revisions take turns at each case, and at who is first: both meet the same load. If a replica is away, the
+run waits and asks again: only a replica's answer counts for or against a revision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lora_fs.sidecar.model.evaluation import Flip
 
 PAUSE_S: Final = 0.25
 MOST_PAUSE_S: Final = 5.0
-MOST_REFUSED: Final = 3  # a 404 or 500 of a replica that has just come back is asked again so often
+MOST_REFUSED: Final = 3  # tries again after a 404 or 500 of a replica that has just come back
 DOUBTED: Final = frozenset({404, 500})
 MOST_FLIPS: Final = 100
 
@@ -36,7 +36,7 @@ class Asks(Protocol):
 
 @dataclass(slots=True)
 class Found:
-    """What is known so far. The first of ``totals`` is of the revision that is evaluated."""
+    """The results so far. The first of ``totals`` is that of the evaluated revision."""
 
     totals: tuple[Totals, ...]
     pairs: Pairs = field(default_factory=Pairs)
@@ -69,8 +69,8 @@ class Evaluating:
     """Of one evaluation.
 
     Args:
-        models: what to ask for: the revision, and the one to compare it with if there is one.
-        patience_s: how long a replica may be away. journal: None: a run that ends is not resumed.
+        models: the names to ask for: the revision, and the one to compare it with if there is one.
+        patience_s: how long a replica may be away. journal: None: nobody can resume the run.
     """
 
     def __init__(

@@ -28,10 +28,10 @@ class Reason(StrEnum):
         BASE: the request names no adapter; this is the least busy replica.
         PREFIX: it has the beginning of the prompt.
         RESIDENT: it holds the adapter.
-    HOME: the adapter gets one more copy there, since its demand needs it.
+        HOME: the adapter gets one more copy there, since its demand needs it.
         SPILL: every home is saturated; this is the next replica in the adapter's order.
         COLD: no replica holds the adapter; this one loads it.
-    WAIT: no replica may begin a load now; the request waits.
+        WAIT: no replica may begin a load now; the request waits.
         NONE: no replica is ready.
     """
 

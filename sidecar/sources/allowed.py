@@ -15,7 +15,7 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # NAT64: an IPv4 address is
 
 
 class Allowed:
-    """Places an adapter may lie in, each with all that is under it. The caller resolves their links before."""
+    """Places an adapter may lie in, each with all that is under it. Callers resolve links before."""
 
     def __init__(self, root: Path, sources: Iterable[str | Path] = ()) -> None:
         self.places = tuple(Path(place).resolve() for place in (root, *sources))

@@ -1,7 +1,7 @@
 """``model.sig``: a Sigstore bundle with an in-toto statement, as OpenSSF Model Signing writes it.
 
-The reader is strict. Every byte of the file is either signed, or has one allowed value: no field that is
-unknown, repeated or of another type, no base64 that has a second spelling. So no changed byte passes.
+The reader is strict. Every byte of the file is either signed, or has one allowed value: it takes no
+unknown or repeated field, none of another type, no base64 with a second spelling. So no changed byte passes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Chain(_Part):
 
 
 class _Material(_Part):
-    """How the signature is verified: exactly one of key, chain and certificate (an identity's)."""
+    """The means to verify the signature: exactly one of key, chain and certificate (an identity's)."""
 
     publicKey: _Key | None = None
     x509CertificateChain: _Chain | None = None
@@ -96,8 +96,8 @@ class Bundle:
 
     Attributes:
         raw: the file.
-        payload: the statement, as it was signed.
-        key_hint: SHA-256 of the public key's PEM, in hexadecimal; None where the bundle is no key's.
+        payload: the signed statement.
+        key_hint: SHA-256 of the public key's PEM, in hexadecimal; None if the bundle is no key's.
         chain: DER, the signer's first, its issuer's next; empty where the bundle is no certificate's.
         keyless: whether it is an identity's, with a certificate of minutes and a log's entry.
     """
@@ -121,7 +121,7 @@ def pre_authenticated(payload: bytes) -> bytes:
 
 
 def parse(raw: bytes) -> Bundle:
-    """Read a bundle; nothing of it is verified.
+    """Read a bundle; verifies nothing of it.
 
     Raises:
         Refusal: it is none, or one of another shape than model signing writes.

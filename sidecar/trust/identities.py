@@ -58,7 +58,7 @@ class Identity:
 def _is_signed(checkpoint: str, log_id: bytes) -> bool:
     """Whether the log signed a checkpoint, under its own name and once; others may have signed it, too.
 
-    Source: C2SP, signed-note: a key is known by its name and four bytes. Unknown keys are ignored.
+    Source: C2SP, signed-note: its name and four bytes identify a key. Ignores unknown keys.
     """
     note, _, below = checkpoint.partition("\n\n")
     log = note.partition("\n")[0].partition(" - ")[0]

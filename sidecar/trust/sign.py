@@ -28,7 +28,7 @@ def sign(
         key: a private key in PEM. password: of the key.
         certificates: in PEM: the key's own first, then its issuers; None: the key alone signs.
     Raises:
-        InputError: the key or a certificate cannot be used, or the folder holds what cannot be signed.
+        InputError: the key or a certificate is unusable, or the folder holds a file that cannot be signed.
     """
     private = _private(key, password)
     material = _material(private.public_key(), certificates)

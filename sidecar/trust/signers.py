@@ -1,7 +1,7 @@
 """Who may sign: a public key, a certificate authority, an identity. Each says whether a bundle is its own.
 
-Nothing is fetched. A certificate counts while it is valid: one that expired signs nothing any more. An
-identity's certificate lives for minutes, and its log's entry tells that it was valid when it signed.
+It fetches nothing. A certificate counts while it is valid: an expired one signs nothing any more. An
+identity's certificate lives for minutes, and its log's entry proves that it was valid at the signature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HASHES: Final[dict[str, hashes.HashAlgorithm]] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
-# What cryptography raises for a certificate that was changed: some of it is no ValueError.
+# What cryptography raises for a changed certificate: some of it is no ValueError.
 UNREADABLE: Final = (
     ValueError,
     TypeError,
@@ -173,7 +173,7 @@ def _certificate(der: bytes) -> x509.Certificate:
 
 
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """What a certificate is called: its alternative names, then its common name; at least one."""
+    """The names of a certificate: its alternative names, then its common name; at least one."""
     found: list[str] = []
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

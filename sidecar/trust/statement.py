@@ -45,7 +45,7 @@ class _Statement(_Part):
 
 
 def signed_files(payload: bytes) -> dict[str, str]:
-    """Return each signed file's SHA-256, by its path. Call it with a payload whose signature was verified.
+    """Return each signed file's SHA-256, by its path. Call it with the payload of a verified signature.
 
     Raises:
         Refusal: it is no statement of model signing, or was made with other hashes than SHA-256 of files.
@@ -69,7 +69,7 @@ def signed_files(payload: bytes) -> dict[str, str]:
 
 
 def check(signed: Mapping[str, str], files: Iterable[FileEntry]) -> None:
-    """See that every file is signed, with its bytes; files that are signed and not served are not needed.
+    """Check that every file is signed, with its bytes. Ignores signed files that are not served.
 
     Raises:
         Refusal: a file is not among the signed ones, or has other bytes.
@@ -87,7 +87,7 @@ def check(signed: Mapping[str, str], files: Iterable[FileEntry]) -> None:
 
 
 def state(name: str, digests: Mapping[str, str]) -> bytes:
-    """Return the statement to sign. ``name``: what the folder is called; ``digests``: SHA-256 by path."""
+    """Return the statement to sign. ``name``: the folder's name; ``digests``: SHA-256 by path."""
     every = sorted(digests.items())
     whole = hashlib.sha256(b"".join(bytes.fromhex(digest) for _, digest in every)).hexdigest()
     statement: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Whether bytes are signed by someone who may: the trust file, read anew at each check.
+"""Whether somebody who may signed these bytes: reads the trust file anew at each check.
 
-A rotation needs no restart. While the file cannot be used nothing new is trusted. What an engine has loaded
-stays loaded: it was trusted when it was loaded.
+A rotation needs no restart. While the file is unusable, nothing new is trusted. An engine's loaded
+adapters stay loaded: their signatures held at the load.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trust:
             raw: what ``model.sig`` holds; None: it is not there.
         Raises:
             Refusal: nobody who may sign in this namespace did, or signed other bytes.
-            TrustUnreadable: it is unknown.
+            TrustUnreadable: the answer is unknown.
         """
         signers = self.signers()
         if namespace in signers.unsigned:

@@ -68,7 +68,7 @@ class Entry(_Said):
 
 
 class TrustFile(_Said):
-    """The file, as it is written."""
+    """The file's own form."""
 
     signers: list[Entry] = []
     unsigned: list[Segment] = []

@@ -1,9 +1,9 @@
 """Fetch one piece into a file: resumed, in parallel where that helps, hashed as it arrives.
 
 It begins with one connection. If the rest would take longer than SPLIT_S at the rate so far, it halves the
-largest rests. As many connections again take the second halves, up to STREAMS. If that raised the rate by less
-than RAISED, it adds no more. So a fast server gets one request, a slow one parallel ones, and no setting
-says which. A thread follows with the hash, out of the page cache.
+largest rests. As many connections again take the second halves, up to STREAMS. If that raised the rate
+by less than RAISED, it adds no more. So a fast server gets one request, a slow one parallel ones,
+and no setting says which. A thread follows with the hash, out of the page cache.
 Every CHECKPOINT_S a file beside it lists what is on the disk. The next caller resumes there after
 a kill, a broken connection or a power loss.
 """
