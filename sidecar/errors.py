@@ -3,33 +3,33 @@
     LoraFsError
     ├── InputError                fix the input and call again
     │   ├── InvalidName           a name breaks the grammar or would leave its folder
-    │   ├── InvalidAdapter        the adapter's files cannot be served; carries the findings
+    │   ├── InvalidAdapter        no engine can serve the adapter's files; carries the findings
     │   ├── NotFound              no such adapter, revision or registry
-    │   ├── TooLarge              more bytes than are taken
-    │   ├── GateNotPassed         the revision's evaluation lets it not serve the name
-    │   ├── OverQuota             the namespace has used up what it is allowed
+    │   ├── TooLarge              more bytes than the limit
+    │   ├── GateNotPassed         the revision's evaluation forbids it to serve the name
+    │   ├── OverQuota             the namespace has used up its quota
     │   └── Conflict              it exists already, or changed under the caller
     ├── TemporaryError            call again later; nothing was lost
     │   ├── VolumeUnavailable     the volume did not answer, is full or read-only
     │   ├── UnknownOutcome        a write may or may not have landed; look before repeating it
-    │   ├── TrustUnreadable       the trust file cannot be used: nothing new is trusted until it can
-    │   ├── SourceUnavailable     where an adapter comes from did not answer; what came is kept
-    │   ├── ServerUnavailable     the server that was asked did not answer: it may have done it
+    │   ├── TrustUnreadable       the trust file is unusable: nothing new is trusted until its repair
+    │   ├── SourceUnavailable     an adapter's source did not answer; the bytes so far stay
+    │   ├── ServerUnavailable     the server did not answer: it may have done the call
     │   ├── EngineUnavailable     the engine did not answer: its state is unknown, not empty
     │   ├── NoSpareRoom           the engine's memory is full, and no request asks for the adapter
     │   ├── TooManyRegistrations  the namespace registered as often as it may for now
     │   └── WaitTimeout           a bounded wait ran out
     └── OperatorError             a person has to act
-        ├── FormatTooNew          the volume was written by a newer lora-fs
+        ├── FormatTooNew          a newer lora-fs wrote the volume
         ├── RegistryLost          the marker is gone or another registry is mounted
         │   └── RegistryMissing   the root has no marker, and this process never saw one
         ├── TokenRefused          a server refuses the token, or asks for one
         └── EngineRejected        the engine answered and refused; carries its reason
             └── NameTaken         it has something else under that name
 
-CorruptRecord is raised by the codec alone and means "not yet visible": readers keep the
+The codec alone raises CorruptRecord, which means "not yet visible": readers keep the
 last good state. NewerRecord is one that is whole and of another apiVersion: nobody writes over
-it. HTTP status and exit code are decided at their boundary, not here.
+it. Their boundaries decide HTTP status and exit code, not this module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def named(name: str, message: str) -> LoraFsError | None:
     kind = globals().get(name)
     if not isinstance(kind, type) or not issubclass(kind, LoraFsError):
         return None
-    return kind.__new__(kind, message)  # what it carried besides stayed where it was raised
+    return kind.__new__(kind, message)  # its other fields stayed where it was raised
 
 
 class InputError(LoraFsError):
@@ -113,23 +113,23 @@ class TemporaryError(LoraFsError):
 
 
 class VolumeUnavailable(TemporaryError):
-    """The volume did not take the read or write; what was known stays in force."""
+    """The volume did not take the read or write; the last known state stays in force."""
 
 
 class UnknownOutcome(TemporaryError):
-    """The write may have landed: look at what is registered before you repeat it."""
+    """The write may have landed: look at the registered adapters before you repeat it."""
 
 
 class TrustUnreadable(TemporaryError):
-    """The trust file cannot be read or is wrong: whether anything is signed is unknown."""
+    """The trust file is unreadable or wrong: whether anything has a valid signature is unknown."""
 
 
 class ServerUnavailable(TemporaryError):
-    """A sidecar that was asked over HTTP did not answer, or what answered is none."""
+    """A sidecar did not answer over HTTP, or something else answered."""
 
 
 class EngineUnavailable(TemporaryError):
-    """The engine did not answer in time: what it has loaded is unknown."""
+    """The engine did not answer in time: its loaded adapters are unknown."""
 
 
 class EngineGone(EngineUnavailable):
@@ -159,7 +159,7 @@ class NoSpareRoom(TemporaryError):
 
 
 class WaitTimeout(TemporaryError):
-    """A bounded wait ran out before what it waited for came true. ``wrote``: what was written before it."""
+    """A bounded wait ran out. ``wrote``: the writes before it."""
 
     wrote: object = None
 
@@ -177,11 +177,11 @@ class RegistryLost(OperatorError):
 
 
 class RegistryMissing(RegistryLost):
-    """The root holds no registry: its volume is not mounted, or nobody ran ``lora-fs init`` yet."""
+    """The root holds no registry: nobody mounted its volume, or ran ``lora-fs init`` yet."""
 
 
 class TokenRefused(OperatorError):
-    """A server refuses the token that was shown, or asks for one."""
+    """A server refuses the token, or asks for one."""
 
 
 class EngineRejected(OperatorError):

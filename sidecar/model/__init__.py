@@ -1,7 +1,7 @@
-"""What a record is and what is desired: frozen types and the grammar of names. No I/O here.
+"""Records and the desired state: frozen types and the grammar of names. No I/O here.
 
 *Desired* is what the volume says, *loaded* is what the engine says, *status* is what one
-replica observed. Every field of a type that is written to the volume is part of the
+replica observed. Every field of a type that lora-fs writes to the volume is part of the
 on-disk format (``docs/format.md``); unknown fields survive a read and a write.
 """
 

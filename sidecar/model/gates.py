@@ -1,7 +1,7 @@
 """Gates: conditions that a revision's figures must meet, such as ``pass_rate>=0.9 and regressions<=2``. Pure.
 
-A condition is ``FIGURE OP BOUND``; conditions are joined by ``and``. A bound is a number, or a multiple of
-the same figure of the revision compared with: ``ttft_p99_ms<=1.2*baseline+50``. A figure that is not known
+A condition is ``FIGURE OP BOUND``; ``and`` joins conditions. A bound is a number, or a multiple of
+the other revision's figure: ``ttft_p99_ms<=1.2*baseline+50``. An unknown figure
 meets no condition.
 """
 
@@ -104,7 +104,7 @@ class Gate:
         return any(one.figure.startswith("live_") for one in self.conditions)
 
     def unmet(self, figures: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, ...]:
-        """Why it is not passed, a sentence for each condition that is not met; none: it is passed."""
+        """The conditions that fail, a sentence each; none: the revision passes."""
         found = (one.unmet(figures, baseline) for one in self.conditions)
         return tuple(why for why in found if why is not None)
 

@@ -1,4 +1,4 @@
-"""What is desired, as the volume says it: records, pointers, quotas."""
+"""The desired state, as the volume has it: records, pointers, quotas."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class AdapterSpec(Stored):
     Attributes:
         path: the artifact's folder; relative to the registry's root, or absolute when linked.
         digest: over the served files' paths, sizes and hashes (``registry.artifacts``).
-        fingerprint: over (path, size, mtime) of the folder when it was adopted; tells a
-            folder that changed in place from one that did not, without reading it.
+        fingerprint: over (path, size, mtime) of the folder at its adoption; shows
+            that a folder changed in place, without reading it.
         int_id: the engine's integer id: 63 bits, the same on every replica.
         allowed: codes of findings that its registration allowed; a replica allows them, too.
-        signer: who signed the bytes, as their registration saw it; a replica looks itself.
-        unpinned: the policy that it gets back when it is unpinned; of no meaning before it is pinned.
+        signer: who signed the bytes, by the check at their registration; a replica checks itself.
+        unpinned: the policy to restore at an unpin; meaningless before a pin.
     """
 
     _alike = ("base_model",)
@@ -170,7 +170,7 @@ class Record(_Generation):
         return self.state is State.PRESENT
 
     def following(self, newest: Record | None) -> Record:
-        """What it says as the generation after ``newest``: what that one knew of the earlier ones is kept."""
+        """Its state as the generation after ``newest``. Keeps what that one knew of the earlier ones."""
         first = newest if newest is not None else self
         spec = self.spec
         if newest is not None and spec.is_pinned:

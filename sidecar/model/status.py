@@ -1,7 +1,7 @@
 """What one replica observed, and tells the others: hints.
 
-One decision rests on them, and only so that less is done: what a replica says it has is not removed, and
-while a report cannot be read nothing is.
+One decision rests on them, and only to do less: gc keeps what a replica reports, and
+while a report is unreadable it keeps everything.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Download(Stored):
     since: str = ""
 
     def progress(self) -> str:
-        """Say how much is here: ``120.0 of 500.0 MB``, or ``120.0 MB`` where the size is unknown."""
+        """Say how much is here: ``120.0 of 500.0 MB``, or ``120.0 MB`` for an unknown size."""
         here = f"{self.received_bytes / 1e6:.1f}"
         return f"{here} MB" if self.size_bytes is None else f"{here} of {self.size_bytes / 1e6:.1f} MB"
 
@@ -112,7 +112,7 @@ class EngineLimits(Stored):
         base_models: names of the base model, compared with the one that an adapter names.
         engine_models: further names, by which the engine knows it.
         base_config: those fields of its config.json that a replica compares with an adapter's tensors.
-        strict_base_model: whether another name is refused, also where names cannot tell.
+        strict_base_model: whether it refuses another name, also where names cannot tell.
         allow: codes of findings that this replica takes as warnings.
     """
 
@@ -132,9 +132,9 @@ class RevisionUsage(Stored):
 
     Attributes:
         requests: those that named it.
-        errors_4xx: requests that were answered with a status of 400 to 498.
-        errors_5xx: requests that were answered with a status of 500 or more.
-        loads: those by the engine that succeeded.
+        errors_4xx: requests that got a status of 400 to 498.
+        errors_5xx: requests that got a status of 500 or more.
+        loads: the engine's successful loads.
         load_seconds: the sum of their durations.
     """
 
@@ -158,8 +158,8 @@ class ReplicaStatus(Stored):
         recent: series seen lately → generation, the last RECENT: answers `--wait`.
         conditions_since: when each kind of condition began, in RFC 3339.
         downloads: by the name they will have.
-        figures: counters, and what is in which tier, as of this write.
-        limits: what adapters are judged by there; None: its version does not report it.
+        figures: counters, and the adapters in each tier, as of this write.
+        limits: the limits that it judges adapters by; None: its version does not report them.
         usage: by ``namespace/model/revision/name``; the canaries, then those with the most requests.
         usage_left_out: revisions with counts that ``usage`` has no room for.
         changed_by: who changes adapters over HTTP; None: its version does not report it.

@@ -14,7 +14,7 @@ JsonObject = dict[str, Any]
 _FIELD_SETS: dict[frozenset[str], set[str]] = {}
 _MOST_FIELD_SETS = 1_024
 _SHAPES: dict[type, type] = {}
-_NO_EXTRA: dict[str, Any] = {}  # never written to: models are frozen, and a copy copies it
+_NO_EXTRA: dict[str, Any] = {}  # nobody writes to it: models are frozen, and a copy copies it
 
 
 def one_by_one(kind: type) -> BeforeValidator:
@@ -32,7 +32,7 @@ def one_by_one(kind: type) -> BeforeValidator:
 class Stored(BaseModel):
     """A type on the volume: frozen, and fields of a newer writer survive.
 
-    A replica may hold 100,000 records. So what many have alike is shared: text in ``_alike`` fields, the
+    A replica may hold 100,000 records. So records share what many have alike: text in ``_alike`` fields, the
     set of given fields, the names of fields (in a dict that knows its class's), and having no others.
     """
 

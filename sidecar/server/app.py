@@ -92,7 +92,7 @@ def create_app(
     """Assemble the API.
 
     Args:
-        admin: who may do what. trail: where admin calls are recorded; None: only in the log.
+        admin: who may do what. trail: records admin calls; None: only the log does.
         user_header: the header that names a request's user, for canaries.
         engine_key: the engine's ``--api-key``: see ``Proxy``.
         admin_port: see ``AdminPort``; None: every port answers all.

@@ -27,7 +27,7 @@ BODY_S: Final = 60.0  # in which all of it comes
 
 
 class AdminCalls:
-    """``trail``: where admin calls are recorded; None: only in the log."""
+    """``trail``: records admin calls; None: only the log does."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin, self._told = replica, admin, trail or Trail(None)

@@ -22,7 +22,7 @@ from lora_fs.sidecar.sources.uri import redacted
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: where admin calls are recorded; None: only in the log."""
+    """The routes. ``trail``: records admin calls; None: only the log does."""
     calls = AdminCalls(replica, admin, trail)
     verbs = {kind.word: Verb.UNREGISTER if kind is Unregister else Verb.REGISTER for kind in ACTS}
     token_first = calls.token_first(register=Verb.REGISTER, **verbs)

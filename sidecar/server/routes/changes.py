@@ -52,7 +52,7 @@ class Change:
 
 
 class Changes:
-    """``trail``: where admin calls are recorded; None: only in the log."""
+    """``trail``: records admin calls; None: only the log does."""
 
     def __init__(self, replica: ReplicaPort, admin: Admin, trail: Trail | None) -> None:
         self._replica, self._admin = replica, admin

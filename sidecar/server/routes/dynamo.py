@@ -74,7 +74,7 @@ _ANSWERS: Answers = {200: {"model": LoraDone}, **ERRORS}
 def router(
     replica: ReplicaPort, admin: Admin, trail: Trail | None = None, *, hold_timeout_s: float
 ) -> APIRouter:
-    """The routes. ``trail``: where admin calls are recorded; None: only in the log."""
+    """The routes. ``trail``: records admin calls; None: only the log does."""
     changes = Changes(replica, admin, trail)
     routes = APIRouter(tags=["dynamo"], route_class=changes.calls.token_first(load=Verb.REGISTER))
 

@@ -56,7 +56,7 @@ _Phase = Annotated[Phase | None, Query(description="Only adapters in this phase 
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The routes. ``trail``: where admin calls are recorded; None: only in the log."""
+    """The routes. ``trail``: records admin calls; None: only the log does."""
     changes = Changes(replica, admin, trail)
     token_first = changes.calls.token_first(
         load=Verb.REGISTER, unload=Verb.UNREGISTER, register=Verb.REGISTER

@@ -42,7 +42,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None = None) -> APIRouter:
-    """The route. ``trail``: where admin calls are recorded; None: only in the log."""
+    """The route. ``trail``: records admin calls; None: only the log does."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(None, upload=Verb.REGISTER, upload_as=Verb.REGISTER)
     routes = APIRouter(tags=["adapters"], route_class=token_first)

@@ -53,7 +53,7 @@ class LoadedHere(BaseModel):
 
 
 def router(replica: ReplicaPort, admin: Admin, trail: Trail | None, *, hold_timeout_s: float) -> APIRouter:
-    """The route. ``trail``: where admin calls are recorded; None: only in the log."""
+    """The route. ``trail``: records admin calls; None: only the log does."""
     calls = AdminCalls(replica, admin, trail)
     token_first = calls.token_first(load_here=Verb.REGISTER, load_next=Verb.REGISTER, undo=Verb.REGISTER)
     routes = APIRouter(tags=["fleet"], route_class=token_first)
