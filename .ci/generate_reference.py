@@ -51,11 +51,11 @@ that the body names as its `model`. Who may call what: [security](../howto/secur
 ERRORS = """
 ## Errors
 
-Every error has the body [ErrorBody](schemas.md#errorbody), and no other field: all that is said is in
-`message`. `type` is OpenAI's word for it. The header `X-Lora-Fs-Error` has the error's own name, as
+Every error has the body [ErrorBody](schemas.md#errorbody), and no other field. `message` says what
+happened. `type` is OpenAI's word for it. The header `X-Lora-Fs-Error` has the error's own name, as
 `Conflict` or `WaitTimeout`, which the command line's exit codes follow. With the plugin vLLM's own handlers
-write what is refused before a route does its work: no good token, a body that is not what the route takes or
-is too large, no such route. Its `type` is then vLLM's, as `Unauthorized` for 401.
+answer what they refuse before a route does its work: a missing or wrong token, a malformed or too large
+body, an unknown route. Its `type` is then vLLM's, as `Unauthorized` for 401.
 
 | Status | `type` | When |
 |---|---|---|
@@ -63,14 +63,13 @@ is too large, no such route. Its `type` is then vLLM's, as `Unauthorized` for 40
 # Of errors whose class says what its attributes are, which a client does not see.
 WHEN: dict[type[Exception], str] = {
     GateNotPassed: "The revision has no evaluation, or did not pass its namespace's gate.",
-    InvalidAdapter: "No engine must serve the adapter; `message` has a line for each finding.",
+    InvalidAdapter: "No engine may serve the adapter; `message` has a line for each finding.",
     TooManyRegistrations: "The namespace registered as often as its quota allows.",
     TemporaryError: "The same call may succeed later.",
     EngineRejected: "The engine answered and refused; `message` says why.",
 }
 FRAMEWORK = (
-    "| 400 | `Bad Request` | A parameter, or a field of the body, is missing or not what it has to be; "
-    "`param` names it. |",
+    "| 400 | `Bad Request` | A parameter, or a field of the body, is missing or invalid; `param` names it. |",
     "| 404, 405 | `Error` | There is no such route, or not with this method. |",
 )
 SCHEMAS = """\
@@ -230,11 +229,11 @@ def http_page() -> str:
         if error is InvalidAdapter:
             status, name = AS_VLLM
             lines.append(
-                f"| {status} | `{name}` | The same where a model is asked, and at {routes_of_vllm}. |"
+                f"| {status} | `{name}` | The same on requests for a model, and at {routes_of_vllm}. |"
             )
     callers = {
         401: "No token, or none of the token file.",
-        403: "The token is not for that, or there is no token file.",
+        403: "The token does not allow that, or there is no token file.",
         503: "The token file cannot be read.",
     }
     lines += [f"| {status} | `{KINDS[status]}` | {when} |" for status, when in callers.items()]

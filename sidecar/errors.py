@@ -78,7 +78,7 @@ class InvalidName(InputError):
 
 
 class InvalidAdapter(InputError):
-    """No engine must serve the adapter; ``findings`` say why, file and field."""
+    """No engine may serve the adapter; ``findings`` say why, file and field."""
 
     def __init__(self, where: str, findings: Sequence[Finding]) -> None:
         lines = "\n".join(f"  - {finding.render()}" for finding in findings)
@@ -173,7 +173,7 @@ class FormatTooNew(OperatorError):
 
 
 class RegistryLost(OperatorError):
-    """The registry that was being read is not there any more."""
+    """The registry in use is gone from the volume."""
 
 
 class RegistryMissing(RegistryLost):

@@ -68,31 +68,31 @@ class Settings(BaseModel):
 
     Attributes:
         root: the registry's folder on the shared volume; create: make a registry there if it holds none,
-            for demos and development: an empty folder may be a volume that is not mounted.
-        server: a sidecar's URL, for a command without the volume; client_token_file: a file with the token
-            that it is shown.
+            for demos and development: an empty folder may be an unmounted volume.
+        server: a sidecar's URL, for a command without the volume; client_token_file: a file with the
+            client's token for it.
         model: the base model: hub id, path or served name.
         namespace: the CLI's namespace; namespaces: those a sidecar serves (default: that one).
         base_config: the base model's ``config.json`` (file or folder), for validation.
-        strict_base_model: an adapter of a base model that is named otherwise is refused, also where the
+        strict_base_model: refuse an adapter that names another base model, also where the
             names cannot tell whether it is another one.
-        trust: a file that names who may sign adapters; None: no signature is looked at.
-        allowed_remotes: what the HTTP API may fetch from: URIs up to a segment, or ``*``.
-        pvc_mounts: ``CLAIM=PATH``: where the volumes of ``pvc://`` are mounted here.
+        trust: a file that names who may sign adapters; None: check no signature.
+        allowed_remotes: the sources that the HTTP API may fetch from: URIs up to a segment, or ``*``.
+        pvc_mounts: ``CLAIM=PATH``: the mount points of ``pvc://`` volumes on this machine.
         lora_downloader_plugin: the class ``my.module.Class`` for sources that are no URI.
         netrc_file: the passwords of web servers and registries; registry_auth_file: docker's ``config.json``,
             with the passwords of registries.
         fetch_max_bytes, fetch_timeout_s: bounds on one download or upload.
-        nim_source: a flat store of adapters that another system keeps, to be served, too; nim_refresh_s:
-            how often it is looked at.
-        engine_api_key: vLLM's ``--api-key``: sent with every call to it; a client shows it, or a token, to
-            use the engine.
-        public_namespaces: what needs no token to be read: ``*`` for all that are served, ``-`` for none.
+        nim_source: a flat store of adapters that another system keeps, to serve as well; nim_refresh_s:
+            seconds between two looks at it.
+        engine_api_key: vLLM's ``--api-key``: the sidecar sends it with every call to the engine; a client
+            needs it, or a token, to use the engine.
+        public_namespaces: those that a caller may read without a token: ``*`` for all served, ``-`` for none.
         insecure: ``off``, nobody; ``loopback`` (or true), callers on this machine; ``any``, whoever reaches
             the port.
         allowed_hosts: host names by which clients reach a replica, and whose web pages may change adapters.
-        audit_file: where admin acts are recorded besides the log.
-        user_header: the header of a request that says who asks, for canaries; without it the body's
+        audit_file: a file that records admin acts besides the log.
+        user_header: the header that names a request's user, for canaries; without it the body's
             ``user`` does.
         body_max_bytes: of one request that is read to find its model; in the sidecar those over 1 MiB that
             wait for the engine's answer may have twice as much together.
@@ -106,10 +106,10 @@ class Settings(BaseModel):
         engine_idle_timeout_s: how long the engine may send no byte of an answer before the sidecar gives up.
             An answer that is not streamed sends none until it is complete. Clients give up before: OpenAI's
             after 600 s, unless you set a longer timeout.
-        stage_ahead: what is copied before it is asked for: ``new``, what is registered while the replica
-            runs; ``all``, also what was registered before it started; ``off``, nothing.
+        stage_ahead: what to copy before any request for it: ``new``, adapters registered while the replica
+            runs; ``all``, also those registered before its start; ``off``, nothing.
         probe_effect: whether to ask a stock engine, after a load, if the adapter changes any answer.
-        host_bytes: what adapters may take of each worker's host memory, with the plugin.
+        host_bytes: the host memory of each worker that adapters may take, with the plugin.
         device_bytes: the pool for adapters in each worker's GPU memory, with the plugin. Not set: with
             ``LORA_FS_KERNELS=triton`` what vLLM's stacks of ``--max-loras`` adapters take, else one adapter.
         eviction: who makes room first in the plugin's memory, among adapters of one priority: ``lru``, the
@@ -279,7 +279,7 @@ class Settings(BaseModel):
         return {**own, **{claim: Path(path) for claim, _, path in pairs}}
 
     def weights(self) -> dict[str, int]:
-        """Shares of the engine by namespace; empty where none are kept."""
+        """Shares of the engine by namespace; empty if no namespace has one."""
         pairs = (item.rpartition("=") for item in self.namespace_weights)
         return {namespace: int(weight) for namespace, _, weight in pairs}
 
@@ -294,7 +294,7 @@ class Settings(BaseModel):
 
 
 def load_settings(**options: Any) -> Settings:
-    """Merge options over the environment; an option that is None or () was not given.
+    """Merge options over the environment; None and () are options that the user left out.
 
     Raises:
         ValidationError: a value that cannot be.
