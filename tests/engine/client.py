@@ -21,6 +21,7 @@ LONG_PROMPT = "river garden stone amber autumn kettle " * 30
 LIMIT_S = 60.0
 # What a machine takes to compute is no promise of ours: as long as pytest's own, so that a thread ends, too.
 COMPUTED_LIMIT_S = 300.0
+STARTS_S = 180.0  # of one that is forked
 PROBE_LIMIT_S = 2.0
 
 
@@ -166,11 +167,11 @@ class Client:
 
 
 @contextmanager
-def owned(engine: Process, ready: str = "/health") -> Iterator[Client]:
+def owned(engine: Process, ready: str = "/health", *, starts_s: float = STARTS_S) -> Iterator[Client]:
     """Ask an engine once ``ready`` answers; it ends with the block, whatever state it is in."""
     client = Client(engine)
     try:
-        engine.wait_ready(ready)
+        engine.wait_ready(ready, timeout_s=starts_s)
         yield client
     finally:
         client.close()

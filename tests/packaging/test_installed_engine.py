@@ -16,7 +16,9 @@ from tests.engine.client import owned
 from tests.packaging.test_install_plugin import engine_python as engine_python
 from tests.packaging.test_install_plugin import plugin as plugin
 
-pytestmark = pytest.mark.engine
+STARTS_S = 900  # nothing is forked: vLLM is imported twice, and another Python's compiled each time
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2 * STARTS_S)]
 
 
 def test_an_engine_serves_with_the_folder_on_its_path(
@@ -48,7 +50,7 @@ def test_an_engine_serves_with_the_folder_on_its_path(
         env=env,
         on_parent_death=SIGTERM,
     )
-    with owned(engine, "/readyz") as client:
+    with owned(engine, "/readyz", starts_s=STARTS_S) as client:
         volume.run("register", "since", str(tmp_path / "adapters/a1"), "--wait", "20")
         assert client.names() == {MODEL_NAME, "before", "since"}
         texts = {client.complete(name).text for name in (MODEL_NAME, "before", "since")}
