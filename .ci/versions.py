@@ -63,9 +63,6 @@ FAILS = {
     "test_a_load_that_one_engine_fails": _TWO,
     "test_an_unload_frees_both": _TWO,
     "test_they_say_what_one_engine_says": _TWO,
-    "test_gateways_are_told_the_names_that_clients_know": (
-        "a stream beside the test stood still while vLLM compiled its CPU's sampler; the test is mended since"
-    ),
     "test_drafts_change_no_answer": (
         "a stock vLLM 0.30 ends at its first step with drafts, too: on a CPU without Triton its rejection "
         "sampler keeps the placeholder of Triton's kernel, which 0.31 replaces"
