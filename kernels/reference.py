@@ -48,7 +48,7 @@ def linear(y: torch.Tensor, x: torch.Tensor, layer: Layer, plan: Plan, *, add: b
 
 
 def embedding(y: torch.Tensor, tokens: torch.Tensor, layer: Layer, plan: Plan, *, add: bool = True) -> None:
-    """As ``linear``, where a row's input is the one-hot vector of its token.
+    """Compute ``linear`` with the one-hot vector of each row's token as its input.
 
     Args:
         tokens: ``[T]``, int64; ``layer.shape.lookup`` holds.

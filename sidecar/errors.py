@@ -95,7 +95,7 @@ class Conflict(InputError):
 
 
 class TooLarge(InputError):
-    """It is larger than the limit."""
+    """The input is larger than the limit."""
 
 
 class GateNotPassed(InputError):
@@ -133,7 +133,7 @@ class EngineUnavailable(TemporaryError):
 
 
 class EngineGone(EngineUnavailable):
-    """Nothing takes a connection where the engine was."""
+    """Nothing listens at the engine's address any more."""
 
 
 class SourceUnavailable(TemporaryError):
@@ -155,7 +155,7 @@ class TooManyRegistrations(TemporaryError):
 
 
 class NoSpareRoom(TemporaryError):
-    """What no request asks for makes nobody go, and there is no room without that."""
+    """There is no free room, and a load without a request evicts nobody."""
 
 
 class WaitTimeout(TemporaryError):
@@ -205,4 +205,4 @@ class CorruptRecord(LoraFsError):
 
 
 class NewerRecord(CorruptRecord):
-    """It is whole, and of an ``apiVersion`` that this lora-fs does not read."""
+    """The record is whole, and has an ``apiVersion`` that this lora-fs does not read."""

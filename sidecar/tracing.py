@@ -146,7 +146,7 @@ def outgoing(headers: Headers) -> Headers:
 
 
 def ids() -> dict[str, str]:
-    """Of the span around, for a line of the log; empty where there is none."""
+    """Return the ids of the current span, for a log line; empty without one."""
     if _tracer is None:
         return {}
     from opentelemetry.trace import get_current_span

@@ -87,7 +87,7 @@ def _dense(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 
 
 class _Noted(NamedTuple):
-    """What the weights of a row are, and what has to live as long as it is meant."""
+    """The weights of a row, and the tensors that must live as long as it is in use."""
 
     kind: torch.dtype
     kept: tuple[torch.Tensor, ...]

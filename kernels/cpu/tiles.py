@@ -223,7 +223,7 @@ def _last(builder: Any, index: int, live: Any) -> Any:
 
 
 def _numbers(builder: Any, order: Any, rows: int, live: Any) -> list[Any]:
-    """Of each row, which of the batch it is."""
+    """The number in the batch of each row."""
     numbers = builder.inttoptr(order, _INT.as_pointer())
     places = [builder.gep(numbers, [_last(builder, i, live)]) for i in range(rows)]
     return [builder.sext(builder.load(place), _LONG) for place in places]

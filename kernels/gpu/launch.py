@@ -25,7 +25,7 @@ INTERPRETED = not isinstance(shrink_kernel, triton.JITFunction)
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """What a split shrink wrote, and what an expand has to know to read it."""
+    """The output of a split shrink, and the numbers that an expand needs to read it."""
 
     scratch: torch.Tensor
     config: Shrink

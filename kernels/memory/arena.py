@@ -27,7 +27,7 @@ NOTHING = torch.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """What showing an adapter takes, made when its copy began; ``row`` in page-locked memory."""
+    """The data to show an adapter, made when its copy began; ``row`` in page-locked memory."""
 
     slab: Slab
     row: torch.Tensor
@@ -212,7 +212,7 @@ class Arena:
             self._storage.narrow(0, move.target + done, count).copy_(pending)
 
     def _place(self, owner: int, slab: Slab) -> _Placed:
-        """What of an adapter depends on where it is."""
+        """The parts of an adapter that depend on its place."""
         begin = self._extents[owner].begin
         row = self._layout.moved(slab.row, begin)
         views = {

@@ -36,7 +36,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What compaction wants copied: towards the beginning, and maybe onto itself."""
+    """A copy for compaction: towards the beginning, and maybe onto itself."""
 
     owner: int
     source: int

@@ -20,7 +20,7 @@ PAUSES_S = 1.0  # all of them at most: a process that ends waits for its threads
 
 
 class HostMemory:
-    """What slabs are made of; any thread may ask. It goes back to the system with its tensor."""
+    """Memory for slabs, for any thread. It goes back to the system with its tensor."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -26,7 +26,7 @@ FENCING: Final = {"token": "fencing_token"}
 
 
 class Format(StrEnum):
-    """Of ``-o``."""
+    """The formats of ``-o``."""
 
     TEXT = "text"
     WIDE = "wide"

@@ -37,7 +37,7 @@ Held = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Of a lease: takes by each mount, how often both held it, seconds a take."""
+    """The result for a lease: takes by each mount, how often both held it, seconds a take."""
 
     takes: tuple[int, int]
     overlaps: int
@@ -46,7 +46,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Races:
-    """Of one name: races, and what went wrong in how many. ``supported``: link() is there."""
+    """The result of races for one name: how many, and the failures. ``supported``: link() exists."""
 
     supported: bool
     tried: int = 0
@@ -57,7 +57,7 @@ class Races:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Of a writer that slept in its lease: rounds, and in how many what it wrote came to be in force."""
+    """The result for a writer that slept in its lease: rounds, and those in which its write took effect."""
 
     tried: int
     broken: int

@@ -202,7 +202,7 @@ def woken(wait_s: float) -> bool:
 
 
 def replace_head(folder: Path) -> None:
-    """As ``root.advance_head`` does: drafted in a folder that nobody watches."""
+    """Replace HEAD as the registry does: by a draft in a folder that nobody watches."""
     atomic.replace(folder / HEAD, b"moved\n", draft_in=folder / LEASES)
 
 

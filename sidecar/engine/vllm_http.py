@@ -88,7 +88,7 @@ class VllmHttp:
         )
 
     async def version(self) -> str | None:
-        """As ``/version`` says it."""
+        """Return the version that ``/version`` answers."""
         status, text = await self._call("GET", "/version", None, self._list)
         if status >= 500:
             raise EngineUnavailable(f"{self._url}/version answered {status}: {text[:200]}")

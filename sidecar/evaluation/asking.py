@@ -75,7 +75,7 @@ async def find_model(asker: Asker, names: tuple[str, ...]) -> str:
 
 
 class Asker:
-    """Of one address, such as ``http://gateway:8001``; ``/v1`` at its end changes nothing."""
+    """Sends requests to one address, such as ``http://gateway:8001``; ``/v1`` at its end changes nothing."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session, self.url = session, url.rstrip("/").removesuffix("/v1")
@@ -178,7 +178,7 @@ def _failure(error: Any) -> Exception:
 
 
 def _likely(logprobs: Any) -> dict[str, float]:
-    """Of the first token: a completion's as a mapping, a chat's as a list."""
+    """Log-probabilities of the first token: a completion has a mapping, a chat a list."""
     if not isinstance(logprobs, dict):
         return {}
     if first := (logprobs.get("top_logprobs") or [None])[0]:

@@ -19,7 +19,7 @@ SCORE_S: Final = 60.0
 
 
 class ByCommand:
-    """Of one command line, run without a shell."""
+    """Scores answers with one command line, run without a shell."""
 
     def __init__(self, command: str, timeout_s: float = SCORE_S) -> None:
         try:

@@ -52,7 +52,7 @@ class Result:
 
 @dataclass(slots=True)
 class Totals:
-    """Of one revision."""
+    """The counts of one revision."""
 
     cases: int = 0
     passed: int = 0

@@ -19,7 +19,7 @@ from lora_fs.sidecar.evaluation.comparison import Result
 
 
 class Journal:
-    """Of one evaluation.
+    """The journal of one evaluation.
 
     Args:
         about: the run's subject: equal for a run that resumes this one.

@@ -66,7 +66,7 @@ async def by_expectation(case: Case, answer: Answer) -> float:
 
 
 class Evaluating:
-    """Of one evaluation.
+    """One evaluation under way.
 
     Args:
         models: the names to ask for: the revision, and the one to compare it with if there is one.

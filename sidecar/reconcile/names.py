@@ -11,7 +11,7 @@ from lora_fs.sidecar.registry.view.snapshot import touched
 
 
 class Names:
-    """Of one replica.
+    """The names that one replica serves.
 
     Attributes:
         of_engine: names that the engine itself serves; they may be set before it answers.

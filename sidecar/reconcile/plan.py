@@ -119,7 +119,7 @@ def next_to_go(
 
 
 def _evictable(entries: Iterable[Resident], firm: frozenset[str]) -> list[Resident]:
-    """Those that nobody uses, the least recently used first."""
+    """The adapters that may go now, the least recently used first."""
     found = [one for one in entries if not (one.in_flight or one.leaving or one.name in firm)]
     return sorted(found, key=lambda one: -one.idle_s)
 

@@ -68,7 +68,7 @@ class Limits:
 
 
 class Reconciler:
-    """Of one replica.
+    """The reconcile loop of one replica.
 
     Args:
         on_decided: called in a pass once it has decided; after_pass: after every pass, failed ones included.

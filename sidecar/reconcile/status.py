@@ -26,7 +26,7 @@ def statuses(catalog: Catalog, residents: Residents, now: float) -> dict[str, Ad
 
 
 def resting(record: Record) -> AdapterStatus:
-    """Of a name that is simply not loaded."""
+    """The status of a name that waits for its first request."""
     return _make(record, Phase.UNLOADED, "LoadsAtFirstRequest")
 
 
@@ -90,7 +90,7 @@ def numbers(residents: Residents, stager: Stager, known: Mapping[str, int | None
 
 
 def _draining(residents: Residents, catalog: Catalog) -> dict[str, AdapterStatus]:
-    """What is to go and has not gone: by its name, or with its revision where the name goes on."""
+    """Adapters that must go and have not: by name, or with the revision if the name stays."""
     found = {}
     for engine_name, record in residents.held():
         if engine_name not in residents.draining and not catalog.has_tombstone(record.key):

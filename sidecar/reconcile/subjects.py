@@ -20,7 +20,7 @@ PartOf = Callable[[Served], Part]
 
 
 class Subjects:
-    """Of one replica.
+    """The input of one replica's plan.
 
     Args:
         max_loaded: how many adapters may be loaded; None: the engine's own bound.

@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Workers:
-    """Those of one replica, on the event loop.
+    """The workers of one replica, on the event loop.
 
     Args:
         most: how many of each kind run at once.

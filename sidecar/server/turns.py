@@ -10,7 +10,7 @@ MOST = 16  # calls in one turn of the loop: about 1 ms for pieces of bodies
 
 
 class Turns:
-    """Of one server: first come, first served, and MOST calls in one turn of the loop."""
+    """The queue of one server: first come, first served, and MOST calls in one turn of the loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -89,7 +89,7 @@ class Offer:
 
     @property
     def size_bytes(self) -> int | None:
-        """Of all pieces; None if one does not say."""
+        """The size of all pieces; None if one does not say its own."""
         sizes = [piece.size_bytes for piece in self.pieces]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 

@@ -21,7 +21,7 @@ class Refusal(LoraFsError):
 
     @property
     def finding(self) -> Finding:
-        """As validation tells it."""
+        """The refusal as a finding of validation."""
         return Finding(
             code=self.code, severity=Severity.ERROR, file=BUNDLE, message=str(self), hint=self.hint
         )

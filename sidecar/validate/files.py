@@ -51,7 +51,7 @@ class RegularFile:
         self._whole: memoryview | None = None
 
     def view(self, offset: int, size_bytes: int, buffer: memoryview) -> memoryview:
-        """As ``read``, without a copy of its own; a large file's bytes are put into ``buffer``."""
+        """As ``read``, without a copy of its own; puts a large file's bytes into ``buffer``."""
         if self.size_bytes <= SMALL_BYTES:
             return self._part(offset, size_bytes)
         part = buffer[:size_bytes]

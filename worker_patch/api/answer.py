@@ -49,7 +49,7 @@ def uncut(send: Send, ends: Callable[[], bool]) -> Iterator[Send]:
 
 
 class Answer:
-    """Of one request; ``record``: of the adapter that serves it."""
+    """The answer to one request; ``record``: of the adapter that serves it."""
 
     def __init__(self, record: Record, send: Send) -> None:
         self._record, self._send = record, send

@@ -58,7 +58,7 @@ async def read(scope: Scope, body: bytes) -> Asks:
 
 
 def _of_small(body: bytes) -> Asks | None:
-    """What a JSON object says; None of any other body."""
+    """The model and user of a JSON object; None for any other body."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):

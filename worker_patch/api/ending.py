@@ -21,7 +21,7 @@ TOLD = "this server ends: ask another one"
 
 
 class Ending:
-    """Of one server."""
+    """The end of one server."""
 
     def __init__(self) -> None:
         self._begun = False

@@ -15,7 +15,7 @@ from lora_fs.sidecar.errors import TooLarge
 
 
 class ClientLeft(Exception):
-    """Nobody waits for the answer any more."""
+    """The client left: nobody waits for the answer."""
 
 
 def route_of(scope: Scope) -> str:
@@ -53,7 +53,7 @@ class Incoming:
         return b"".join(chunks)
 
     async def receive(self) -> Message:
-        """As an application calls it."""
+        """Receive a message, as an ASGI application does."""
         if self._taken is not None:
             message, self._taken = self._taken, None
             return message

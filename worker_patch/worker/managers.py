@@ -126,7 +126,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
             logger.exception("adapter %d has no slot either: its rows are the base model's", adapter)
 
     def forget_blank(self, adapter: int) -> None:
-        """What ran blank is not the adapter, whoever asks for it next."""
+        """Drop an adapter that ran blank, so that the next request loads it anew."""
         if adapter in self.blank:
             self.blank.discard(adapter)
             self.remove_adapter(adapter)
@@ -278,7 +278,7 @@ class TieredWorkerManager(LRUCacheWorkerLoRAManager):  # type: ignore[misc]
         self._loader.later(lambda: layers.prepare(packed, room))
 
     def end_unmeant(self, user: str, meant: Collection[int], sequence: int) -> None:
-        """Of a user's loads keep those of ``meant``, as ``Tiers.keep_holds`` its holds; end all given up."""
+        """Give up a user's loads except those of ``meant``, as ``Tiers.keep_holds`` does holds; end them."""
         self.under_way.give_up_unmeant(user, meant, sequence)
         self._end_given_up()
 

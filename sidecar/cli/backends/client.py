@@ -105,7 +105,7 @@ class Client:
         raise self._refusal(answer)
 
     def _refusal(self, answer: httpx.Response) -> LoraFsError:
-        """What an answer means that is none of success."""
+        """The error that a failed answer means."""
         status, message = answer.status_code, _message(answer)
         if answer.is_redirect:
             target = shown(answer.headers.get("location", ""))

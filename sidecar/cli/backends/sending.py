@@ -23,7 +23,7 @@ class Sending:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole tar."""
+        """The length of the whole tar."""
         files = (len(_header(name, size)) + _padded(size) for name, size in self._sizes.items())
         return sum(files) + len(END)
 

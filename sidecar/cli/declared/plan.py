@@ -18,7 +18,7 @@ Name = tuple[Scope, str]
 
 
 class Refused(Exception):
-    """What a document asks for cannot be; ``path`` is its field."""
+    """The document asks for the impossible; ``path`` is its field."""
 
     def __init__(self, path: tuple[str | int, ...], why: str) -> None:
         super().__init__(why)
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What is there of a name: its present revisions, and its pointer."""
+    """The registered state of a name: its present revisions, and its pointer."""
 
     revisions: Mapping[str, Record] = field(default_factory=dict)
     pointer: Pointer | None = None

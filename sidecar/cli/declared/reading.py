@@ -125,7 +125,7 @@ def _text(file: str) -> str:
 
 
 def _documents(file: str, text: str, line: int, namespace: str, model: str | None) -> list[Declared]:
-    """Those in one document; all of them, or Wrong."""
+    """Return the adapters in one document; all of them, or raise Wrong."""
     tree = texts.parse(text, line)
     if tree is None or tree.value is None:
         return []

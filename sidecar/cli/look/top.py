@@ -192,7 +192,7 @@ def _between_s(before: str, after: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What there is to see. ``lost``: why it is as it was before, None if it is as it is now."""
+    """One look at the fleet. ``lost``: why it is an earlier one; None for a fresh one."""
 
     replicas: list[ReplicaLine]
     adapters: list[AdapterLine]
@@ -210,7 +210,7 @@ class Sight:
 def sights(
     scopes: Sequence[Scope], layout: Layout, view: RegistryView, *, all_namespaces: bool
 ) -> Iterator[Sight]:
-    """What there is now, then again every second.
+    """Yield a look now, then one every second.
 
     Raises:
         TemporaryError: the first look failed. A later failure repeats the last good look.

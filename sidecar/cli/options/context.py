@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """Of one run.
+    """The context of one run of a command.
 
     Attributes:
         given: the options that stand above settings; None and () are absent ones.

@@ -42,7 +42,7 @@ def segment(what: str) -> Callable[[object, object, str | None], str | None]:
 def _proposed(
     context: click.Context, incomplete: str, find: Callable[[Backend, Scope], Iterable[str]]
 ) -> list[CompletionItem]:
-    """What begins so of what ``find`` finds; nothing where that fails."""
+    """The finds of ``find`` that begin so; none if it fails."""
     run = context.ensure_object(Context)
     run.completes = True
     try:

@@ -130,7 +130,7 @@ def has_seen(status: ReplicaStatus, body: Record | Pointer) -> bool:
 
 
 def _series(body: Record | Pointer) -> str:
-    """What ``recent`` calls it."""
+    """Its key in ``recent``."""
     if isinstance(body, Record):
         return str(body.key)
     return f"{Scope(body.namespace, body.model)}/.active/{body.name}"

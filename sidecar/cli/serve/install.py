@@ -261,7 +261,7 @@ def _mark(folder: int) -> None:
 
 
 def _kind(name: str, folder: int) -> int | None:
-    """What a name is, itself; None if it is not there."""
+    """The file type of a name, without following a link; None if it is absent."""
     try:
         return stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:

@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class Administration:
-    """Of one replica. ``default``: the policy where a record without one begins."""
+    """The admin calls of one replica. ``default``: the policy of a record without one."""
 
     def __init__(self, registrations: Registrations, default: Policy) -> None:
         self._registrations, self._default = registrations, default

@@ -29,7 +29,7 @@ Call = Callable[[Tell, Callable[[], bool]], Result]
 
 
 class Busy(TemporaryError):
-    """As many downloads as may run at once are under way."""
+    """The maximum number of downloads is already under way."""
 
     retry_after_s = 10.0
 
@@ -46,7 +46,7 @@ class _Job(Generic[Result]):
 
 @dataclass(slots=True)
 class Downloads(Generic[Result]):
-    """Those of one replica. ``wait_s``: how long a caller waits; ``wake``: called when one begins or ends."""
+    """One replica's downloads. ``wait_s``: of a caller; ``wake``: called when one begins or ends."""
 
     wait_s: float
     wake: Callable[[], None] = lambda: None

@@ -54,7 +54,7 @@ class Fetching:
 
     @classmethod
     def by(cls, settings: Settings, options: Options | None = None) -> Fetching:
-        """As the settings say."""
+        """Make one by the settings."""
         return cls(
             replace(
                 options or Options(),

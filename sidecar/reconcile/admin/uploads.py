@@ -53,7 +53,7 @@ class Upload:
 
 @dataclass(slots=True)
 class Uploads:
-    """Those of one replica. ``most_bytes``, ``most_s``: bounds on each."""
+    """The uploads of one replica. ``most_bytes``, ``most_s``: bounds on each."""
 
     registry: Registry
     expectation: Expectation

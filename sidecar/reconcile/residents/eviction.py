@@ -27,7 +27,7 @@ GIVE_WAY_S = 1.0  # a request for a loaded, idle adapter waits this long for tho
 
 
 class Room:
-    """Of one replica.
+    """The room of one replica: it waits for some, and evicts for it.
 
     Args:
         read: the engine, of what it holds and what is in use.

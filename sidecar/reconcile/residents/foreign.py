@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")  # what a stage folder calls a copy
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """As last read. ``cards``: the base models' first. ``roots``: of the adapters, by the engine's name.
+    """The engine's last list. ``cards``: the base models' first. ``roots``: of the adapters, by their names.
 
     ``base_cards``: of its base models alone; an engine has one for each ``--served-model-name``.
     """
@@ -45,7 +45,7 @@ class Foreign:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all of them."""
+        """The names of all cards."""
         return frozenset(str(card["id"]) for card in self.cards)
 
     def model_problem(self, model: str) -> Iterator[str]:

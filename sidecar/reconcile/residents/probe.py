@@ -42,7 +42,7 @@ class GivesLogprobs(Protocol):
     """An engine that gives log-probabilities."""
 
     async def next_logprobs(self, name: str | None, prompt: str) -> tuple[float, ...] | None:
-        """Those of the likeliest next tokens, of an adapter or the base model; None if it gives none.
+        """Log-probabilities of the likeliest next tokens, by an adapter or the base model; None if absent.
 
         Raises EngineUnavailable: it did not answer, or has no such adapter.
         """

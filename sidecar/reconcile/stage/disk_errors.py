@@ -46,5 +46,5 @@ class Unread:
         return False
 
     def forget(self, copy: Path) -> None:
-        """It was read, or another one takes its place."""
+        """Forget a copy's errors: a read succeeded, or another copy takes its place."""
         self._since.pop(copy, None)

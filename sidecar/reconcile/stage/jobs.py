@@ -281,7 +281,7 @@ async def _no_room(record: Record, lacks: int, since: float) -> bool:
 
 
 def _gone(error: VolumeUnavailable, source: Path) -> str | None:
-    """What is not there, if that is why nobody could copy ``source``."""
+    """Say what is absent, if that is why the copy of ``source`` failed; else None."""
     cause = error.__cause__
     if isinstance(cause, FileNotFoundError | NotADirectoryError) and not source.is_dir():
         return "its folder is gone from the volume"

@@ -65,7 +65,7 @@ class Held:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of its files, read afresh."""
+        """The fingerprint of its files, by a new look."""
         return artifacts.fingerprint(self.path, self.folder)
 
     def check_still(self, still: str | None) -> None:

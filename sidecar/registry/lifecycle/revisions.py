@@ -39,7 +39,7 @@ class Revisions:
 
     @property
     def policy(self) -> Policy | None:
-        """That of what the name serves: a name stays pinned, or eager, with its next revision."""
+        """The policy of the served revision: a name stays pinned, or eager, with its next one."""
         return self.served.spec.policy if self.served is not None else None
 
 

@@ -15,7 +15,7 @@ _REQUIREMENT = re.compile(r"(?P<not>!)?(?P<key>[^\s=!,()]+)(?:\s*(?P<operator>==
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Of one label. ``value``: None where it only has to be there, or with ``negated`` must not be."""
+    """A condition on one label. ``value`` None: it must exist, or with ``negated`` must not."""
 
     key: str
     value: str | None

@@ -132,7 +132,7 @@ def is_older(path: Path, seconds: float) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Of a file, or of all in a folder, in bytes; what goes away meanwhile counts nothing."""
+    """Sum a file's or a folder's bytes. A file that goes away meanwhile counts nothing."""
     total = 0
     with suppress(OSError):
         for one in (path, *path.rglob("*")) if not path.is_symlink() else ():

@@ -53,7 +53,7 @@ class ByScope(Mapping[Key, Value], Generic[Key, Value]):
         return self.parts[self.scope_of(key)][key]
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """As a dict's: ``Mapping`` has one that raises, and catches, a KeyError."""
+        """As ``dict.get``: that of ``Mapping`` raises, and catches, a KeyError."""
         part = self.parts.get(self.scope_of(key))
         return default if part is None else part.get(key, default)
 

@@ -94,7 +94,7 @@ def router(replica: ReplicaPort, admin: Admin, board: Board) -> APIRouter:
 
 
 async def _evaluations(replica: ReplicaPort, served: Served) -> Evaluations | None:
-    """Those of a name's revisions, read afresh; None if they cannot be read now."""
+    """Read the evaluations of a name's revisions afresh; None if they are unreadable now."""
     try:
         return (await replica.administration.named(served.record.key.scope, served.record.name))[2]
     except LoraFsError:

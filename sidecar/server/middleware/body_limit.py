@@ -101,7 +101,7 @@ class Held:
         return len(self.body) / max(now - self.begun, 1e-3)
 
     def release(self) -> None:
-        """Nobody needs it any more."""
+        """Free the body's room: nobody needs the body any more."""
         self._intake.count(self, 0)
         self.body = bytearray()
 
@@ -137,7 +137,7 @@ class _ReadingTime:
 
 
 class Intake:
-    """Of one server.
+    """The bodies that one server holds, and their limits.
 
     Args:
         most_bytes: of one body; all that are held have twice as much at most.

@@ -79,9 +79,9 @@ class Renamed:
 
 
 class Stored:
-    """As ``Renamed``, of an answer whose request names no model: what the engine stored has its own names.
+    """As ``Renamed``, for a request without a model: a stored answer has the engine's own names.
 
-    Sent line by line, as events are.
+    Sends line by line, as events come.
 
     Args:
         is_known: whether clients know a name of the engine's as it is.

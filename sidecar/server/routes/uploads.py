@@ -175,7 +175,7 @@ class _Form:
         )
 
     def take(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        """What of the files is in a chunk."""
+        """Return the parts of the files in a chunk."""
         self._ready = []
         self._parser.write(chunk)
         return self._ready

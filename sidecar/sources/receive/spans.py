@@ -58,7 +58,7 @@ class Spans:
         return sum(span.taken for span in self)
 
     def idle(self) -> list[Span]:
-        """Those that nobody reads and that are not whole."""
+        """The incomplete spans that nobody reads."""
         return [span for span in self if span.left and not span.taken]
 
     def whole_up_to(self) -> int:

@@ -144,7 +144,7 @@ class Bucket:
         return read
 
     def _s3(self, entry: Entry, etag: str) -> Any:
-        """As one stream, from s3fs's own client: the server is asked once for all of it."""
+        """Read the object as one stream, from s3fs's own client: one request for all of it."""
         from fsspec.asyn import sync
 
         bucket, _, key = str(entry["name"]).partition("/")

@@ -168,7 +168,7 @@ def _check_layer(
 
 
 def _check_words(name: str, module: Any, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Of a layer with a row or a column a word; an adapter may know fewer words than a vocabulary has."""
+    """Check a layer with a row or a column a word. An adapter may have fewer words than the vocabulary."""
     base = module.base_layer
     if isinstance(module, LogitsProcessorWithLoRA):
         hidden, wanted, words, most_words = a.shape[1], module.hidden_size, b.shape[0], base.vocab_size

@@ -82,7 +82,7 @@ def _change(weights: Iterable[LoRALayerWeights], work: Callable[[torch.Tensor], 
 
 
 def _each(part: Any, work: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Of a layer's A or B what ``work`` makes of it, slice by slice; None stays None."""
+    """Apply ``work`` to each slice of a layer's A or B; None stays None."""
     if isinstance(part, list):
         return [_each(one, work) for one in part]
     return part if part is None else work(part)

@@ -76,7 +76,7 @@ class UnderWay(Generic[Prepared]):
             load.user = None
 
     def give_up_unmeant(self, user: str, meant: Collection[int], sequence: int) -> None:
-        """Of ``user``'s loads older than ``sequence`` keep those of ``meant`` only."""
+        """Give up ``user``'s loads older than ``sequence``, except those of ``meant``."""
         for adapter, load in self._loads.items():
             if load.user == user and adapter not in meant and load.asked["sequence"] < sequence:
                 load.user = None

@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Shares:
-    """Of one rank.
+    """The shares of one rank.
 
     Attributes:
         parts: of every layer that an adapter may change, by the name that an adapter has for it.

@@ -117,6 +117,6 @@ class StackedLayers(ModelLayers):
 
 
 def _stacks(module: Any) -> Iterator[torch.Tensor]:
-    """Of each slice A's and B's."""
+    """Yield the stacks of A and of B, slice by slice."""
     for pair in zip(module.lora_a_stacked, module.lora_b_stacked, strict=True):
         yield from pair

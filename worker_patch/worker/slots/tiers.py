@@ -21,7 +21,7 @@ class NoRoom(Exception):
 
 
 class TooLarge(NoRoom):
-    """It would not fit if nothing else were there."""
+    """The adapter does not fit even into the empty budget."""
 
 
 @dataclass(slots=True)
@@ -70,12 +70,12 @@ class Tiers:
 
     @property
     def used_bytes(self) -> int:
-        """Of the budget."""
+        """The bytes of the budget in use."""
         return sum(entry.size_bytes for entry in self.entries.values())
 
     @property
     def free_bytes(self) -> int:
-        """What would be left of the budget if every load that was begun ended now; may be negative."""
+        """The rest of the budget after all loads under way; may be negative."""
         return self.budget_bytes - self.used_bytes - sum(self._reserved.values())
 
     # -- the host tier ---------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Tiers:
         self.touch(adapter)
 
     def keep_holds(self, holder: str, adapters: Collection[int], sequence: int) -> None:
-        """Of ``holder``'s holds older than ``sequence`` keep those of ``adapters`` only."""
+        """Drop ``holder``'s holds older than ``sequence``, except those of ``adapters``."""
         for adapter, entry in self.entries.items():
             if adapter not in adapters and entry.holders.get(holder, sequence) < sequence:
                 del entry.holders[holder]
@@ -231,7 +231,7 @@ class Tiers:
         return adapter in self.device or adapter in self.slots
 
     def land(self, adapter: int) -> None:
-        """It has its place on the device."""
+        """Note that an adapter has its place on the device."""
         self.device.add(adapter)
         self._came(adapter, "device")
 

@@ -60,7 +60,7 @@ class Repository(Http):
 
     @contextmanager
     def get(self, uri: Uri, headers: Mapping[str, str]) -> Iterator[Answer]:
-        """As ``Http.get``; where the registry asks who it is, the request is sent again with the answer."""
+        """As ``Http.get``. If the registry asks for credentials, send the request again with them."""
         with ExitStack() as stack:
             try:
                 answer = stack.enter_context(super().get(uri, headers))
