@@ -25,7 +25,7 @@ PROMPT = "hello world"
 
 def openai_client(url: str, timeout: float = 600) -> openai.OpenAI:
     """Return OpenAI's client of a replica or a gateway: it takes the first answer."""
-    http = openai.DefaultHttpxClient(timeout=timeout, **LOCAL)
+    http = openai.DefaultHttpxClient(**LOCAL | {"timeout": timeout})
     return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, http_client=http)
 
 

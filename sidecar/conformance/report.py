@@ -61,6 +61,11 @@ class Delay(_Told):
         """The longest wait that ended, or the longest in vain."""
         return self.waited_s if self.unseen else self.worst_s or 0.0
 
+    @property
+    def usual_s(self) -> float:
+        """The median, or what was waited in vain: a cache delays every try, a busy machine delays one."""
+        return self.waited_s if self.unseen else self.median_s or 0.0
+
 
 class Rates(_Told):
     """Files of 1 KiB: written as records are (synced, linked), and read by the other mount at first sight.

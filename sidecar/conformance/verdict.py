@@ -156,7 +156,7 @@ def _advice(measured: Measured, timing: Timing, peer: Path | None) -> Iterator[s
     if timing.settle_s != usual.settle_s:
         yield f"Set LORA_FS_SETTLE_S={timing.settle_s:g}: a copy under way looks still while listings lag."
     asked = ("listing", "create-asked", "replace")
-    late = [one for one in measured.delays if one.name in asked and one.bound_s > PROMPT_S]
+    late = [one for one in measured.delays if one.name in asked and one.usual_s > PROMPT_S]
     if late:
         options = f"with {FRESHER[kind]}" if kind in FRESHER else "without a cache of names and attributes"
         yield f"Mount {options}: {late[0].text} shows late ({told(late[0])})."
